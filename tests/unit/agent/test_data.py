@@ -18,7 +18,7 @@ def batches():
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: type(batch).__name__)
 def test_batch_of_one_policy_answers_samples_as_one_of_several_does(batch):
     assert batch.samples == {"": 7}
-    assert not hasattr(batch, "__dict__")  # the shared base keeps the slots
+    assert not hasattr(batch, "__dict__")  # the shared base class defines empty slots
 
 
 def test_gradients_of_one_policy_have_its_samples_and_those_of_several_their_own():

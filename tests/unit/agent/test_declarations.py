@@ -1,4 +1,4 @@
-"""Options of every type are checked and reported, also where a class inherits the options of several classes."""
+"""Check the values of options of every type, also for classes that inherit the options of several classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declared options: names, types, ranges and choices are checked at once; factories can be printed and pickled."""
+"""Check names, types, ranges and choices of declared options, and print and pickle factories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: their values, what is refused, how they are given as options, printed, kept and followed."""
+"""Test schedules: values, refusals, use as options, printing, saved states and changes during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seed tree: streams differ by place and purpose, and repeat."""
+"""Test the seed tree: streams differ by position and purpose, and are reproducible."""
 
 from __future__ import annotations
 

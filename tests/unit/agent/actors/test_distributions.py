@@ -129,7 +129,7 @@ def test_forbidden_actions_are_never_drawn(space):
 
 
 def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_different_sizes():
-    """The padding of the shorter parts is never one of their actions."""
+    """The padding of components with fewer actions is never drawn as an action."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params, mask = _params(distribution, 2000), torch.ones(2000, 10, dtype=torch.bool)
     action = distribution.sample(params, None, _generator())
@@ -173,7 +173,7 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone():
 
 
 def test_actions_count_from_zero_and_leave_within_bounds():
-    # The environments add their space's start; the actor must not do it a second time.
+    # The environments add the start of their space; the actor must not add it a second time.
     assert distribution_of(gym.spaces.Discrete(3, start=5)).clip(torch.tensor([0, 2])).tolist() == [0, 2]
     shifted = gym.spaces.MultiDiscrete([2, 3], start=[1, -1])
     assert distribution_of(shifted).clip(torch.tensor([[0, 2]])).tolist() == [[0, 2]]
@@ -210,7 +210,7 @@ def test_a_part_of_multi_discrete_without_an_allowed_action_raises():
 
 
 def test_log_probabilities_are_found_where_the_parameters_are():
-    """Rollouts are completed on the CPU, wherever the actor lives."""
+    """Rollouts are completed on the CPU, whatever the device of the actor."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
     params, action = torch.empty(4, 5, device="meta"), torch.empty(4, 2, dtype=torch.int64, device="meta")
     assert distribution.log_prob(params, action, None).device.type == "meta"

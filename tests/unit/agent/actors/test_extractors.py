@@ -42,7 +42,7 @@ def test_cnn_is_the_nature_network():
         hidden = F.relu(F.conv2d(hidden, layer.weight, layer.bias, stride=stride))
     expected = F.relu(F.linear(hidden.flatten(1), net.head.weight, net.head.bias))
     torch.testing.assert_close(net(x), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(net(x), net(x.float() / 255), atol=1e-5, rtol=1e-5)  # floats are taken as they are
+    torch.testing.assert_close(net(x), net(x.float() / 255), atol=1e-5, rtol=1e-5)  # floats are not divided by 255
 
 
 def test_impala_is_three_stages_of_two_residual_blocks():
@@ -83,7 +83,7 @@ def test_fixup_blocks_start_as_the_identity():
     assert torch.equal(block(x), x)
     _assert_orthogonal(block.conv1.weight, math.sqrt(2) / math.sqrt(6))
     block(x).sum().backward()
-    assert block.conv2.weight.grad.any()  # yet it learns
+    assert block.conv2.weight.grad.any()  # the zero weight has a gradient
 
 
 def test_mlp_computes_its_layers():

@@ -42,7 +42,7 @@ def _actor(observation_space=VECTOR, action_space=TWO, seed=1, **options):
 
 
 def _obs(actor, *lead, seed=0):
-    """Random observations (*lead, ...) of every leaf."""
+    """Return random observations of every leaf, (*lead, ...)."""
     rng, obs = np.random.default_rng(seed), {}
     for leaf, space in actor.options.observation_space.items():
         shape = (*lead, *space.shape)
@@ -139,7 +139,7 @@ def test_act_evaluate_and_the_long_forms_agree():
     actor = _actor(VECTOR, CONTINUOUS)
     obs = _obs(actor, 6)
     action, clipped, params, value, _ = _act(actor, obs)
-    assert value is None  # a value network of its own is not run while acting
+    assert value is None  # a separate value network is not run while acting
     with torch.inference_mode():
         long = actor.get_action(obs, {}, None, generator=_generator())
     logp, entropy, value = actor.evaluate(obs, {}, None, action.clone())
@@ -200,7 +200,7 @@ def test_recurrent_rollout_has_ratio_one_also_with_resets(net, shared):
         before = _clone(rhs)
         inputs = {"obs": obs["obs"][t].clone()}
         action, _, params, value, rhs_next = _act(actor, inputs, rhs, done[t])
-        assert all(torch.equal(before[name], rhs[name]) for name in rhs)  # inputs stay untouched
+        assert all(torch.equal(before[name], rhs[name]) for name in rhs)  # inputs are not changed
         assert torch.equal(inputs["obs"], obs["obs"][t])
         rows.append((action, actor.log_prob_from_params(params, action), value))
         rhs = rhs_next
@@ -346,7 +346,7 @@ def test_checkpoint_that_cannot_be_loaded_raises(tmp_path):
         _actor(checkpoint=str(broken))
 
 
-# ---- normalisers
+# ---- normalizers
 
 
 def _rollout(actor, seed=0):
@@ -365,7 +365,7 @@ def test_moments_count_each_valid_observation_once():
     returns = [torch.randn(6, 2, generator=_generator(seed)) * 4 + 100 for seed in (0, 1)]
     for rollout, discounted in zip(rollouts, returns, strict=True):
         found = actor.moments_of(rollout, discounted)
-        assert set(found) == {"obs/arm", "reward"}  # images are not normalised
+        assert set(found) == {"obs/arm", "reward"}  # images are not normalized
         actor.merge_moments(found)
     seen = torch.cat([r.obs["arm"][:-1][r.valid] for r in rollouts]).double().numpy()
     normaliser = actor.obs_moments[0]

@@ -1,4 +1,4 @@
-"""Actors of replay algorithms: spaces, initialisation, dueling and noisy heads, squashed actions, checkpoints."""
+"""Test actors of replay algorithms: spaces, initialization, dueling and noisy heads, squashed actions, checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _weights(module):
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
-# ---- both
+# ---- both actors
 
 
 @pytest.mark.parametrize("observations", OBSERVATIONS)
@@ -126,7 +126,7 @@ def test_tables_of_options_are_complete():
               "checkpoint"}
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
         "dueling", "noisy", "recurrent_net", "recurrent_size",
-        "prev_action_reward"}  # the memory: test_r2d2 and test_previous_action_reward
+        "prev_action_reward"}  # options of the memory are tested in test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
         "policy", "num_critics", "log_std_bound"}
 

@@ -1,4 +1,4 @@
-"""The policy on NumPy against the same policy on torch."""
+"""Compare the policy in NumPy with the same policy in torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
     assert algo._small_policy is not None
     if normalize:
         algo.actor.obs_moments[0].merge((torch.tensor(9.0), torch.full((5,), 0.3), torch.full((5,), 4.0)))
-    with torch.no_grad():  # larger than at initialisation, so that the actions differ
+    with torch.no_grad():  # larger than the initial weights, so that the actions differ
         algo.actor.policy_head.weight.mul_(100)
         algo.actor.policy_head.bias.add_(0.1)
         if action == "box":
@@ -53,7 +53,7 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
     twin = on_torch(algo)
     for step in range(20):
         obs = rows(seed=step)
-        if not deterministic:  # the same noise, one step at a time
+        if not deterministic:  # both policies use the same noise, one step at a time
             algo._small_policy.noise = noise(twin, action)
         mine, other = act(algo, obs, deterministic), act(twin, obs, deterministic)
         assert mine.action.dtype == other.action.dtype
@@ -65,7 +65,7 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
 
 
 def noise(algo, action):
-    """(1, 6, n) of what torch's policy will draw next."""
+    """Return the noise (1, 6, n) that the policy in torch will draw next."""
     generator = torch.Generator()
     generator.set_state(algo.generator.get_state())
     if action == "box":

@@ -1,4 +1,4 @@
-"""Feature extractors by name and of the user's own, as parts of an actor."""
+"""Test feature extractors in an actor, given by name or by the user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _actor(observation_space=VECTOR, action_space=TWO, seed=1, **options):
 
 
 def _obs(actor, *lead, seed=0):
-    """Random observations (*lead, ...) of every leaf."""
+    """Return random observations of every leaf, (*lead, ...)."""
     rng, obs = np.random.default_rng(seed), {}
     for leaf, space in actor.options.observation_space.items():
         shape = (*lead, *space.shape)

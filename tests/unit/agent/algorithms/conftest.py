@@ -1,4 +1,4 @@
-"""Real actors, algorithms and storages on made-up steps."""
+"""Build real actors, algorithms and storages, and feed them with made-up steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytorchrl.agent.data import Step
 from pytorchrl.agent.storages import GAEBuffer, VTraceBuffer
 from pytorchrl.agent.storages.returns import gae
 
-torch.set_num_threads(1)  # networks this small only wait for more
+torch.set_num_threads(1)  # more threads would slow such small networks down
 
 OBS_SIZE, NUM_ACTIONS = 3, 2
 
@@ -54,7 +54,7 @@ class MadeUpSteps:
 
 @dataclass
 class Parts:
-    """Actor, algorithm and storage of one worker."""
+    """The actor, algorithm and storage of one worker."""
 
     actor: Any
     algorithm: Any
@@ -62,16 +62,16 @@ class Parts:
 
     @property
     def params(self):
-        """(P,) parameters of a single group, live."""
+        """The live parameters (P,) of the only group."""
         return self.algorithm.groups["all"].data
 
     @property
     def whole_state(self):
-        """A copy of every number of the algorithm's state, in order."""
+        """A copy of every number of the algorithm's state, in a fixed order."""
         def walk(value):
             if isinstance(value, dict):
                 return [leaf for key in sorted(value) for leaf in walk(value[key])]
-            if isinstance(value, list):  # a schedule: its name and its numbers
+            if isinstance(value, list):  # a schedule: its name, then its numbers
                 return [torch.tensor(value[1:]).double()]
             return [] if value is None else [torch.as_tensor(value).double().flatten()]
         return torch.cat(walk(self.algorithm.state_dict()))
@@ -79,7 +79,7 @@ class Parts:
 
 def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, action_space=None,
                 actor_class=OnPolicyActor, **options):
-    """Actor, algorithm and storage of one worker."""
+    """Return the actor, algorithm and storage of one worker."""
     space = gym.spaces.Box(-1, 1, (OBS_SIZE,), np.float32)
     made_actor = actor_class.create_factory(
         space, action_space or gym.spaces.Discrete(NUM_ACTIONS), **{"hidden_sizes": (8,), **(actor or {})})(
@@ -92,7 +92,7 @@ def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, a
 
 
 def collect_rollout(parts, steps, num_steps=None):
-    """One finished rollout of `num_steps` (None: a full one)."""
+    """Return one finished rollout of `num_steps` steps; None means a full rollout."""
     storage = parts.storage
     if not hasattr(steps, "is_started"):
         storage.start(steps.observe(), steps.mask())
@@ -106,7 +106,7 @@ def collect_rollout(parts, steps, num_steps=None):
 
 
 def learn_from(parts, rollouts):
-    """All updates that the rollouts are good for; returns the info of each."""
+    """Make all updates from the rollouts; return the info of each update."""
     storage, algorithm = parts.storage, parts.algorithm
     storage.insert_data_slice(rollouts)
     storage.before_gradients()
@@ -139,7 +139,7 @@ def learn():
 
 @pytest.fixture
 def train():
-    """Train for some rollouts; returns the parts, and the info of each update."""
+    """Return a function that trains on several rollouts, and returns the parts and the info of each update."""
     def run(cls=PPO, rollouts=2, masked=False, next_step=False, num_envs=4, **settings):
         parts = build_parts(cls, num_envs=num_envs, **settings)
         steps = MadeUpSteps(num_envs, masked=masked, next_step=next_step)
@@ -149,11 +149,11 @@ def train():
 
 
 class ScriptedEpisodes:
-    """Endless episodes of known lengths and ends for each environment, told as an autoreset mode would."""
+    """Episodes of known lengths and ends, repeated for each environment and reported as in an autoreset mode."""
 
     def __init__(self, scripts, next_step):
         self.scripts, self.next_step = scripts, next_step
-        self.position = [(0, 0)] * len(scripts)  # episode, steps made in it
+        self.position = [(0, 0)] * len(scripts)  # (episode, completed steps of the episode)
         self.waits = np.zeros(len(scripts), bool)
 
     @staticmethod
@@ -192,7 +192,7 @@ class ScriptedEpisodes:
 
 @pytest.fixture
 def play_script():
-    """Advantages of the valid transitions of a scripted run, environment by environment."""
+    """Return a function that plays a script, and returns the advantages of valid transitions by environment."""
     def run(parts, mode):
         endings = [(3, "terminated"), (4, "truncated"), (2, "truncated"), (3, "terminated")]
         episodes = ScriptedEpisodes(

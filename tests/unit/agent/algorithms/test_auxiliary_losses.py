@@ -1,4 +1,4 @@
-"""A loss term of the user's own: its gradient is that of the sum, in one pass, in slices, masked, and compiled."""
+"""Test a user's own loss term: the gradient is that of the sum, in one pass, in slices, masked and compiled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import ContractError
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 
-# torch's own, when its compiler is imported
+# a warning from torch when its compiler is imported
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 COEF = 0.7
 
 
 def with_reconstruction(base):
-    """`base`, and the squared error with which the features' head predicts the observation."""
+    """Return `base` with a further term, the squared error of predicting the observation from the features."""
     class Reconstructing(base):
         @dataclass(frozen=True, kw_only=True)
         class Options(base.Options):
@@ -47,7 +47,7 @@ class DecodingActor(OnPolicyActor):
 
 @pytest.fixture
 def make_batch(build, collect, made_up_steps):
-    """A function that makes (parts, one batch) of an algorithm whose actor has a decoder."""
+    """Return a function that makes (parts, one batch) of an algorithm whose actor has a decoder."""
     def make(cls, masked=False, ragged=False, **options):
         parts = build(cls, num_epochs=1, num_mini_batch=1, actor_class=DecodingActor, **options)
         parts.storage.insert_data_slice([collect(parts, made_up_steps(4, masked=masked, next_step=ragged))])
@@ -58,7 +58,7 @@ def make_batch(build, collect, made_up_steps):
 
 
 def by_autograd(parts, base, batch):
-    """The gradient of base loss + COEF * reconstruction, each computed by itself over the valid samples."""
+    """Return the gradient of base loss + COEF * reconstruction; both are computed over the valid samples."""
     actor, algorithm = parts.actor, parts.algorithm
     plain = base.create_factory(**{
         field: getattr(algorithm.options, field) for field in base.Options.__dataclass_fields__})(actor=actor, seed=0)
@@ -80,7 +80,7 @@ def test_gradient_is_that_of_the_sum(make_batch, base, actor, steps):
     gradients, info = parts.algorithm.compute_gradients(batch)
     gradient = gradients[0].clone()
     size = parts.algorithm.groups["all"].split(gradient)
-    assert float(size["decoder.weight"].abs().max()) > 0  # the head is trained, and what lies under it
+    assert float(size["decoder.weight"].abs().max()) > 0  # the head is trained, and so are the layers below
     expected, error = by_autograd(parts, base, batch)
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
     assert info["reconstruction"] == pytest.approx(error, rel=1e-5)
@@ -112,7 +112,7 @@ def test_one_forward_pass_serves_the_loss_and_the_term(make_batch):
     for module in (parts.actor.policy.extractor, parts.actor.value.extractor):
         forward = module.forward
         module.forward = lambda x, forward=forward: calls.append(len(x)) or forward(x)
-    for _ in range(2):  # the first batch, which is examined, costs no more than others
+    for _ in range(2):  # the first batch, which is checked, costs no more than later batches
         calls.clear()
         parts.algorithm.compute_gradients(batch)
         assert calls == [batch.num_samples] * 2
@@ -152,7 +152,7 @@ def test_compiled_gradient_equals_the_plain_one(make_batch):
 
 def test_features_are_float32_under_mixed_precision(make_batch):
     parts, batch = make_batch(with_reconstruction(PPO), mixed_precision=True)
-    _, info = parts.algorithm.compute_gradients(batch)  # a head in float32 takes them
+    _, info = parts.algorithm.compute_gradients(batch)  # the head has float32 weights
     assert info["reconstruction"] > 0
 
 
@@ -160,7 +160,7 @@ def test_features_are_float32_under_mixed_precision(make_batch):
 
 
 def returns(terms=lambda terms: terms, measures=lambda measures: measures, weights=lambda weights: weights):
-    """A PPO whose hooks return something else."""
+    """Return a class of PPO whose hooks change their results."""
     class MyPPO(PPO):
         def terms(self, *args):
             found, others = super().terms(*args)
@@ -203,7 +203,7 @@ def test_mistakes_are_named(make_batch, cls, message):
 
 
 def test_a_class_with_its_own_info_names_is_checked_too(make_batch):
-    """The names follow from `terms`; `info_names` of a class does not replace them, nor switch the check off."""
+    """The names follow from `terms`; `info_names` of a class neither replaces the names nor disables the check."""
     cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
     parts, batch = make_batch(cls)
     _, info = parts.algorithm.compute_gradients(batch)

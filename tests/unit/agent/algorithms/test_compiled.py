@@ -1,4 +1,4 @@
-"""The compiled gradient equals the plain one."""
+"""Compare the compiled gradient with the uncompiled gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from pytorchrl.agent.algorithms import APPO, PPO
 from pytorchrl.errors import ConfigError
 
-# torch's own, when its compiler is imported
+# a warning from torch when its compiler is imported
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 

@@ -1,4 +1,4 @@
-"""Exploration noise of DDPG, and the delayed updates of TD3."""
+"""Test the exploration noise of DDPG and the delayed updates of TD3."""
 
 from __future__ import annotations
 

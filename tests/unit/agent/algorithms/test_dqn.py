@@ -1,4 +1,4 @@
-"""Exploration of DQN: epsilon as schedule, from outside and of each collector, and noisy networks."""
+"""Test the exploration of DQN: epsilon by schedule, by request and per collector, and noisy networks."""
 
 from __future__ import annotations
 

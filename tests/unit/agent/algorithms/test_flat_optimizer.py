@@ -1,4 +1,4 @@
-"""Flat optimisers against torch's."""
+"""Compare flat optimizers with those of torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gradients(count=20, size=50):
     *((name, make) for name, make in NAMED.items()), *((make, make) for make in CLASSES.values())],
     ids=[*NAMED, *CLASSES])
 def test_steps_equal_torch(kind, make):
-    """Also where the learning rate moves and gradients are clipped."""
+    """The steps are equal even if the learning rate changes and gradients are clipped."""
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
     optimizer, other = make_optimizer(kind, mine, SETTINGS), make([theirs], lr=0.01)
     for index, gradient in enumerate(gradients()):
@@ -84,7 +84,7 @@ def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(kind):
 
 
 def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
-    """The state is sent to processes without the device; here the device is `meta`, which cannot copy to the CPU."""
+    """States are sent to processes without the device. The test uses `meta`, which cannot copy to the CPU."""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(self.shape))
     state = FlatOptimizer("adam", torch.zeros(3, device="meta"), SETTINGS).state_dict()
     devices = {name: tensor.device.type for name, tensor in state.items()}
@@ -92,7 +92,7 @@ def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
     monkeypatch.undo()
     optimizer = FlatOptimizer("adam", torch.zeros(3), SETTINGS)
     optimizer.state_dict()["mean"].add_(1.0)
-    assert not optimizer.moments["mean"].any()  # a copy also where they are on the CPU already
+    assert not optimizer.moments["mean"].any()  # the state is a copy even if the moments are already on the CPU
 
 
 def test_a_state_is_a_copy_whatever_the_optimiser():

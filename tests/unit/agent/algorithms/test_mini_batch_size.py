@@ -1,4 +1,4 @@
-"""`mini_batch_size`: batches by their number of steps."""
+"""Test `mini_batch_size`, which sets the number of steps per batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sizes(parts):
 
 @pytest.fixture
 def filled(build, collect, made_up_steps):
-    """A function that gives the parts of a worker whose storage holds a rollout of 8 steps of 4 environments."""
+    """Return a function that builds the parts of a worker with a stored rollout of 8 steps of 4 environments."""
     def make(cls=PPO, next_step=False, **options):
         parts = build(cls, **{"num_epochs": 1, **options})
         parts.storage.insert_data_slice([collect(parts, made_up_steps(4, next_step=next_step))])

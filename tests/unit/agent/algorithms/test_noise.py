@@ -1,4 +1,4 @@
-"""Ornstein-Uhlenbeck noise."""
+"""Test Ornstein-Uhlenbeck noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actors with networks of the user's own: they act and learn like the library's, and mistakes name the class."""
+"""Test actors with a user's own networks: acting, learning, and errors that name the class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBS = {"obs": torch.linspace(-1, 1, 20).view(5, 4)}
 
 
 class Asymmetric(OnPolicyActor):
-    """A policy that sees half of what the value sees."""
+    """An actor whose policy sees half of the inputs of the value network."""
 
     def build_networks(self, generator):
         self.body = nn.Sequential(nn.Linear(2, 6), nn.Tanh())
@@ -37,7 +37,7 @@ class Asymmetric(OnPolicyActor):
 
 
 class Shared(Asymmetric):
-    """An actor with both heads on the policy's features, and a head of two layers."""
+    """An actor with both heads on the policy's features, one of them with two layers."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -97,7 +97,7 @@ def test_a_shared_head_takes_the_features_of_the_policy():
 
 
 def test_memory_of_its_own_is_unrolled_as_it_acts(build, collect, made_up_steps):
-    """PPO's first batch evaluates what acting did: the ratio is 1."""
+    """In PPO's first batch, the memory is the same as while acting, so the ratio is 1."""
     parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1, actor={"hidden_sizes": (64, 64)})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
@@ -149,7 +149,7 @@ def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
 
 
 class Wide(Asymmetric):
-    """An actor whose networks have the width that an option gives."""
+    """An actor whose networks have the width that an option sets."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -164,7 +164,7 @@ def test_options_that_own_networks_read_are_taken():
 
 
 class Remembering(Wide):
-    """Networks that keep the options, for later."""
+    """An actor whose networks keep a reference to the options."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -180,7 +180,7 @@ def test_options_that_networks_keep_are_ordinary_ones():
 
 
 class Unpacking(Asymmetric):
-    """Networks that are given all options at once."""
+    """An actor whose networks receive all options at once."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -192,7 +192,7 @@ def test_vars_of_the_options_reads_them_all():
 
 
 class Frozen(Asymmetric):
-    """With a layer that never learns its running mean, like one that was trained before."""
+    """An actor with a layer in evaluation mode, like a pretrained layer."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -214,7 +214,7 @@ def test_own_networks_are_given_float32_of_wide_observations(normalize_obs):
     torch.testing.assert_close(actor.act(wide, {}, None, deterministic=True)[2], expected)
 
 
-# Mistakes
+# Errors
 
 
 def lacking(cls, **members):
@@ -267,7 +267,7 @@ def test_mistakes_are_named(cls, message):
 
 
 class OwnQ(QActor):
-    """Values by one layer."""
+    """An actor whose values come from a single layer."""
 
     num_values = 3
 

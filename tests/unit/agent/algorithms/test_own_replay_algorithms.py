@@ -1,4 +1,4 @@
-"""Replay algorithms of the user's own, and mistakes in them."""
+"""Test a user's own replay algorithms, and errors about them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batch_of(seed=0):
 
 
 class ExpectedSarsa(DQN):
-    """The target is the mean over the policy that acts: epsilon-greedy."""
+    """An algorithm whose target is the mean value under the epsilon-greedy policy."""
 
     def target_values(self, batch):
         scores = self.targets["q"](self.actor.normalise(batch.next_obs))
@@ -59,7 +59,7 @@ def test_dqn_learns_the_target_of_a_subclass():
 
 @pytest.mark.parametrize(("base", "actor"), [(DQN, QActor), (SAC, OffPolicyActor)])
 def test_a_further_term_of_the_loss(base, actor):
-    """The gradient of the term of conservative Q-learning is added, and `info` has the mean of the term."""
+    """The term of conservative Q-learning is added to the loss, and `info` has the mean of the term."""
     class Conservative(base):
         @dataclass(frozen=True, kw_only=True)
         class Options(base.Options):
@@ -106,7 +106,7 @@ def test_choose_and_losses_are_enough():
     done = np.zeros(500, bool)
     obs = {"obs": np.zeros((500, 4), np.float32)}
     counts = np.bincount(algorithm.acting_step(obs, {}, done).action)
-    assert counts.min() > 100  # at random
+    assert counts.min() > 100  # actions are uniformly random
     algorithm.follow_schedules(4, 1000)
     assert len(set(algorithm.acting_step(obs, {}, done).action.tolist())) == 1
     losses = []

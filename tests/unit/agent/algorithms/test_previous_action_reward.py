@@ -1,4 +1,4 @@
-"""A memory that is shown the action and the reward before: in acting, in sequences from replay, in evaluation."""
+"""Test a memory with the previous action and reward as inputs: in acting, in sequences from replay, in evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH, BURN_IN, N_STEP = 4, 3, 2
 
 
 class Noise(gym.Env):
-    """Random observations (no two are the same) and rewards; episodes terminate at random."""
+    """Random observations, which are all different, and random rewards; episodes terminate at random."""
 
     observation_space, action_space = gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Discrete(NUM_ACTIONS)
 
@@ -36,7 +36,7 @@ class Noise(gym.Env):
 
 
 def parts(net="gru", seed=1, **options):
-    """Actor and algorithm."""
+    """Return the actor and the algorithm."""
     actor = QActor.create_factory(Noise.observation_space, Noise.action_space, **{
         "hidden_sizes": (5,), "recurrent_net": net, "recurrent_size": 6, "dueling": True, "prev_action_reward": True,
         **options})
@@ -46,7 +46,7 @@ def parts(net="gru", seed=1, **options):
 
 
 def reference(actor, episode):
-    """Return the values of each observation, unrolled one step at a time, and the action and reward before it.
+    """Return the values of each observation, unrolled one step at a time, and the previous action and reward.
 
     `episode` is a list of (observation, action, reward); the last observation has neither.
     """
@@ -63,7 +63,7 @@ def reference(actor, episode):
 
 
 def collect(algorithm, envs, storage, num_rollouts):
-    """Rollouts of two environments into the storage; the episodes, as `reference` takes them."""
+    """Insert rollouts of two environments into the storage; return their episodes, in the form for `reference`."""
     storage.start(*envs.reset())
     running, episodes = [[], []], []
     for _ in range(num_rollouts):
@@ -110,7 +110,7 @@ def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transfo
             assert np.array_equal(batch.previous[row, b], of_row[1])
             if row >= BURN_IN:
                 np.testing.assert_allclose(values[row, b], of_row[0], atol=1e-5)
-    assert int((~batch.done.any(0)).sum()) > 50  # begin in the middle of an episode
+    assert int((~batch.done.any(0)).sum()) > 50  # these sequences begin within an episode
     assert int((batch.discount > 0).sum()) > 500
 
 
@@ -129,7 +129,7 @@ def test_whole_rollouts_have_the_values_of_their_whole_episodes(net, autoreset):
     with torch.no_grad():
         values, _ = actor.q.unroll(batch.obs, batch.rhs["q"], batch.done, None, None, batch.previous)
     num_resets = num_finals = 0
-    for b in np.flatnonzero(batch.ids < 14 * 20):  # nothing is known of what follows the last rollout
+    for b in np.flatnonzero(batch.ids < 14 * 20):  # steps after the last rollout are unknown
         for row in np.flatnonzero(batch.valid[:, b]):
             to = int(batch.next_row[row, b])
             for at in (row, to) if batch.discount[row, b] else (row,):

@@ -1,4 +1,4 @@
-"""R2D2 against one step at a time, its rescaling on golden values, and the memory of its actor."""
+"""Compare R2D2 with a computation step by step; test its rescaling on golden values, and the memory of its actor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rescaling_on_golden_values(x, h):
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_rescaling_and_back_changes_nothing(dtype, error):
-    """Also of small values in float32, where the inverse as it is mostly written is wrong in the fourth digit."""
+    """This includes small values in float32, for which the usual inverse formula is wrong in the fourth digit."""
     size = torch.logspace(-6, 6, 200, dtype=dtype)
     x = torch.cat([-size, torch.zeros(1, dtype=dtype), size])
     torch.testing.assert_close(unrescale(rescale(x)), x, rtol=error, atol=0.0)
@@ -48,7 +48,7 @@ def test_the_inverse_is_the_published_formula():
 
 
 def make(net="gru", actor=None, seed=2, **options):
-    """An algorithm whose target differs from its network."""
+    """Return an algorithm whose target network differs from the online network."""
     built = QActor.create_factory(SPACE, gym.spaces.Discrete(NUM_ACTIONS), **{
         "hidden_sizes": (5,), "recurrent_net": net, "recurrent_size": 6, "dueling": True, **(actor or {})})(seed=seed)
     algorithm = R2D2.create_factory(**{"start_steps": 0, **options})(actor=built, seed=5)
@@ -60,7 +60,7 @@ def make(net="gru", actor=None, seed=2, **options):
 
 
 def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):
-    """Random sequences: whole ones, some with a shorter warm-up, some padded."""
+    """Return random sequences: complete sequences, sequences with a shorter burn-in, and padded sequences."""
     rng = np.random.default_rng(seed)
     rows = burn_in + LENGTH + N_STEP
     num_steps = rng.integers(1, N_STEP + 1, (LENGTH, COUNT))
@@ -91,7 +91,7 @@ def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):
 
 
 def step_by_step(net, batch, b):
-    """Q of every row of sequence b, one step at a time, the warm-up without gradient."""
+    """Return Q of every row of sequence b, computed step by step, without gradient in the burn-in."""
     state = batch.rhs["q"][b:b + 1]
     found = []
     for row in range(len(batch.done)):
@@ -106,7 +106,7 @@ def step_by_step(net, batch, b):
 
 
 def brute_force(algorithm, batch):
-    """Loss and absolute errors by plain loops, and the gradient of the loss."""
+    """Return loss and absolute errors, computed by plain loops, and the gradient of the loss."""
     options = algorithm.options
     net, target_net = (copy.deepcopy(part).requires_grad_(part is algorithm.actor.q)
                        for part in (algorithm.actor.q, algorithm.targets["q"]))
@@ -180,7 +180,7 @@ def rows_of(count=COUNT, seed=0):
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 def test_the_memory_sees_every_observation_whoever_acts(net):
-    """After random start actions, exploration and greedy actions, the states are those of an unrolled sequence."""
+    """After random start actions, exploration and greedy actions, the states equal those of an unrolled sequence."""
     states = []
     for options in ({"start_steps": 100}, {"epsilon_per_worker": False, "final_epsilon": 1.0},
                     {"epsilon_per_worker": False, "initial_epsilon": 0.0, "final_epsilon": 0.0}):

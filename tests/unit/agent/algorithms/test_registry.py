@@ -1,4 +1,4 @@
-"""Registration of algorithms: names, classes, `module:Class`, and what may be imported."""
+"""Test the registration of algorithms: names, classes, `module:Class`, and imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytorchrl.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _own_names(monkeypatch):
-    """Forget the names that a test registers."""
+    """Remove the names that a test registers."""
     monkeypatch.setattr(module, "_by_name", dict(module._by_name))
 
 
@@ -48,7 +48,7 @@ def test_an_own_name_has_its_own_parts():
     found = registration_of("own")
     assert found == registration_of(Own)
     assert (found.algorithm, found.actor, found.label) == (Own, Networks, "own")
-    assert found.reference == f"{__name__}:{Own.__qualname__}"  # a name alone would not say what to import
+    assert found.reference == f"{__name__}:{Own.__qualname__}"  # a name alone would not identify the module to import
     assert "own" in registered()
 
 
@@ -126,7 +126,7 @@ def test_nested_classes_are_named_with_dots():
 
 
 class Nested:
-    """Holds an algorithm."""
+    """A class that contains an algorithm."""
 
     class Own(A2C):
-        """The same algorithm under another name."""
+        """A2C as a nested class."""

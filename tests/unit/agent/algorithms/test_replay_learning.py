@@ -1,4 +1,4 @@
-"""Replay algorithms learn in a loop of a few lines, with arrays as their storage and no scheme."""
+"""Train replay algorithms in a loop of a few lines, with arrays as storage and without a scheme."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
 from pytorchrl.agent.data import ReplayBatch
 
-torch.set_num_threads(1)  # networks this small only wait for more
+torch.set_num_threads(1)  # more threads would slow such small networks down
 
 
 class Transitions:
-    """One-step transitions in the order in which they came, drawn uniformly."""
+    """A storage of one-step transitions, from which batches are drawn uniformly."""
 
     def __init__(self, gamma, seed, size):
         self.gamma, self.size, self.count, self.rng = gamma, size, 0, np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Transitions:
 
 
 class PointMass(gym.Env):
-    """Push a point to 0 within five steps, by actions in [-1, 3]: random ones return -10.2, the best -0.13."""
+    """Push a point to 0 within five steps, with actions in [-1, 3]; random actions return -10.2, the best -0.13."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Box(-1, 3, (1,), np.float32)
@@ -61,7 +61,7 @@ gym.register("PointMass-v0", PointMass)
 
 
 def train(env_id, algorithm_factory, actor_class, actor_options, steps, seed=1):
-    """The loop; returns the algorithm."""
+    """Train an algorithm, and return it."""
     env = gym.make(env_id)
     actor = actor_class.create_factory(env.observation_space, env.action_space, **actor_options)(seed=seed)
     algorithm = algorithm_factory(actor=actor, seed=seed)
@@ -81,7 +81,7 @@ def train(env_id, algorithm_factory, actor_class, actor_options, steps, seed=1):
 
 
 def evaluate(algorithm, env_id, episodes=10):
-    """Mean return of the deterministic policy."""
+    """Return the mean return of the deterministic policy."""
     env, total = gym.make(env_id), 0.0
     for episode in range(episodes):
         obs, ended, first = env.reset(seed=10_000 + episode)[0], False, True

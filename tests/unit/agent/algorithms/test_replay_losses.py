@@ -1,4 +1,4 @@
-"""Losses of replay algorithms against formulas written down once more, in NumPy and float64."""
+"""Compare the losses of replay algorithms with independent implementations in NumPy and float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_batch(is_discrete, masked=False, seed=3):
         allowed[:, 1] |= ~allowed.any(1)
     discount = rng.random(SAMPLES).astype(np.float32)
     discount[0] = 0.0
-    next_mask[0] = False  # after a termination nothing may be allowed
+    next_mask[0] = False  # after a termination, no action need be allowed
     arrays = {
         "action": action, "ret": 3 * rng.normal(size=SAMPLES), "discount": discount, "weight": rng.random(SAMPLES)}
     tensors = {name: torch.as_tensor(x if x.dtype == np.int64 else x.astype(np.float32)) for name, x in arrays.items()}
@@ -40,7 +40,7 @@ def make_batch(is_discrete, masked=False, seed=3):
 
 
 def make(cls, actor_class, space, actor=None, **options):
-    """An algorithm whose targets differ from its networks."""
+    """Return an algorithm whose target networks differ from its online networks."""
     built = actor_class.create_factory(SPACE, space, **SMALL, **(actor or {}))(seed=2)
     algorithm = cls.create_factory(**options)(actor=built, seed=5)
     noise = torch.Generator().manual_seed(9)
@@ -56,7 +56,7 @@ def double(tensor):
 
 
 def parameters(algorithm):
-    """Network -> name -> float64 array."""
+    """Return the parameters, network -> name -> float64 array."""
     found = {name: {key: double(value) for key, value in network.named_parameters()}
              for name, network in algorithm.actor.networks().items()}
     for name, target in algorithm.targets.items():
@@ -97,7 +97,7 @@ def critics(params, obs, action, count=2):
 
 
 def slope(loss, params, direction):
-    """Derivative of `loss(params)` along a direction, by central differences."""
+    """Return the derivative of `loss(params)` along a direction, by central differences."""
     size = 1e-6
     ends = [loss({key: value + sign * size * direction[key] for key, value in params.items()}) for sign in (1, -1)]
     return (ends[0] - ends[1]) / (2 * size)
@@ -149,7 +149,7 @@ def test_dqn_loss_and_gradient_follow_the_formula(is_double, loss, dueling, mask
     shape = huber if loss == "huber" else np.square
     info = check_gradients(algorithm, batch, {"q": lambda q: np.mean(double(batch.weight) * shape(delta(q)))})
     np.testing.assert_allclose(info["errors"].numpy(), np.abs(delta(params["q"])), rtol=1e-5)
-    assert info["errors"].max() > 1  # or huber would not differ
+    assert info["errors"].max() > 1  # so that huber and mse differ
 
 
 def test_double_target_differs_from_single_on_a_table():
@@ -219,7 +219,7 @@ def test_td3_noise_on_targets_is_clipped_and_of_each_sample_and_dimension(clip):
 
 
 def squashed(params, obs, noise):
-    """Actions and log-densities by the change of variables, not by the stable formula."""
+    """Return actions and log-densities, by the change of variables instead of the stable formula."""
     mean, log_std = np.split(policy(params, obs), 2, axis=1)
     log_std = np.clip(log_std, -20, 2)
     u = mean + np.exp(log_std) * noise
@@ -302,7 +302,7 @@ def test_sac_alpha_falls_while_entropy_is_above_its_target():
     assert factors[-50.0] < 1 < factors[50.0]
 
 
-# All
+# All algorithms
 
 
 @pytest.mark.parametrize("kind", ["dqn", "td3", "sac"])

@@ -1,4 +1,4 @@
-"""The target entropy of SAC with action masks."""
+"""Test the target entropy of SAC with action masks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.unit.agent.algorithms.replay_agents import make, make_batch
 
 
 def test_the_entropy_aimed_at_is_that_of_allowed_actions():
-    """Of 2 allowed actions of 4 the entropy is at most log 2: by that of 4, alpha would grow without end."""
+    """With 2 of 4 actions allowed, the entropy is at most log 2; with a target for 4 actions, alpha would diverge."""
     algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
     mask = torch.tensor([[True, False, False, True]] * 8)
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,
                                 next_mask=mask)
-    for _ in range(20):  # the policy is nearly uniform at first: its entropy is above the target
+    for _ in range(20):  # the initial policy is nearly uniform, so its entropy is above the target
         algorithm.apply_gradients(algorithm.compute_gradients(batch)[0])
     assert float(algorithm.log_alpha.detach()) < 0
     given = make("discrete_sac", lr_alpha=0.01, target_entropy=1.0)
@@ -27,7 +27,7 @@ def test_the_entropy_aimed_at_is_that_of_allowed_actions():
 
 
 def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
-    """No action was ever taken there, and the logarithm of none is infinite."""
+    """In such a row no action was taken, and the logarithm of 0 allowed actions is infinite."""
     algorithm = make("discrete_sac", target_entropy_scale=0.5)
     mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,

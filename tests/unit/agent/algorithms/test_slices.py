@@ -1,4 +1,4 @@
-"""A batch in slices gives what one backward pass over the whole gives: every cut, every kind of batch."""
+"""Compare gradients of slices of a batch with one backward pass over the whole batch, for every kind of batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = {"plain": {}, "masked": {"masked": True}, "ragged": {"next_step": True},
 
 
 def in_slices(algorithm, batch, microbatch_size):
-    """(gradients, info, sizes of the slices) of a batch that is differentiated in slices."""
+    """Return (gradients, info, sizes of the slices) of a batch that is differentiated in slices."""
     total = GradAccumulator(microbatch_size, algorithm.loss_reduction)
     sizes = []
     for part in total.slices(algorithm.prepare_batch(batch), CPU):
@@ -35,7 +35,7 @@ def in_one(algorithm, batch):
 
 @contextlib.contextmanager
 def float64(parts, monkeypatch):
-    """Inside, the parameters are float64, and so is all that is computed with them."""
+    """Compute with float64 parameters and float64 results within the `with` block."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     for group in parts.algorithm.groups.values():
         group.data, group.grad = group.data.double(), group.grad.double()
@@ -52,7 +52,7 @@ def float64(parts, monkeypatch):
 
 
 def doubled(batch):
-    """The batch with its real numbers in float64."""
+    """Return the batch with its real numbers in float64."""
     def convert(value):
         if isinstance(value, dict):
             return {name: convert(leaf) for name, leaf in value.items()}
@@ -63,7 +63,7 @@ def doubled(batch):
 
 @pytest.fixture
 def make_batch(build, collect, made_up_steps):
-    """A function that makes (parts, the one batch of two rollouts, the second of which was cut short)."""
+    """Return a function that makes (parts, one batch of two rollouts, the second of which is shorter)."""
     def make(cls, kind="feed-forward", steps=None, num_steps=5, **options):
         parts = build(cls, num_envs=4, size=7, actor=ACTORS[kind], num_epochs=1, num_mini_batch=1, **options)
         source = made_up_steps(4, **(steps or {}))
@@ -108,7 +108,7 @@ def test_in_float64_gradients_agree_to_twelve_digits(make_batch, monkeypatch, cl
 
 
 def test_normalising_each_slice_by_itself_would_differ(make_batch):
-    """What the comparisons above would see, were advantages normalised after the cut."""
+    """The comparisons above would fail if advantages were normalized after the batch is cut into slices."""
     parts, batch = make_batch(PPO)
     whole, _ = in_one(parts.algorithm, batch)
     parts.algorithm.prepare_batch = lambda batch: batch
@@ -122,7 +122,7 @@ def test_a_whole_update_is_the_same(make_batch, cls):
     for microbatch_size in (None, 6):
         parts, batch = make_batch(cls, max_grad_norm=0.01)
         gradients, *_ = in_slices(parts.algorithm, batch, microbatch_size)
-        assert parts.algorithm.apply_gradients(gradients)["grad_norm"] > 0.01  # the limit is felt
+        assert parts.algorithm.apply_gradients(gradients)["grad_norm"] > 0.01  # the norm is clipped
         vectors.append(parts.algorithm.groups["all"].data.clone())
     torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-6, atol=1e-6)
 
