@@ -304,7 +304,7 @@ class CWorker(Worker):
             try:
                 info = self.algo.apply_gradients(gradients)
             except NonFiniteUpdateError:
-                logger.debug("GWorker %d makes no update of version %d", self.index_parent, self.version, exc_info=True)
+                logger.debug("GWorker %d skips an update at version %d", self.index_parent, self.version, exc_info=True)
             else:
                 self.version += 1
             if moments:  # the data are finite even if the gradient is not
