@@ -141,5 +141,5 @@ def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(ma
 @pytest.mark.parametrize("settings", [{"address": "10.0.0.1:6379"}, {"faults": "kill shard.1 @ add 3"}])
 def test_shards_are_remote_workers_too(make_level, settings):
     assert make_level(num_col_workers=1, runtime="ray", **settings).settings["num_replay_workers"] == 2
-    with pytest.raises(ConfigError, match=r"without remote workers uses none|there is no remote one"):
+    with pytest.raises(ConfigError, match=r"without remote workers uses none|there is no remote worker"):
         make_level(num_col_workers=1, num_replay_workers=1, runtime="ray", **settings)
