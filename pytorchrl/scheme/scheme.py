@@ -350,7 +350,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint now would discard no data with passes left; always True for asynchronous collection."""
+        """Whether no train batch is partly used (so a checkpoint discards none); True for asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:

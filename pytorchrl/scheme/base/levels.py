@@ -20,14 +20,14 @@ KindT = TypeVar("KindT", bound="Kind")
 
 
 class Kind(Options):
-    """Base class of the kinds of a level of the worker tree; each holds all options of one way to operate the level."""
+    """Base class of kinds. A kind holds all options of one mode of a level, such as asynchronous collection."""
 
     title: ClassVar[str]
     """Name of the kind in error messages, such as "asynchronous collection"."""
     chosen_by: ClassVar[str]
     """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """Option of the kind -> text that errors add for other kinds, which names the option to use there instead."""
+    """Option of the kind -> text that is appended to the error if the option is given with another kind."""
 
 
 def own_names(options: type[Options]) -> list[str]:

@@ -189,7 +189,7 @@ class Statistics:
     # Times
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Time a part of the update worker's own work, see `timing.PARTS`; for the thread that makes updates."""
+        """Time a part of the update worker's work; see `timing.PARTS`. Only the thread that makes updates calls it."""
         return self._times.timed(part)
 
     def _add_time(self, name: str, seconds: float) -> None:

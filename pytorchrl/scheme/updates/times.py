@@ -66,7 +66,7 @@ class Times:
         self._operations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Time a part of the update worker's own work, see `timing.PARTS`; for the thread that makes updates."""
+        """Time a part of the update worker's work; see `timing.PARTS`. Only the thread that makes updates calls it."""
         if self._began is None:
             self._began = self._now()
         return self._watch.part(part)

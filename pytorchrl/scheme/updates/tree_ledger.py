@@ -103,7 +103,7 @@ class TreeLedger:
 
     @property
     def consumed_since_start(self) -> int:
-        """Number of env steps that updates have used, counted once for each pass, without those of a resumed run."""
+        """Number of env steps that updates of this process have used, counted once for each pass."""
         return self._own.snapshot().consumed - self._consumed_before
 
     def state(self) -> SavedLedger:
