@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,8 @@ from tests.forkserver import ForkServer
 ROOT = Path(__file__).parent.parent
 
 
+# Processors that the shared Ray offers, however many there are.
+RAY_CPUS = 4
 # Folders of tests in the order in which they run: what fails in a second comes before what takes minutes.
 FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
@@ -156,6 +160,23 @@ def run_python(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def shared_ray():
+    """A Ray of this session, started at the first test that needs it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    # By default Ray's workers give way to all other processes, and starve on a busy machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    import ray
+
+    directory = tempfile.mkdtemp(prefix="prl-test-", dir="/tmp")
+    ray.init(address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+             object_store_memory=200 * 2**20, _temp_dir=directory)
+    yield ray
+    ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
 def fork_server():
     """Process with torch and pytorchrl imported, in whose forks scripts run."""
     server = ForkServer(process_environment())
@@ -189,9 +210,9 @@ def start_python(tmp_path):
         process.communicate()
 
 
-def process_environment():
-    """That of this process, so that the package is found and torch uses one thread."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def process_environment(**variables):
+    """Return the environment of this process, with the package on the path, one thread for torch, and `variables`."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
 
 
 def told_by(result):

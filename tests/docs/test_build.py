@@ -38,7 +38,7 @@ def site(tmp_path_factory):
     if "PYTORCHRL_SITE" in os.environ:
         return ROOT / os.environ["PYTORCHRL_SITE"]
     out = tmp_path_factory.mktemp("site")
-    environment = {**process_environment(), "no_proxy": "", "https_proxy": "http://127.0.0.1:9"}
+    environment = process_environment(no_proxy="", https_proxy="http://127.0.0.1:9")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(out)]
     result = subprocess.run(
         command, cwd=out, env=environment, capture_output=True, text=True, check=False, timeout=580)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, process_environment
 
 EXAMPLES = ROOT / "examples"
 # Script -> (marks, the optional package that it needs)
@@ -40,8 +41,12 @@ def test_every_example_has_a_smoke_run():
 @pytest.mark.parametrize(
     ("name", "package"),
     [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
-def test_example_runs(name, package, run_python, run_forked, tmp_path):
-    run = run_python if pytest.mark.ray in SMOKE_RUNS[name][0] else run_forked
+def test_example_runs(name, package, request, tmp_path):
+    if pytest.mark.ray in SMOKE_RUNS[name][0]:  # joins the Ray that is there, instead of starting one
+        run = functools.partial(request.getfixturevalue("run_python"), env=process_environment(
+            RAY_ADDRESS=request.getfixturevalue("shared_ray").get_runtime_context().gcs_address))
+    else:
+        run = request.getfixturevalue("run_forked")
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     log_dir = tmp_path / "run"

@@ -1,35 +1,15 @@
-"""One Ray for all tests of this folder; after each test nothing of it is left on it."""
+"""Schemes on the Ray that all tests share; after each test nothing is left on it."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-
-NUM_CPUS = 4
-
-
-@pytest.fixture(scope="session")
-def shared_ray():
-    """A Ray of this session, started at the first test that needs it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    import ray
-
-    directory = tempfile.mkdtemp(prefix="prl-test-", dir="/tmp")
-    ray.init(address="local", num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             object_store_memory=200 * 2**20, _temp_dir=directory)
-    yield ray
-    ray.shutdown()
-    shutil.rmtree(directory, ignore_errors=True)
-
 
 @pytest.fixture
 def stop(shared_ray):

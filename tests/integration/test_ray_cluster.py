@@ -35,7 +35,7 @@ def found(directory):
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "cluster.py", "--seconds", "1", "--cases", ",".join(CASES)],
         capture_output=True, text=True,
-        timeout=LIMIT_S, check=False, env={**process_environment(), "RAY_TMPDIR": directory})
+        timeout=LIMIT_S, check=False, env=process_environment(RAY_TMPDIR=directory))
     assert done.returncode == 0, done.stderr[-5000:]
     return {result["case"]: result for result in json.loads(done.stdout)["results"]}
 

@@ -9,19 +9,20 @@ import time
 import pytest
 import torch
 
-from pytorchrl import ASYNC, PPO, SYNC
+from pytorchrl import ASYNC, CENTRAL, PARALLEL, PPO, SYNC
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, SleepEnv
 from pytorchrl.errors import EnvError, InsufficientResourcesError, WorkerLostError
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.g_worker import GWorker
+from tests.conftest import RAY_CPUS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
-NUM_CPUS = 4
 PATTERNS = [
-    pytest.param(
-        {"num_col_workers": 2 if col else 1, "col_communication": ASYNC if col_async else SYNC,
-         "num_grad_workers": 2 if grad else 1, "grad_communication": ASYNC if grad_async else SYNC},
+    pytest.param(  # two remote workers at the lowest parallel level
+        {"num_col_workers": 2 if col and not grad else 1, "col_execution": PARALLEL if col else CENTRAL,
+         "num_grad_workers": 2 if grad else 1, "col_communication": ASYNC if col_async else SYNC,
+         "grad_communication": ASYNC if grad_async else SYNC},
         id=f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}_"
            f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}")
     for col, col_async, grad, grad_async in itertools.product((False, True), repeat=4)
@@ -108,7 +109,7 @@ def _free_cpus(ray, expected):
 def test_collectors_have_weights_and_resources_and_an_evaluator_beside(make_scheme, shared_ray, child_processes):
     scheme = make_scheme("CartPole-v1", num_col_workers=2, col_worker_resources={"num_cpus": 0.75}, evaluates=True,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
-    free = _free_cpus(shared_ray, NUM_CPUS)
+    free = _free_cpus(shared_ray, RAY_CPUS)
     root = scheme.start()
     assert _free_cpus(shared_ray, free - 1.5) == free - 1.5
     for _ in range(3):
