@@ -1,0 +1,152 @@
+"""Statistics of a gradient worker, compared with sums over random rollouts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl.agent.data import Episode
+from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
+from pytorchrl.scheme.transport.encoder import Compression, Encoder, Sent, Traffic
+from pytorchrl.scheme.transport.messages import Rollout
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def header(rng, restarts):
+    """A random rollout without data."""
+    worker, incarnation = rng.randint(1, 3), rng.randint(0, 1)
+    restarts[worker, incarnation] += rng.randint(0, 2)
+    raw = rng.randint(1, 1000)
+    return Rollout(
+        data=None, num_env_steps=rng.randint(1, 50), size=50, collected_steps=0, weights_version=rng.randint(0, 9),
+        worker=worker, sequence=1, incarnation=incarnation, preempted=rng.random() < 0.5,
+        episodes=tuple(Episode(1.0, rng.randint(1, 9), 0.0, 0, True) for _ in range(rng.randint(0, 3))),
+        moments={"obs": (1, 0.0, 0.0)} if rng.random() < 0.5 else {}, agent_steps={"hunter": rng.randint(0, 9)},
+        timings={"environment": rng.random(), "store": rng.random()}, envs_restarted=restarts[worker, incarnation],
+        sent=Sent(raw=raw, sent=raw // 2), traffic={"weights": Traffic(decodes=1, decode_s=0.25)})
+
+
+def take(stats, parts=(), send_s=0.0):
+    return stats.take(parts, send_s, Traffic())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counters_are_sums_over_the_rollouts_in_use(clock, seed):
+    rng, restarts = random.Random(seed), Counter()
+    headers, stats = [header(rng, restarts) for _ in range(30)], WorkerStats(clock)
+    for rollout in headers[:20]:
+        stats.add_rollout(rollout, 10, 12)
+    take(stats)
+    stats.add_draw(headers[20:], np.zeros((0, 2), np.int64), 12)
+    counters = take(stats)["counters"]
+    cut, full = ([rollout for rollout in headers if rollout.preempted is is_cut] for is_cut in (True, False))
+
+    def episode_steps(rollouts):
+        return sum(episode.length for rollout in rollouts for episode in rollout.episodes)
+    assert counters == WorkerCounters(
+        rollouts=30, collected_in_use=sum(rollout.num_env_steps for rollout in headers),
+        preempted=len(cut), preempted_steps=sum(rollout.num_env_steps for rollout in cut),
+        preempted_by_worker=Counter(rollout.worker for rollout in cut),
+        preempted_episodes=sum(len(rollout.episodes) for rollout in cut), preempted_episode_steps=episode_steps(cut),
+        full_episodes=sum(len(rollout.episodes) for rollout in full), full_episode_steps=episode_steps(full),
+        envs_restarted=sum(restarts[key] for key in {(rollout.worker, rollout.incarnation) for rollout in headers}),
+        agent_steps=Counter({"hunter": sum(rollout.agent_steps["hunter"] for rollout in headers)}),
+        bytes_raw=sum(rollout.sent.raw for rollout in headers),
+        bytes_sent=sum(rollout.sent.sent for rollout in headers))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_message_has_what_came_into_use_since_the_last_one(clock, seed):
+    rng, stats = random.Random(seed), WorkerStats(clock)
+    for _ in range(3):
+        headers = [header(rng, Counter()) for _ in range(rng.randint(0, 5))]
+        for rollout in headers:
+            stats.add_rollout(rollout, 10, 12)
+        fields = take(stats, send_s=0.5)
+        assert fields["lags"] == tuple(
+            (rollout.worker, 10 - rollout.weights_version, 12 - rollout.weights_version) for rollout in headers)
+        assert fields["episodes"] == tuple(episode for rollout in headers for episode in rollout.episodes)
+        assert fields["moments"] == tuple(rollout.moments for rollout in headers if rollout.moments)
+        collection = fields["timings"]["collection"]
+        assert collection.pop("send") == 0.5
+        assert sum(collection.values()) == pytest.approx(sum(rollout.collect_s for rollout in headers))
+        count, seconds = fields["times"].get("collect", (0, 0.0))
+        assert (count, seconds) == (len(headers), pytest.approx(sum(rollout.collect_s for rollout in headers)))
+
+
+def test_lags_of_draws_are_by_item(clock):
+    stats = WorkerStats(clock)
+    stats.add_draw([], np.array([[3, 5], [4, 4]]), 9)
+    stats.add_draw([], np.array([[9, 9]]), 9)
+    first, second = take(stats)["drawn_lags"]
+    assert first.tolist() == [[2, 6], [0, 5]]
+    assert second.tolist() == [[0, 0]]
+    assert take(stats)["drawn_lags"] == ()
+
+
+def test_traffic_is_a_total_of_each_kind(clock):
+    stats, rng = WorkerStats(clock), random.Random(0)
+    headers = [header(rng, Counter()) for _ in range(4)]
+    for rollout in headers:
+        stats.add_rollout(rollout, 0, 0)
+        fields = stats.take([], 0.0, Traffic(messages=7))
+    assert fields["traffic"]["data"].messages == 4
+    assert fields["traffic"]["data"].raw == sum(rollout.sent.raw for rollout in headers)
+    weights = fields["traffic"]["weights"]
+    assert (weights.messages, weights.decodes, weights.decode_s) == (7, 4, 1.0)
+
+
+def test_times_and_counters_of_parts_are_added(clock):
+    parts = [SimpleNamespace(counters=lambda: WorkerCounters(restarts=2), take_times=lambda: {"draw": (3, 0.5)}),
+             SimpleNamespace(counters=lambda: WorkerCounters(restarts=5), take_times=lambda: {"fetch": (0, 0.0)})]
+    fields = take(WorkerStats(clock), parts)
+    assert fields["counters"].restarts == 7
+    assert fields["times"] == {"draw": (3, 0.5)}
+
+
+def test_methods_are_timed_by_part(clock):
+    class Owner:
+        stats = WorkerStats(clock)
+
+        @timed("grad")
+        def work(self, seconds):
+            clock.seconds += seconds
+            return seconds
+    assert [Owner().work(0.5), Owner().work(0.25)] == [0.5, 0.25]
+    fields = take(Owner.stats)
+    assert fields["times"] == {"grad": (2, 0.75)}
+    assert fields["timings"]["gradients"] == {"grad": 0.75}
+    assert take(Owner.stats)["timings"]["gradients"] == {}
+
+
+def test_gradients_are_sent_as_copies_and_counted(clock):
+    stats = WorkerStats(clock)
+    own, missing = torch.arange(4.0), None
+    sent, nothing = stats.pack([own, missing], Encoder(None, clock))
+    own += 1.0
+    assert sent.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert nothing is None
+    packed, _ = stats.pack([own, missing], Encoder(Compression.of("grads", "fp16"), clock))
+    assert packed.nbytes == 8
+    counters = take(stats)["counters"]
+    assert (counters.bytes_raw, counters.bytes_sent) == (32, 24)
