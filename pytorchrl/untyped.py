@@ -1,7 +1,7 @@
 """Names for values whose types are only known at run time.
 
-Each name stands for `Any` and states the reason. An annotation uses one of these names, or has its reason in a comment
-on the same line.
+Each name stands for `Any` and states the reason. An annotation either uses one of these names, or gives its reason in
+a comment on the same line.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 OptionValue: TypeAlias = Any
-"""The value of a keyword argument; the option's declaration has its type, and is checked when the options are built."""
+"""The value of an option, before it is checked against the type that its declaration states."""
 
 UserPart: TypeAlias = Any
-"""A part of an agent that may be a user's own class, without a base class of ours; contracts check its members."""
+"""A part of an agent, of a class that need not derive from the library's; `agent.contracts` checks its members."""
 
 StateDict: TypeAlias = dict[str, Any]
 """Saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""

@@ -1,5 +1,4 @@
-"""The structure of the source: circles, sizes, annotations and docstrings. Exceptions are listed; the lists only
-shrink."""
+"""The structure of the source: circles, sizes, annotations and docstrings. The lists of exceptions may only shrink."""
 
 from __future__ import annotations
 
@@ -18,23 +17,16 @@ MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
 LONGEST_FILE, LONGEST_LINE = 450, 120
-# Exceptions, from before the rule.
-CIRCLES = []
-FOLDER_CIRCLES = []
+# Classes of the reference API, whose parameters stay.
 LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.collection.collector_thread.CollectorThread": 14,
     "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
     "pytorchrl.scheme.gradients.g_worker_set.GWorkerSet": 11,
 }
-UNTYPED_KEYWORDS = {
-    "pytorchrl.scheme.replay.rollouts.__init__",
-}
-# Each use of `Any` in an annotation; of these at most a third of the 1,271 is to be left.
-MOST_ANY = 357
-# Each of them whose line does not give the reason; none is to be left.
-MOST_UNEXPLAINED_ANY = 266
-# Docstrings that open with What, Whose, Who, Those or How; none is to be left.
-MOST_HEADLESS_DOCSTRINGS = 0
+# The storage is built with the arguments of every storage, and uses none of them.
+UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
+# Uses of `Any`, and of its names in `pytorchrl.untyped`, in annotations.
+MOST_ANY = 255
 
 
 def name_of(path):
@@ -112,11 +104,11 @@ def test_circles_are_found(graph, circles):
 
 
 def test_no_modules_import_each_other():
-    assert circles_of(GRAPH) == CIRCLES
+    assert circles_of(GRAPH) == []
 
 
 def test_no_folders_import_each_other():
-    assert [circle for parent in sorted(PACKAGES) for circle in circles_of(graph_of_folders(parent))] == FOLDER_CIRCLES
+    assert [circle for parent in sorted(PACKAGES) for circle in circles_of(graph_of_folders(parent))] == []
 
 
 def test_no_file_is_long():
@@ -176,15 +168,14 @@ def test_any_has_a_reason():
         return re.sub(r"^ *(noqa: [A-Z0-9, ]+|type: ignore\[[a-z-]+\])", "", comment).strip(" -#")
     found = sorted({f"{path.relative_to(ROOT)}:{line}" for path, line in untyped_annotations({"Any"})
                     if not reason_on(path, line)})
-    remedy = "use a name of pytorchrl.untyped, or give the reason on the line:"
-    assert len(found) <= MOST_UNEXPLAINED_ANY, "\n".join([remedy, *found])
+    assert found == [], "use a name of pytorchrl.untyped, or give the reason on the line"
 
 
 def test_no_docstring_opens_without_a_subject():
     found = [f"{name_of(path)}: {doc.splitlines()[0]}" for path, tree in MODULES.items() for node in ast.walk(tree)
              if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node))
              and re.match(r"(What|Whose|Who|Those|How)\b", doc)]
-    assert len(found) <= MOST_HEADLESS_DOCSTRINGS, "\n".join(found)
+    assert found == []
 
 
 def constructors():
