@@ -49,6 +49,13 @@ class Declaration:
         factory = self.field.default_factory
         return self.field.default if factory is dataclasses.MISSING else factory()
 
+    @functools.cached_property
+    def is_default_sound(self) -> bool:
+        """Whether the default needs neither a conversion nor a check; always False for mutable defaults."""
+        default = self.field.default
+        return (default is not dataclasses.MISSING and self.settled(default) is default
+                and self.problem(default) is None)
+
     @property
     def help(self) -> str:
         """One or two sentences for users; empty if the field was not declared by `option`."""

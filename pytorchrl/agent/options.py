@@ -73,8 +73,11 @@ class Options:
         """Convert each value to the form in which it is stored, then check each field; report all problems at once."""
         problems = []
         for name, declaration in self.declarations().items():
+            value = getattr(self, name)
+            if value is declaration.field.default and declaration.is_default_sound:
+                continue
             try:
-                value = declaration.settled(getattr(self, name))
+                value = declaration.settled(value)
             except ConfigError as error:
                 problems.append(str(error))
                 continue

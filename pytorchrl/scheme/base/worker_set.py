@@ -32,10 +32,10 @@ def check_resources(name: str, resources: Mapping[str, object]) -> None:
     """
     problems = []
     for key, amount in resources.items():
-        near = difflib.get_close_matches(str(key), _RESOURCES, n=1)
+        near = [] if key in _RESOURCES else difflib.get_close_matches(str(key), _RESOURCES, n=1)
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
             problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
-        elif key not in _RESOURCES and near:
+        elif near:
             problems.append(f"{name} has {key!r}; did you mean {near[0]!r}?")
         elif key == "num_gpus" and amount > 1 and amount != int(amount):
             problems.append(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}")
