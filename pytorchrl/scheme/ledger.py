@@ -144,11 +144,12 @@ def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSna
         own: The update worker's ledger.
     """
     parts = [own, *snapshots]
-    places = {name: sum(getattr(part, name) for part in parts)
-              for name in ("collected", "in_flight", "queued", "resident", "evicted", "sent")}
-    places["in_flight"] += places.pop("sent")
-    dropped: Counter[str] = Counter()
+    dropped: dict[str, int] = {}
     for part in parts:
-        dropped.update(part.dropped)
+        for reason, num_steps in part.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + num_steps
     return LedgerSnapshot(
-        consumed_unique=own.consumed_unique, consumed=own.consumed, dropped=dict(dropped), **places)
+        collected=sum([part.collected for part in parts]),
+        in_flight=sum([part.in_flight + part.sent for part in parts]), queued=sum([part.queued for part in parts]),
+        resident=sum([part.resident for part in parts]), evicted=sum([part.evicted for part in parts]),
+        consumed_unique=own.consumed_unique, consumed=own.consumed, dropped=dropped)

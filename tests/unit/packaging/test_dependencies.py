@@ -53,12 +53,11 @@ def modules_of(folder):
 def imported_by(tree, *, for_checkers):
     """Top-level names that a module imports, by a statement or by a constant name: for type checkers only, or in
     earnest."""
-    found = set()
+    found, nodes = set(), list(ast.walk(tree))
     def is_for_checkers(node):
         return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    hidden = {id(node) for block in ast.walk(tree) if is_for_checkers(block) for line in block.body
-              for node in ast.walk(line)}
-    for node in ast.walk(tree):
+    hidden = {id(node) for block in nodes if is_for_checkers(block) for line in block.body for node in ast.walk(line)}
+    for node in nodes:
         if (id(node) in hidden) != for_checkers:
             continue
         names = []
@@ -66,8 +65,8 @@ def imported_by(tree, *, for_checkers):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module" \
-                and node.args and isinstance(node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) \
+                and getattr(node.func, "attr", getattr(node.func, "id", None)) == "import_module":
             names = [node.args[0].value]
         found |= {name.partition(".")[0] for name in names}
     return found
@@ -111,12 +110,18 @@ def test_every_core_requirement_is_imported():
 @pytest.mark.parametrize("extra", OF_USERS)
 def test_every_package_of_an_extra_is_named_in_the_package(extra):
     """Optional packages are loaded by name, which stands in an import or in a text, as a whole or before a dot."""
-    words = set()
-    for _, tree in modules_of("pytorchrl"):
-        words |= imported_by(tree, for_checkers=False)
-        words |= {node.value.partition(".")[0] for node in ast.walk(tree) if isinstance(node,
-                                                                                        ast.Constant) and isinstance(
-                                                                                            node.value, str)}
+    words = words_of_the_package()
     for requirement in EXTRAS[extra]:
         name = name_of(requirement)
         assert name in INDIRECT or name.replace("-", "_") in words, requirement
+
+
+@functools.cache
+def words_of_the_package():
+    """Names that modules of the package import, and their strings, each up to the first dot."""
+    words = set()
+    for _, tree in modules_of("pytorchrl"):
+        words |= imported_by(tree, for_checkers=False)
+        words |= {node.value.partition(".")[0] for node in ast.walk(tree)
+                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return words

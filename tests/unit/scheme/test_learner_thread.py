@@ -74,7 +74,8 @@ def test_the_open_train_batch_is_queued(learner):
 
 
 def test_queue_policies(learner, train):
-    results = {policy: train(learner(costs=SLOW_LEARNER, queue_policy=policy, queue_size=8), 60)
+    costs = SLOW_LEARNER | {"step": 0.005}
+    results = {policy: train(learner(costs=costs, queue_policy=policy, queue_size=8), 60)
                for policy in ("block", "drop_oldest", "drop_newest")}
     for policy, (metrics, ledger) in results.items():
         assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_items"]

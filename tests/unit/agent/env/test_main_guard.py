@@ -22,10 +22,10 @@ def main():
 
 
 @pytest.mark.parametrize("call", ["main()", "for _ in range(1):\n    main()", "with open('imported'):\n    main()"])
-def test_a_script_without_guard_is_refused_before_any_process_starts(run_python, tmp_path, call):
+def test_a_script_without_guard_is_refused_before_any_process_starts(run_forked, tmp_path, call):
     script = tmp_path / "script.py"
     script.write_text(HEAD + call)
-    result = run_python(script)
+    result = run_forked(script)
     assert result.returncode == 1
     line = HEAD.count("\n") + call.count("\n") + 1
     message = result.stderr.splitlines()[-1]
@@ -43,10 +43,10 @@ def test_a_script_without_guard_is_refused_before_any_process_starts(run_python,
     # In a thread, like the workers of a scheme.
     'import threading\nif __name__ == "__main__":\n'
     '    thread = threading.Thread(target=main)\n    thread.start()\n    thread.join()'])
-def test_a_script_with_guard_trains(run_python, tmp_path, call):
+def test_a_script_with_guard_trains(run_forked, tmp_path, call):
     script = tmp_path / "script.py"
     script.write_text(HEAD + call)
-    result = run_python(script, timeout=120)
+    result = run_forked(script, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "trained 16\n"
     assert (tmp_path / "imported").read_text() == "xxx"  # each process imports the script
@@ -62,13 +62,13 @@ def test_code_that_processes_do_not_import_needs_no_guard(run_python, tmp_path, 
     assert (tmp_path / "imported").read_text() == "x"
 
 
-def test_a_script_that_cannot_be_read_any_more_is_not_refused(run_python, tmp_path):
+def test_a_script_that_cannot_be_read_any_more_is_not_refused(run_forked, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os\nfrom pytorchrl.agent.env.main_guard import check_main_guard\n"
         'if __name__ == "__main__":\n    os.remove(__file__)\n    check_main_guard("backend=\'async\'")\n'
         '    print("went on")\n')
-    result = run_python(script)
+    result = run_forked(script)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "went on\n"
 

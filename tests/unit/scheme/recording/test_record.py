@@ -251,8 +251,9 @@ def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
 
 def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
     """In a replayed run no time passes, so its budget of restarts would be spent too soon."""
-    settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01"}
-    first = runs.record(runtime="simulated", costs={"grad": 30.0}, updates=1200, **settings)
+    settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01",
+                "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)}
+    first = runs.record(runtime="simulated", costs={"grad": 120.0}, updates=300, **settings)
     assert first["error"] is None
     assert first["restarts"] > 11
     assert runs.replay(**settings)["restarts"] == first["restarts"]

@@ -201,7 +201,7 @@ def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
     ({"grad": 1.0}, 2, 1), ({"sample": 1.0}, 0, 3)], ids=["slow learner", "slow shard"])
 def test_with_shards_the_queue_is_that_of_batches(make_apex, costs, waiting, underway):
     """Four batches are requested or waiting when the learner takes one; for a slow learner, all but the last wait."""
-    scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.01} | costs)
+    scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.05} | costs)
     metrics = run(scheme, 80)
     assert metrics["queue_size"] == waiting
     assert metrics["draws_in_flight"] == underway
