@@ -1,0 +1,118 @@
+"""Flat keywords of several owners: which are read, which are refused, and that all problems are told at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from pytorchrl.agent.options import Options, option
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.base.levels import (
+    Kind,
+    Reader,
+    as_keywords,
+    build,
+    from_keywords,
+    misplaced,
+    own_names,
+    raise_all,
+)
+from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Options):
+    num_workers: int = option(1, low=1, help="Workers.")
+    col_execution: str | None = option(None, help="Where.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue(Options):
+    queue_size: int = option(16, low=1, help="Size.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InStep(Kind, Workers):
+    title, chosen_by = "in step", "mode='sync'"
+    fraction: float = option(1.0, low=0.0, high=1.0, help="Share.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Free(Kind, Workers, Queue):
+    title, chosen_by = "free", "mode='async'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Kind, Workers, Queue):
+    title, chosen_by = "shared", "mode='replay'"
+    ratio: float | None = option(None, low=0.0, help="Ratio.")
+
+
+KINDS = (InStep, Free, Shared)
+
+
+def test_a_class_declares_what_it_does_not_inherit():
+    assert [own_names(kind) for kind in KINDS] == [["fraction"], [], ["ratio"]]
+    assert own_names(Workers) == ["num_workers", "col_execution"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_are_built_again_from_their_keywords(kind):
+    options = build(kind, {"num_workers": 3, "queue_size": 5, "fraction": 0.5, "other": 1})
+    assert build(kind, as_keywords(options)) == options
+    assert set(as_keywords(options)) == set(kind.declarations())
+    assert options.num_workers == 3
+
+
+def test_unknown_keywords_are_refused_with_a_suggestion():
+    assert from_keywords("Owner", Free, {"queue_size": 4}) == Free(queue_size=4)
+    with pytest.raises(ConfigError, match="Owner has no option 'queue_sice'; did you mean 'queue_size'"):
+        from_keywords("Owner", Free, {"queue_sice": 4})
+
+
+@pytest.mark.parametrize("chosen", KINDS)
+@pytest.mark.parametrize(("name", "value"), [
+    ("num_workers", 2), ("queue_size", 5), ("fraction", 0.5), ("ratio", 2.0), ("unknown", 1)])
+def test_a_changed_option_is_misplaced_if_only_other_kinds_have_it(chosen, name, value):
+    homes = [kind for kind in KINDS if name in {field for base in kind.__mro__ for field in vars(base).get(
+        "__annotations__", {})}]
+    problems = misplaced({name: value}, chosen, KINDS)
+    assert bool(problems) == (bool(homes) and chosen not in homes)
+    for problem in problems:
+        titles = " or ".join(kind.title for kind in homes)
+        assert f"{name}={value} is for {titles}, but this is {chosen.title}" in problem
+        assert all(kind.chosen_by in problem for kind in homes)
+
+
+def test_a_default_is_nowhere_misplaced_and_a_wrong_value_everywhere():
+    assert misplaced({"queue_size": 16}, InStep, KINDS) == []
+    (problem,) = misplaced({"queue_size": 0}, InStep, KINDS)
+    assert problem.startswith("queue_size must be")
+
+
+def test_a_reader_collects_all_problems():
+    reader = Reader({"num_workers": 0, "queue_size": 3, "fraction": 0.5})
+    assert reader.choose(InStep, KINDS) is None
+    reader.refuse("collection", ["fraction", "missing"])
+    assert len(reader.problems) == 3
+    with pytest.raises(ConfigError) as caught:
+        raise_all([*reader.problems, *reader.problems])
+    assert str(caught.value) == "; ".join(reader.problems)
+    raise_all([])
+
+
+@pytest.mark.parametrize(("num_workers", "given", "expected"), [
+    (1, None, CENTRAL), (2, None, PARALLEL), (1, PARALLEL, PARALLEL), (2, PARALLEL, PARALLEL), (1, CENTRAL, CENTRAL)])
+def test_the_execution_follows_from_the_number_of_workers(num_workers, given, expected):
+    reader = Reader({})
+    assert reader.with_execution(None, "col") is None
+    options = reader.with_execution(InStep(num_workers=num_workers, col_execution=given), "col")
+    assert (options.col_execution, options.num_workers, reader.problems) == (expected, num_workers, [])
+
+
+def test_several_workers_are_not_central():
+    reader = Reader({})
+    reader.with_execution(InStep(num_workers=2, col_execution=CENTRAL), "col")
+    (problem,) = reader.problems
+    assert "col_execution='Central'" in problem

@@ -1,0 +1,88 @@
+"""Checks of choices and counts, and the memory of a process with a worker."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Execution, Worker, check_count, check_execution
+from tests.conftest import process_environment, told_by
+
+SCRIPT = """
+import json, resource
+import numpy as np
+from pytorchrl.scheme.base.worker import Worker
+
+def faults():
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        arrays = [np.ones(100_000) for _ in range(8)]  # 6.4 MB, made and freed
+        del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start
+
+faults()
+before = faults()
+Worker(0)
+faults()
+print("told:", json.dumps([before, faults()]))
+"""
+
+
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what it does is glibc's")
+
+
+def faults(run_python, **settings):
+    """Page faults of the same work before there was a worker, and with one."""
+    own = {name: value for name, value in process_environment().items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    return told_by(run_python("-c", SCRIPT, env={**own, **settings}))
+
+
+@on_glibc
+def test_freed_memory_is_kept(run_python):
+    before, after = faults(run_python)
+    assert before > 10_000  # pages of 4 kB: all of it, each time
+    assert after < 100
+
+
+@on_glibc
+def test_thresholds_of_the_environment_hold(run_python):
+    _, after = faults(run_python, MALLOC_TRIM_THRESHOLD_="131072")
+    assert after > 10_000
+
+
+@pytest.mark.parametrize("choice", [SYNC, ASYNC, CENTRAL, PARALLEL])
+def test_a_choice_is_its_text(choice):
+    assert type(choice)(str(choice)) is choice
+    assert choice == str(choice)
+
+
+@pytest.mark.parametrize(("text", "near"), [("central", "Central"), ("parallell", "Parallel")])
+def test_a_wrong_choice_is_refused_with_the_nearest(text, near):
+    with pytest.raises(ConfigError, match=rf"execution must be one of .*, got '{text}'; did you mean '{near}'\?"):
+        Execution(text)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+@pytest.mark.parametrize("execution", ["Central", PARALLEL])
+def test_only_one_worker_can_be_central(execution, num_workers):
+    if execution == "Central" and num_workers > 1:
+        with pytest.raises(ConfigError, match=f"grad_execution='Central' contradicts num_grad_workers={num_workers}"):
+            check_execution("grad", execution, num_workers)
+    else:
+        assert check_execution("grad", execution, num_workers) is Execution(execution)
+
+
+@pytest.mark.parametrize(("value", "low"), [(0, 1), (-1, 0), (True, 1), (1.0, 1), ("1", 1), (None, 0)])
+def test_what_is_no_count_is_refused(value, low):
+    with pytest.raises(ConfigError, match=f"size must be a whole number >= {low}, got {value!r}"):
+        check_count("size", value, low)
+
+
+def test_a_count_is_returned():
+    assert [check_count("size", 0, 0), check_count("size", 1), check_count("size", 7)] == [0, 1, 7]
+
+
+def test_a_worker_that_is_built_is_ready():
+    assert Worker(3).ready() == 3
