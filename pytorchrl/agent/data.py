@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.untyped import BatchOfKind, StateDict
+from pytorchrl.untyped import BatchOfKind
 
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
@@ -27,7 +27,6 @@ PREVIOUS = "q/previous"
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
-State = StateDict
 
 Parameters = Mapping[str, Any]
 """Name -> current value of an updatable option: a float, or in a compiled loss a tensor ()."""

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData, State, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData, Step
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.base import ActingRow, Storage
 from pytorchrl.errors import NonFiniteUpdateError
+from pytorchrl.untyped import StateDict
 
 _NONE = torch.zeros(0)
 
@@ -135,11 +136,11 @@ class SyntheticAlgorithm(Algorithm):
     def reseed(self, seed: int) -> None:
         """Do nothing: there are no random draws."""
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return the number of updates."""
         return self.acting_state()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Load a number of updates."""
         self.load_acting_state(state)
 
@@ -302,12 +303,12 @@ class SyntheticReplay(SyntheticStorage):
         super().__init__(options, device=device, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed)
         self.told: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return all inserted numbers, and the numbers that can be drawn."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`."""
         super().load_state_dict(state)
         self.inserted = [part.numpy() for part in state["inserted"]]

@@ -17,10 +17,11 @@ from pytorchrl.agent.algorithms.base import copy_tensors
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
-from pytorchrl.agent.data import Batch, Evaluated, Obs, Parameters, State
+from pytorchrl.agent.data import Batch, Evaluated, Obs, Parameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import VTraceBuffer
 from pytorchrl.errors import ConfigError, WeightsError
+from pytorchrl.untyped import StateDict
 
 _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
 
@@ -169,11 +170,11 @@ class APPO(VTraceAlgorithm, PPO):
             slow = {f"slow.{name}": tensor for name, tensor in self._slow.state_dict().items()}
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """See `Algorithm`; the state also has the number of updates, which determines the time of the next copy."""
         return {**super().state_dict(), "num_updates": self._num_updates}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self._num_updates = state["num_updates"]

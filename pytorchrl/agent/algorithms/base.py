@@ -26,7 +26,7 @@ from pytorchrl.agent.algorithms.optimizers import (
     check_optimizer,
     make_optimizer,
 )
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData, State
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
@@ -296,17 +296,17 @@ class Algorithm(Part, Updatable, ABC):
         """Copy a `learning_state()` into this algorithm; raise `WeightsError` if it does not fit."""
         copy_tensors(dict(self._learning_tensors()), state, "gradient state")
 
-    def gradient_state(self) -> State:
+    def gradient_state(self) -> StateDict:
         """Return everything that gradients depend on: `acting` state, `learning` state and current `parameters`."""
         return {"acting": self.acting_state(), "learning": self.learning_state(), "parameters": dict(self.parameters)}
 
-    def load_gradient_state(self, state: State) -> None:
+    def load_gradient_state(self, state: StateDict) -> None:
         """Copy a `gradient_state()` into this algorithm; raise `WeightsError` if it does not fit."""
         self.load_learning_state(state["learning"])
         self.load_acting_state(state["acting"])
         self.parameters = dict(state["parameters"])
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return everything that exact resumption needs: gradient state, schedules, optimizer moments and generator."""
         return {
             "gradient": self.gradient_state(),
@@ -315,7 +315,7 @@ class Algorithm(Part, Updatable, ABC):
             "generator": self.generator.get_state(),
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; raise `WeightsError` if it does not fit."""
         self.load_gradient_state(state["gradient"])
         self.load_schedules(state["schedules"])

@@ -14,10 +14,11 @@ from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_score
 from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
-from pytorchrl.agent.data import Obs, ReplayBatch, State
+from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.untyped import StateDict
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 
@@ -105,11 +106,11 @@ class DDPG(ReplayAlgorithm):
 
     # States
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """See `Algorithm`; the state also has the state of the Ornstein-Uhlenbeck noise."""
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self._drift.state = state["noise"].to(self.device, copy=True)

@@ -33,12 +33,12 @@ from pytorchrl.agent.data import (
     Obs,
     Parameters,
     RolloutData,
-    State,
 )
 from pytorchrl.agent.options import AgentOptions, Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -293,12 +293,12 @@ class OnPolicyAlgorithm(Algorithm):
         if self._small_policy is not None:
             self._small_policy.noise = torch.zeros(0)  # discards noise that was drawn in advance
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """See `Algorithm`; the state also has the noise that was drawn in advance."""
         noise = torch.zeros(0) if self._small_policy is None else self._small_policy.noise
         return {**super().state_dict(), "noise": noise}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         if self._small_policy is not None:

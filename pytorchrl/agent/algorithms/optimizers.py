@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pytorchrl.agent.data import State
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import StateDict
 
 V = TypeVar("V")
 
@@ -29,10 +29,10 @@ class VectorOptimizer(Protocol):
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
         """Update `params` (P,) in place by `scale * gradient`, without changing `gradient` (P,)."""
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return a copy of the optimizer's state: CPU tensors and plain values."""
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore the `state_dict()` of an optimizer of the same kind and size."""
 
 
@@ -134,7 +134,7 @@ class FlatOptimizer:
         state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `VectorOptimizer`."""
         for name, moment in self.moments.items():
             moment.copy_(state[name])
@@ -168,11 +168,11 @@ class TorchOptimizer:
             group["lr"] = lr
         self._optimizer.step()
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return a copy of torch's own `state_dict`."""
         return _on_cpu(self._optimizer.state_dict())
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `VectorOptimizer`."""
         self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to some values
 

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
-from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData, State
+from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import StateDict
 
 START = "random_actions"
 """Parameter that is above 0 while actions are uniformly random; it decreases from 1 to 0 over the start steps."""
@@ -240,13 +241,13 @@ class ReplayAlgorithm(Algorithm):
         super().reseed(seed)
         self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """See `Algorithm`; the state also has the number of updates and the generator of noise in losses."""
         return {
             **super().state_dict(), "num_updates_made": self.num_updates_made,
             "update_generator": self.update_generator.get_state()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self.num_updates_made = state["num_updates_made"]

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import ReplayBatch, State
+from pytorchrl.agent.data import ReplayBatch
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.storages.replay import ReplayBuffer
+from pytorchrl.untyped import StateDict
 
 
 @dataclass(slots=True)
@@ -157,13 +158,13 @@ class MultiAgentReplay(MultiAgentStorage):
                 **{f"{name}/{policy}": value for policy, storage in self.storages.items()
                    for name, value in storage.counters.items()}}
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """See `Storage`."""
         kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """See `Storage`."""
         super().load_state_dict(state)
         self._evicted = state["evicted"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData, State
+from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData
 from pytorchrl.agent.fit import freshest, given_kind
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
 from pytorchrl.agent.options import Factory, option
@@ -21,6 +21,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -286,12 +287,12 @@ class MultiAgentStorage(Storage):
         return joined({
             policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """See `Storage`."""
         return {**super().state_dict(), "inserted": self._inserted, "sampled": self._sampled,
                 "policies": {policy: storage.state_dict() for policy, storage in self.storages.items()}}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """See `Storage`."""
         super().load_state_dict(state)
         self._inserted, self._sampled = state["inserted"], state["sampled"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import ActingStep, DataKind, Obs, RolloutData, State, Step
+from pytorchrl.agent.data import ActingStep, DataKind, Obs, RolloutData, Step
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options
@@ -18,7 +18,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import BatchOfKind, UserPart
+from pytorchrl.untyped import BatchOfKind, StateDict, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -199,10 +199,10 @@ class Storage(Part, Updatable, ABC):
     def counters(self) -> dict[str, int]:
         """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return all that an exact continuation needs: the state of the generator and, in a replay, the contents."""
         return {"generator": self.generator.get_state()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a state from `state_dict()`."""
         self.generator.set_state(state["generator"])

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from pytorchrl.agent.data import State
+from pytorchrl.untyped import StateDict
 
 _FIRST_EXTRAS = 64
 _GROWTH = 1.5
@@ -48,11 +48,11 @@ class SlotPool:
         """Release the slots `numbers`, (N,) int64."""
         self._free = np.concatenate([self._free, numbers])
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return a copy of the whole state."""
         return {"free": self._free.copy(), "capacity": self.capacity}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a state from `state_dict()`."""
         self._free, self.capacity = np.array(state["free"]), int(state["capacity"])
 
@@ -124,11 +124,11 @@ class ObservationColumn(ABC):
         """Release all data."""
 
     @abstractmethod
-    def state_dict(self, num_rows: int) -> State:
+    def state_dict(self, num_rows: int) -> StateDict:
         """Return a copy of the state; only the first `num_rows` rows have been written."""
 
     @abstractmethod
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a state from `state_dict()`."""
 
     @property
@@ -162,11 +162,11 @@ class PlainColumn(ObservationColumn):
             obs[extra] = self._extras[-1 - places[extra]]
         return obs
 
-    def state_dict(self, num_rows: int) -> State:
+    def state_dict(self, num_rows: int) -> StateDict:
         """See `ObservationColumn`."""
         return {"rows": self.rows[:num_rows].copy(), "extras": self._extras.copy()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """See `ObservationColumn`."""
         self.rows[:len(state["rows"])] = state["rows"]
         self._extras = np.array(state["extras"])
@@ -269,14 +269,14 @@ class StackedColumn(ObservationColumn):
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
-    def state_dict(self, num_rows: int) -> State:
+    def state_dict(self, num_rows: int) -> StateDict:
         """See `ObservationColumn`."""
         return {
             "frames": self.frames[:num_rows].copy(), "row_frames": self._row_frames[:num_rows].copy(),
             "extra_frames": self._extra_frames.copy(), "extra_stacks": self._extra_stacks.copy(),
             "owners": self.owners.copy(), "slots": self.slots.state_dict()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """See `ObservationColumn`."""
         num_rows = len(state["frames"])
         self.frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import ReplayBatch, RolloutData, State
+from pytorchrl.agent.data import ReplayBatch, RolloutData
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
@@ -20,6 +20,7 @@ from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.deprecation import warn_deprecated
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import StateDict
 
 _FIRST_PRIORITY = 1.0
 
@@ -187,12 +188,12 @@ class PERBuffer(ReplayBuffer):
         self.priority_sums.set(rows, leaves)
         self.priority_minima.set(rows, np.where(np.asarray(leaves) > 0.0, leaves, np.inf))
 
-    def _contents(self) -> State:
+    def _contents(self) -> StateDict:
         rows = np.arange(self.options.size)
         return {**super()._contents(), "leaves": self.priority_sums.get(rows), "max_priority": self._max_priority,
                 "num_stale": self._num_stale}
 
-    def _load_contents(self, contents: State) -> None:
+    def _load_contents(self, contents: StateDict) -> None:
         super()._load_contents(contents)
         self._set_leaves(np.arange(self.options.size), contents["leaves"])
         self._max_priority, self._num_stale = contents["max_priority"], contents["num_stale"]

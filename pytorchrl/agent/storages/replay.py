@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.contracts import check_draw
-from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData, State
+from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
+from pytorchrl.untyped import StateDict
 
 ERROR = "error"
 """Name in `RolloutData.other` of the absolute TD errors that the collector computed, (T, E) float32."""
@@ -217,13 +218,13 @@ class ReplayBuffer(Storage):
         """Memory allocated for transitions, in bytes."""
         return self.ring.num_bytes
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return a state from which `load_state_dict` continues exactly; it includes the stored transitions."""
         return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self.schedules_state(),
                 "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
                 "num_learned_from": self.num_learned_from}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a state from `state_dict()`.
 
         Raises:
@@ -271,10 +272,10 @@ class ReplayBuffer(Storage):
                 rows[again] = self._integers(ring.first, ring.total, len(again)) % ring.capacity
         return rows, np.ones(count)
 
-    def _contents(self) -> State:
+    def _contents(self) -> StateDict:
         return {"ring": self.ring.state_dict(), "num_sampled": self._num_sampled}
 
-    def _load_contents(self, contents: State) -> None:
+    def _load_contents(self, contents: StateDict) -> None:
         self.ring.load_state_dict(contents["ring"])
         self._num_sampled = contents["num_sampled"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import RolloutData, State
+from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages.observation_columns import (
     ObservationColumn,
     PlainColumn,
@@ -24,6 +24,7 @@ from pytorchrl.agent.storages.observation_columns import (
     write_rows,
 )
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import StateDict
 
 MASK = "mask"
 """Name of the column of allowed actions; columns of observations are called `obs/<leaf>`."""
@@ -238,7 +239,7 @@ class Ring:
 
     # State
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return a copy of the whole state."""
         num_rows = min(self.total, self.capacity)
         return {
@@ -249,7 +250,7 @@ class Ring:
             "heads": [(source, head.ids.copy(), head.places.copy(), head.done.copy())
                       for source, head in self._heads.items()]}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a state from `state_dict()`; raise `ConfigError` if the saved ring had another capacity."""
         if state["capacity"] != self.capacity:
             raise ConfigError(f"a replay of size {self.capacity} cannot load the state of one with size "

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import Arrays, DataKind, RolloutData, SequenceBatch, State
+from pytorchrl.agent.data import Arrays, DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
+from pytorchrl.untyped import StateDict
 
 
 class _Kept(NamedTuple):
@@ -132,9 +133,9 @@ class RolloutSequenceBuffer(ReplayBuffer):
         """See `ReplayBuffer`."""
         return super().num_bytes + sum(states.nbytes for kept in self._kept for states in kept.states.values())
 
-    def _contents(self) -> State:
+    def _contents(self) -> StateDict:
         return {**super()._contents(), "kept": [kept._asdict() for kept in self._kept]}
 
-    def _load_contents(self, contents: State) -> None:
+    def _load_contents(self, contents: StateDict) -> None:
         super()._load_contents(contents)
         self._kept = deque(_Kept(**kept) for kept in contents["kept"])

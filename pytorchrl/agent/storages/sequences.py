@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch, State
+from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.base import StorageActor
@@ -26,6 +26,7 @@ from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import StateDict
 
 
 class _Window(NamedTuple):
@@ -96,13 +97,13 @@ class Episode:
             self._num_opened += 1
             yield _Window(self._start.popleft(), self._warm.popleft(), self._trained_from(k) - self._warm_from(k))
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return a copy of the whole state."""
         return {"from_start": self.from_start, "num_steps": self.num_steps, "warm": list(self._warm),
                 "start": list(self._start), "num_opened": self._num_opened}
 
     @classmethod
-    def from_state(cls, options: SequenceBuffer.Options, state: State) -> Episode:
+    def from_state(cls, options: SequenceBuffer.Options, state: StateDict) -> Episode:
         """Restore an episode from its `state_dict()`."""
         episode = cls(options, state["from_start"])
         episode.num_steps, episode._num_opened = state["num_steps"], state["num_opened"]
@@ -373,7 +374,7 @@ class SequenceBuffer(PERBuffer):
         """See `ReplayBuffer`."""
         return super().num_bytes + sum(states.nbytes for states in self._states.values())
 
-    def _contents(self) -> State:
+    def _contents(self) -> StateDict:
         episodes = [(source, [None if episode is None else episode.state_dict() for episode in episodes])
                     for source, episodes in self._episodes.items()]
         return {
@@ -381,7 +382,7 @@ class SequenceBuffer(PERBuffer):
             "slots": self.state_slots.state_dict(),
             "states": {name: states.copy() for name, states in self._states.items()}, "episodes": episodes}
 
-    def _load_contents(self, contents: State) -> None:
+    def _load_contents(self, contents: StateDict) -> None:
         super()._load_contents(contents)
         for name, array in contents["book"].items():
             getattr(self.windows, name)[:] = array

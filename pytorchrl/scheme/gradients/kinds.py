@@ -87,7 +87,7 @@ class ReplayCollection(
 
     title: ClassVar[str] = "asynchronous collection with replay workers"
     chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
-    instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; the algorithm's start_steps has its place"}
+    instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; give start_steps of the algorithm instead"}
 
 
 Collection: TypeAlias = SynchronousCollection | AsynchronousCollection | ReplayCollection

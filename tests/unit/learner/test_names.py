@@ -173,7 +173,7 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean "
                      "'initial_alpha' ("),
     ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
-    ("sac", "learning_starts", "; the algorithm's start_steps has its place"),
+    ("sac", "learning_starts", "; give start_steps of the algorithm instead"),
 ])
 def test_train_says_which_option_was_meant(algorithm, name, message):
     env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"

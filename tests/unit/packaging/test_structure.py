@@ -26,7 +26,7 @@ LARGE_CONSTRUCTORS = {
 # The storage is built with the arguments of every storage, and uses none of them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
 # Uses of `Any`, and of its names in `pytorchrl.untyped`, in annotations.
-MOST_ANY = 255
+MOST_ANY = 304
 
 
 def name_of(path):

@@ -112,7 +112,7 @@ OF_QUEUE = ("is for asynchronous collection without replay workers, but this is 
     ({"num_replay_workers": 0}, "num_replay_workers must be a whole number >= 1, got 0"),
     ({"num_replay_workers": None, "routing": "by_stream"}, f"routing='by_stream' {OF_REPLAY}"),
     ({"num_replay_workers": None, "learning_starts": 5},
-     f"learning_starts=5 {OF_REPLAY}.*; the algorithm's start_steps has its place"),
+     f"learning_starts=5 {OF_REPLAY}.*; give start_steps of the algorithm instead"),
     ({"col_communication": "synchronous"}, "num_replay_workers needs col_communication='asynchronous'"),
     ({"num_passes": 2}, f"num_passes=2 {OF_QUEUE}"),
     ({"queue_policy": "drop_oldest"}, f"queue_policy='drop_oldest' {OF_QUEUE}"),
