@@ -8,7 +8,6 @@ import torch
 from pytorchrl import APPO, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, VTraceBuffer, multi_agent
 from pytorchrl.envs.testing import ComingAndGoing
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.gradients.microbatch import num_rollouts
 from pytorchrl.training import make_learner
 
 
@@ -77,14 +76,6 @@ def test_shards_of_rollouts_draw_a_rollout_where_nothing_else_is_said():
                               col_communication="asynchronous", num_replay_workers=1, runtime="simulated",
                               progress=False)
     assert learner.scheme.settings["train_batch_size"] == 16
-
-
-@pytest.mark.parametrize(("rollout", "wanted", "rounds", "expected"), [
-    (16, None, (1, None), 1), (16, None, (3, None), 3), (16, None, None, 1), (16, 40, None, 3), (16, 48, None, 3),
-    (16, 40, (2, None), 4),
-    (16, 100, (2, 40), 8), (16, 128, (2, 40), 8), (16, 129, (2, 40), 12), (16, None, (2, 4), 2)])
-def test_rollouts_of_a_train_batch(rollout, wanted, rounds, expected):
-    assert num_rollouts(rollout, wanted, rounds) == expected
 
 
 def test_a_batch_larger_than_what_comes_together_is_refused(make_scheme):
