@@ -36,12 +36,14 @@ def _of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str])
 
 
 _STORAGES = [
-    *_of("agent/storages/ring.py", "agent/storages/test_replay.py agent/storages/test_replay_of_environments.py",
+    *_of("agent/storages/ring.py",
+         "agent/storages/test_ring.py agent/storages/test_replay.py agent/storages/test_replay_of_environments.py",
          (', self.columns["used"][rows] = False, False, False', " = False, False"),
          ("shown = link[-1] == heads", "shown = link[-1] != heads"),
          ("gamma**k * column", "gamma**(k - 1) * column"),
          ('np.where(column["terminated"][last], 0.0, gamma**num_steps)', "gamma**num_steps"),
-         ('~(column["terminated"][at] | column["truncated"][at])', '~column["terminated"][at]'),
+         ('~(column["terminated"][at] | column["truncated"][at])', '~column["terminated"][at]',
+          "a row at which an episode ends links to an observation, not to a row"),
          ("if count > self.capacity:", "if count >= self.capacity:"),
          ("return ids >= self.first", "return ids > self.first"),
          ('self.counters["evicted"] += num_valid', 'self.counters["evicted"] += count'),
