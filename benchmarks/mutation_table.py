@@ -231,7 +231,7 @@ _SCHEME = [
     *_of("scheme/ledger.py", "scheme/test_ledger.py",
          ("self._places[source] -= num_steps\n            self._places[target] += num_steps",
           "self._places[target] += num_steps"),
-         ('places["in_flight"] += places.pop("sent")', 'places.pop("sent")')),
+         ("part.in_flight + part.sent for part", "part.in_flight for part")),
     *_of("scheme/transport/codecs.py", "scheme/transport/test_codecs.py",
          ("_TOP_SHARE = 10", "_TOP_SHARE = 11"),
          (".amax(1, keepdim=True) / 127.0", ".amax(1, keepdim=True) / 128.0")),
