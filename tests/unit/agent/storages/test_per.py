@@ -175,6 +175,14 @@ def test_rows_that_are_no_transitions_are_never_drawn(per):
     assert storage.mass == pytest.approx(4)
 
 
+def test_rows_that_are_no_transitions_do_not_scale_the_weights_of_others(per):
+    storage = per(4, alpha=1.0, beta=1.0, weight_norm="buffer")
+    storage.insert_data_slice([steps(4, valid=[True, False, True, True])])
+    storage.update_priorities(np.array([0, 2, 3]), np.array([1.0, 2.0, 4.0]))
+    assert storage.min_priority == pytest.approx(1.0)
+    assert weights_of(storage) == pytest.approx({0: 1.0, 2: 0.5, 3: 0.25})
+
+
 def test_broken_stacks_are_never_drawn_again(per, make_collector):
     collector = make_collector(num_envs=1, num_steps=10, num_frames=4, p_end=0.0)
     storage = per(20)
