@@ -20,6 +20,7 @@ from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import Lock
 from pytorchrl.scheme.supervision.evaluation import Evaluation
+from tests.conftest import process_environment
 
 
 def make_scheme(seed=1, **settings):
@@ -92,12 +93,22 @@ def test_checkpoints_themselves_change_nothing_else(tmp_path):
     assert all(torch.equal(other[name], state[name]) for name in state)
 
 
+# Each line of the standard input starts a run in a fork, in the folder that the line names; imports take seconds.
 SCRIPT = """
+import os
 import sys
-sys.path.insert(0, sys.argv[3])
 import pytorchrl as prl
-prl.train("ppo", "CartPole-v1", target_steps=int(sys.argv[2]), log_dir=sys.argv[1], seed=3, num_envs=2, num_steps=32,
-          num_epochs=2, checkpoint_every=400, resume=True, progress=False, tensorboard=False, num_threads=1)
+for name in prl.__all__:
+    getattr(prl, name)
+for folder in map(str.strip, sys.stdin):
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(2, 1)
+        prl.train("ppo", "CartPole-v1", target_steps=int(sys.argv[1]), log_dir=folder, seed=3, num_envs=2, num_steps=32,
+                  num_epochs=2, checkpoint_every=400, resume=True, progress=False, tensorboard=False, num_threads=1)
+        sys.exit()
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
@@ -109,27 +120,28 @@ def test_killed_again_and_again(tmp_path):
     target = 2400
 
     def start(name):
-        return subprocess.Popen([sys.executable, script, tmp_path / name, str(target),
-                                 os.path.dirname(os.path.dirname(prl.__file__))],
-                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        print(tmp_path / name, file=server.stdin, flush=True)
+        return int(server.stdout.readline())
     rng, kills = random.Random(0), 0
-    while kills < 3:
-        process = start("killed")
-        before = files(tmp_path / "killed")
-        deadline = time.monotonic() + 60
-        while process.poll() is None and files(tmp_path / "killed") == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 0.2))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        kills += 1
-    assert kills
-    for name in ("killed", "straight"):
-        process = start(name)
-        assert process.wait(120) == 0, process.stderr.read()
-        process.stderr.close()
+    with subprocess.Popen([sys.executable, script, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True, env=process_environment()) as server:
+        while kills < 3:
+            pid = start("killed")
+            before = files(tmp_path / "killed")
+            deadline = time.monotonic() + 60
+            while files(tmp_path / "killed") == before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 0.2))
+            os.kill(pid, signal.SIGKILL)
+            code = int(server.stdout.readline())
+            assert code in (0, -signal.SIGKILL)
+            if code == 0:
+                break
+            kills += 1
+        assert kills
+        for name in ("killed", "straight"):
+            start(name)
+            assert int(server.stdout.readline()) == 0
     states = [prl.load(tmp_path / name).acting_state for name in ("killed", "straight")]
     assert all(torch.equal(*(state[name] for state in states)) for name in states[0])
     ends = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "straight")]

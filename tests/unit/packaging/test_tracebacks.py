@@ -58,10 +58,9 @@ def test_a_script_shows_its_own_line_and_the_message(run_python, tmp_path):
     assert VARIABLE in "\n".join(lines)
 
 
-def test_an_environment_variable_shows_all_frames(run_python, tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "1")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    lines = run_python("script.py").stderr.splitlines()
+def test_an_environment_variable_shows_all_frames(run_forked, tmp_path):
+    (tmp_path / "script.py").write_text(f"import os\nos.environ[{VARIABLE!r}] = '1'\n{SCRIPT}")
+    lines = run_forked(tmp_path / "script.py").stderr.splitlines()
     assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be a number >= 0.0 or a schedule, got -1"
     assert len([line for line in lines if "in __post_init__" in line]) > 0
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -229,6 +227,7 @@ for seed in range(50):
 """
 
 
-def test_an_interrupt_reaches_the_driver_while_another_runs():
+def test_an_interrupt_reaches_the_driver_while_another_runs(run_forked):
     """Ctrl-C, fifty times, in a process of its own: the driver goes on, and nobody runs beside it."""
-    subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=100)
+    result = run_forked("-c", INTERRUPTED, timeout=100)
+    assert result.returncode == 0, result.stderr

@@ -75,7 +75,7 @@ def test_a_lost_shard_is_replaced_and_its_steps_are_booked(make_level, check_led
 
 
 @pytest.mark.parametrize("faults",
-                         ["kill col.2 @ step 9", "delay shard.2 0.5s p=0.3", "kill shard.* p=0.01; kill col.* p=0.005"])
+                         ["kill col.2 @ step 9", "delay shard.2 0.1s p=0.3", "kill shard.* p=0.01; kill col.* p=0.005"])
 def test_the_account_holds_under_faults(make_level, check_ledger, faults):
     scheme = make_level(faults=faults)
     for _ in range(12):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -92,7 +90,7 @@ def test_preemption_is_in_time(simulate):
     assert result["seconds"] == pytest.approx(3 * 2.0)
 
 
-def test_it_needs_no_ray_and_no_thread_is_left(tmp_path):
+def test_it_needs_no_ray_and_no_thread_is_left(run_forked, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
 import sys, threading
@@ -108,7 +106,8 @@ scheme.stop()
 assert "ray" not in sys.modules
 assert threading.active_count() == 1
 """)
-    subprocess.run([sys.executable, str(script)], check=True, timeout=100)
+    result = run_forked(script, timeout=100)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_learner_with_evaluation_runs_and_repeats(make_scheme, tmp_path):

@@ -108,8 +108,7 @@ def test_advantages_normalised_over_all_workers(runs, communication):
     for number in range(1, 7):
         runs.path = f"{runs.path}{number}"
         runs.twice(runtime="simulated", algo=algo, num_grad_workers=2, num_col_workers=2,
-                   col_communication=communication,
-                   faults=f"kill grad.1 @ grad {number}")
+                   col_communication=communication, updates=12, faults=f"kill grad.1 @ grad {number}")
 
 
 @pytest.mark.parametrize("seed", range(60))
