@@ -112,6 +112,7 @@ for folder in map(str.strip, sys.stdin):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(tmp_path):
     """A run that is killed at any moment, even while writing, and is started again, ends like an uninterrupted one."""

@@ -23,7 +23,6 @@ assert threading.active_count() == 1, threading.enumerate()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     "", "col_communication='asynchronous'", "grad_communication='asynchronous'",
     "num_col_workers=2, num_grad_workers=2, runtime='threads'",

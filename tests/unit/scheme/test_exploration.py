@@ -275,6 +275,7 @@ def explore(seeds, **options):
     return {run(seed, **options) for seed in seeds}
 
 
+@pytest.mark.slow
 def test_schedules_with_delays_and_faults():
     # Central synchronous collection with central gradients (2 of 16 patterns) has one thread, and nothing to differ in.
     assert len(explore(range(NUM_SCHEDULES))) > NUM_SCHEDULES * 14 / 16

@@ -433,7 +433,6 @@ def test_learner_reports_by_policy(make_multi, tmp_path, monkeypatch):
     assert set(torch.load(tmp_path / "model.pt", weights_only=True)["acting_state"]) == {"early/all", "shared/all"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "storage", "target"), [
     (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 8_000),
     (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),

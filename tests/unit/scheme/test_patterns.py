@@ -121,7 +121,6 @@ def test_stop_right_after_start(pattern, make_scheme):
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_learns(pattern, make_scheme):
     """CartPole: a random policy gets about 22, the trained one 120 and more within 30,000 steps."""

@@ -138,6 +138,7 @@ def test_a_weight_may_be_a_number_of_numpy(make_batch):
     torch.testing.assert_close(parts.algorithm.compute_gradients(batch)[0], expected)
 
 
+@pytest.mark.slow
 def test_compiled_gradient_equals_the_plain_one(make_batch):
     (plain, batch), (compiled, _) = (make_batch(with_reconstruction(PPO), compile=flag) for flag in (False, True))
     for coefficient in (COEF, 5.0):

@@ -9,13 +9,21 @@ import torch
 
 from pytorchrl.agent.algorithms import APPO, PPO
 from pytorchrl.errors import ConfigError
+from tests.unit.agent.algorithms.conftest import build_parts
 
 # a warning from torch when its compiler is imported
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 
-def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_parameters(build, collect, made_up_steps):
-    plain, compiled = (build(PPO, compile=flag) for flag in (False, True))
+@pytest.fixture(scope="module")
+def pair():
+    """Equal parts without and with compilation, which takes seconds for each object; tests leave both equal."""
+    return [build_parts(PPO, compile=flag) for flag in (False, True)]
+
+
+@pytest.mark.slow
+def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_parameters(pair, collect, made_up_steps):
+    plain, compiled = pair
     rollout = collect(plain, made_up_steps(4))
     plain.storage.insert_data_slice([rollout])
     plain.storage.before_gradients()
@@ -30,10 +38,13 @@ def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_paramet
         for parts in (plain, compiled):
             parts.algorithm.update_algorithm_parameter("clip_param", 0.001)
     assert torch.equal(plain.algorithm.groups["all"].data, compiled.algorithm.groups["all"].data)
+    for parts in pair:
+        parts.algorithm.update_algorithm_parameter("clip_param", 0.2)
 
 
-def test_advantages_that_are_normalised_already_are_left_alone(build, collect, made_up_steps):
-    plain, compiled = (build(PPO, compile=flag) for flag in (False, True))
+@pytest.mark.slow
+def test_advantages_that_are_normalised_already_are_left_alone(pair, collect, made_up_steps):
+    plain, compiled = pair
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
     plain.storage.before_gradients()
     batch, = plain.storage.generate_batches(1)
@@ -48,6 +59,7 @@ def test_advantages_that_are_normalised_already_are_left_alone(build, collect, m
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_compiled_gradient_of_appo_follows_the_weight_of_kl(build, collect, made_up_steps):
     plain, compiled = (build(APPO, compile=flag, kl_coef=0.5) for flag in (False, True))
     plain.storage.insert_data_slice([collect(build(APPO, seed=5), made_up_steps(4))])

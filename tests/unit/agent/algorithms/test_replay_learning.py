@@ -101,13 +101,11 @@ CONTINUOUS = {
     "ddpg": (DDPG, {"lr_pi": 1e-3}, {**DETERMINISTIC, "num_critics": 1})}
 
 
-@pytest.mark.slow
 def test_dqn_learns_to_balance_a_pole():
     algorithm = train("CartPole-v1", DQN.create_factory(**CARTPOLE), QActor, {"hidden_sizes": (64, 64)}, 7000)
     assert evaluate(algorithm, "CartPole-v1") >= 195
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_control_learns_to_stop_a_point(name):
     cls, options, actor = CONTINUOUS[name]
