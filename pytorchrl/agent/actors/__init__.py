@@ -1,4 +1,4 @@
-"""Actors, the networks that act and are trained, and the feature extractors that actors are built from."""
+"""Actors (the networks that act and are trained) and the feature extractors from which actors are built."""
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding

@@ -1,4 +1,4 @@
-"""The base class of actors: normalizers of observations and rewards, untrained state, and loading of saved models."""
+"""Define the base class of actors, which contains the normalizers of observations and rewards; load saved models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Loadable(Protocol):
         """Return the networks that act, by parameter group."""
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the live tensors of all untrained state, by name."""
+        """Return all buffers that are saved, by name and without copying."""
 
 
 class Actor(Part, nn.Module, ABC):
@@ -70,7 +70,7 @@ class Actor(Part, nn.Module, ABC):
         """Return a factory of this actor; see its `Options`.
 
         Raises:
-            ConfigError: An option is unknown or has a wrong value.
+            ConfigError: An option is unknown or has an invalid value.
             SpaceError: The actor does not support a space; the message names the leaf.
         """
         check_action_space(cls, flatten_action_space(action_space))
@@ -79,7 +79,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return the requirement that an action space does not meet, such as "a Box of floats"; otherwise None."""
+        """Return a requirement that the action space does not meet, such as "a Box of floats", or None."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -87,16 +87,17 @@ class Actor(Part, nn.Module, ABC):
         return None
 
     def __init__(self, options: Options, device: str | torch.device) -> None:
-        """Store options and device. A subclass then sets the attributes that its networks need and calls `build`."""
+        """Store the arguments. A subclass then sets the attributes that its networks need and calls `build`."""
         super().__init__()
-        self.options: Any = options  # each subclass has options of its own
+        self.options: Any = options  # each subclass has its own class of options
         self.device = torch.device(device)
 
     @classmethod
     def has_memory(cls, options: Options) -> bool | None:
         """Return whether an actor with these options has memory.
 
-        For a subclass with its own `build_networks`, return None, because only the built networks show it.
+        Return None for a subclass with its own `build_networks`, because only the networks that this method builds
+        show whether they have memory.
         """
         is_own = not cls.build_networks.__module__.startswith("pytorchrl.")
         return None if is_own else getattr(options, "recurrent_net", None) is not None
@@ -105,23 +106,23 @@ class Actor(Part, nn.Module, ABC):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build all networks and set them as attributes; a subclass defines this method.
 
-        Every attribute that is a module or a parameter is saved, sent to workers and, by algorithms with a single
-        parameter group, trained. The attributes that `__init__` sets, such as `options`, already exist.
+        Every attribute that is a module or a parameter is saved and sent to workers; algorithms with a single parameter
+        group also train it. When this method is called, the attributes that `__init__` sets, such as `options`, exist.
 
         Args:
-            generator: CPU generator for initial weights. Layers of torch draw from torch's global generator, which is
-                seeded with the actor's seed during this call.
+            generator: CPU generator for initial weights. Layers of torch draw from torch's global generator instead,
+                whose seed during this call is derived from the actor's seed.
         """
 
     def check_networks(self) -> None:
-        """Run the networks of a subclass once on zero observations.
+        """Run the networks of a subclass once, on observations that are all zeros.
 
         Raises:
-            ContractError: A network returns a value of a wrong type or shape.
+            ContractError: A network returns a value of the wrong type or shape.
         """
 
     def example_obs(self) -> Obs:
-        """Return normalized zero observations, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        """Return observations of zeros after normalization, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
@@ -129,21 +130,21 @@ class Actor(Part, nn.Module, ABC):
     def build(self, seed: int) -> None:
         """Build the networks and normalizers, load the checkpoint if one is given, and move the actor to its device.
 
-        `__init__` calls this method once, at its end.
+        The `__init__` of a subclass calls this method once, after setting the attributes that the networks need.
 
         Args:
             seed: Seed of the initial weights.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or contains another network.
-            ConfigError: An option is set that a subclass's `build_networks` does not read.
-            ContractError: A network of a subclass returns a value of a wrong type or shape.
+            CheckpointError: The checkpoint cannot be read or contains a different network.
+            ConfigError: The `build_networks` of a subclass does not read an option that was set.
+            ContractError: A network of a subclass returns a value of the wrong type or shape.
         """
         generator = torch_generator(seed)  # on the CPU, so that the initial weights are the same on every device
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
-        # Normalizers are stored by position, because names of leaves may contain dots and names of modules may not.
+        # Normalizers are stored by position, because names of leaves may contain dots, but names of modules may not.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]
@@ -154,14 +155,14 @@ class Actor(Part, nn.Module, ABC):
         self.to(self.device)
         if not type(self).__module__.startswith("pytorchrl."):
             modes = [(module, module.training) for module in self.modules()]
-            self.eval()  # so that dropout draws nothing and batch norm updates no running mean
+            self.eval()  # so that dropout draws nothing and batch norm does not update its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # build_networks() may have set pretrained modules to eval()
+            for module, mode in modes:  # instead of train(), because pretrained modules may have been in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return the networks that act, by parameter group; by default, the group `all` with the whole actor."""
+        """Return the networks that act, by parameter group; by default, the whole actor as group `all`."""
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
@@ -169,19 +170,21 @@ class Actor(Part, nn.Module, ABC):
         return {}
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the live tensors of all untrained state, by name: buffers of normalizers and of custom extractors."""
+        """Return all buffers that are saved, by name and without copying, such as those of normalizers."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
                 if not isinstance(value, nn.Parameter)}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
-        """Return the moments of a rollout's valid steps, for `merge_moments` of the actor that keeps the statistics.
+        """Return the moments of a rollout's valid steps, which `merge_moments` accepts as its argument.
 
         Args:
             rollout: Each observation o_t with a valid transition is counted once.
-            discounted_returns: (T, E) G for the reward normalizer: G = gamma * G + r, reset to 0 after an episode ends.
+            discounted_returns: (T, E) discounted returns G for the reward normalizer: G <- gamma * G + r, reset to 0
+                after an episode ends.
 
         Returns:
-            Normalizer -> (count, mean, M2) on the CPU; empty if nothing is normalized.
+            Name of a normalizer -> (count, mean, M2) on the CPU, where M2 is the sum of squared deviations from the
+            mean; empty if nothing is normalized.
 
         Raises:
             ConfigError: Rewards are normalized, but there are no discounted returns.
@@ -198,7 +201,7 @@ class Actor(Part, nn.Module, ABC):
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
         """Merge the moments of one rollout, from `moments_of`, into the running moments.
 
-        Merge each rollout once, in a fixed order of workers.
+        Each rollout must be merged exactly once, and the order of the workers must always be the same.
         """
         for leaf, index in self._normalised.items():
             self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
@@ -206,13 +209,13 @@ class Actor(Part, nn.Module, ABC):
             self.reward_moments.merge(found[_REWARD])
 
     def reward_scale(self) -> float:
-        """Return the factor that scales rewards before they are clipped to +-10; 1.0 if rewards are not normalized."""
+        """Return the factor that scales rewards before they are clipped to [-10, 10]; 1.0 without normalization."""
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return observations as inputs of the networks: normalized if `normalize_obs` is set, and never float64.
+        """Return observations as the networks receive them: normalized if `normalize_obs` is set, and never float64.
 
-        If nothing changes, the returned dictionary is `obs` itself.
+        If nothing changes, return `obs` itself.
         """
         if not self._normalised and not self._wide:
             return obs
@@ -223,12 +226,12 @@ class Actor(Part, nn.Module, ABC):
         return {**obs, **narrow, **normalised}
 
 
-def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # known only at run time
+def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # which dtype, is known only at run time
     """Return the dtype in which storages store a leaf."""
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # fields of a subclass of `Options`
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # with fields of a subclass of `Options`
     if not options.normalize_obs:
         return {}
     return {
@@ -240,8 +243,8 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # fields 
 def load_checkpoint(actor: Loadable, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
-    For each acting network, the state contains one vector of the network's parameters, in order; all other entries are
-    buffers by name.
+    For each acting network, the state contains one vector, which consists of the network's parameters in order. All
+    other entries are buffers, by name.
 
     Raises:
         CheckpointError: The file cannot be read, or does not contain the state of such an actor.
@@ -261,8 +264,8 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
         size = sum(parameter.numel() for parameter in parameters)
         if state[name].shape != (size,):
             raise CheckpointError(
-                f"checkpoint {path!r} contains {math.prod(state[name].shape)} parameters, this actor has {size}; build "
-                "it with the spaces and options that the model was trained with")
+                f"checkpoint {path!r} contains {math.prod(state[name].shape)} parameters, but this actor has {size}; "
+                "build it with the spaces and options that the model was trained with")
     with torch.no_grad():
         for name, parameters in networks.items():
             nn.utils.vector_to_parameters(state[name].to(parameters[0].device), parameters)
@@ -271,5 +274,5 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
             if not isinstance(value, Tensor) or value.shape != buffer.shape:
                 raise CheckpointError(
                     f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; give the actor the "
-                    "normalize_obs and normalize_reward of the training")
+                    "same normalize_obs and normalize_reward as in training")
             buffer.copy_(value)

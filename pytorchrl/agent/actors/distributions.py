@@ -1,9 +1,9 @@
-"""Action distributions as functions of one tensor, so that acting and learning create no objects.
+"""Action distributions, whose methods take their parameters as one tensor, so that no objects are created per call.
 
-The action space determines the distribution of an actor, and the distribution the number of outputs of the policy
-head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks are
-(..., n) bool, true where an action is allowed. The logit of a forbidden action is replaced by the lowest finite float
-instead of minus infinity: the probability is exactly 0, and 0 * log 0 is 0 instead of NaN.
+The action space determines the distribution of an actor; the distribution determines the number of outputs of the
+policy head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks
+are (..., n) bool, true where an action is allowed. The logit of a forbidden action is replaced by the lowest finite
+float instead of minus infinity, so that the action's probability is exactly 0, and 0 * log 0 is 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Distribution(nn.Module):
         return self.log_prob_entropy(params, action, mask)[0]
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the mean of log p - log q under p, where p has `params` and q has `other`; (...,) float32."""
+        """Return KL(p || q), where p has the parameters `params`, and q has the parameters `other`; (...,) float32."""
         raise NotImplementedError
 
     def clip(self, action: Tensor) -> Tensor:
-        """Return the action for the environment."""
+        """Return the action as the environment receives it."""
         return action
 
 
@@ -86,13 +86,13 @@ def check_mask(mask: Tensor) -> None:
     """Refuse a mask (..., n) with a row that allows no action.
 
     Raises:
-        NonFiniteDataError: A row allows no action, so the row's probabilities are not defined.
+        NonFiniteDataError: A row allows no action, so the row's probabilities are undefined.
     """
     if not bool(mask.any(-1).all()):
         rows = (~mask.any(-1)).nonzero().flatten().tolist()
         raise NonFiniteDataError(
             "the action mask forbids every action, or every action of one MultiDiscrete component, in rows "
-            f"{rows[:8]}; allow at least one action in each")
+            f"{rows[:8]}; allow at least one action there")
 
 
 def _sample_logits(logits: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
@@ -108,7 +108,7 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Categorical(Distribution):
-    """A choice of one of n actions, counted from 0 (environments add the `start` of their space).
+    """A choice of one of n actions, which are numbered from 0 (environments add the `start` of their space).
 
     Params: logits (..., n).
     """
@@ -126,30 +126,31 @@ class Categorical(Distribution):
         return _masked(params, mask).argmax(-1)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Distribution`; the probabilities are the softmax over allowed actions."""
+        """See `Distribution`; the softmax is taken over the allowed actions."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; the probabilities are the softmax over allowed actions."""
+        """See `Distribution`; the softmax is taken over the allowed actions."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; the probabilities are the softmaxes over allowed actions."""
+        """See `Distribution`; both softmaxes are taken over the allowed actions."""
         log_p, log_q = (F.log_softmax(_masked(logits, mask), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 class MultiCategorical(Distribution):
-    """D independent categoricals. Params: their concatenated logits. Log-probabilities and entropies are summed.
+    """D independent categorical distributions, the components. Params: the concatenated logits of all components.
 
-    All D are computed together as (..., D, max n); components with fewer actions are padded with forbidden actions.
+    Log-probabilities and entropies are summed over the components. All components are computed together, as
+    (..., D, max n); components with fewer than max n actions are padded with forbidden actions.
     """
 
     index: Tensor
-    """(D * max n,) int64, for each entry of the padded form its position in the params."""
+    """(D * max n,) int64, the position in the params of each entry of the padded form."""
     present: Tensor
     """(D, max n) bool, false for padding."""
 
@@ -188,19 +189,22 @@ class MultiCategorical(Distribution):
         return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return sums over the D components; see `Distribution`."""
+        """See `Distribution`; both results are summed over the D components."""
         log_probs = F.log_softmax(_masked(*self._split(params, mask)), -1)
         action = action.reshape(*log_probs.shape[:-1], 1)
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the sum over the D components; see `Distribution`."""
+        """See `Distribution`; the result is summed over the D components."""
         log_p, log_q = (F.log_softmax(_masked(*self._split(logits, mask)), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
 
 
 class Bernoulli(Distribution):
-    """n independent bits. Params: logits (..., n) of a bit being 1. Log-probabilities and entropies are summed."""
+    """n independent bits. Params: (..., n), for each bit the logit of the probability that the bit is 1.
+
+    Log-probabilities and entropies are summed over the bits.
+    """
 
     def __init__(self, action_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -214,19 +218,19 @@ class Bernoulli(Distribution):
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Return 1 for each bit with a probability above 1/2, else 0; (..., *action_shape) int64."""
+        """Return 1 for each bit that is 1 with a probability above 1/2, else 0; (..., *action_shape) int64."""
         _refuse_mask(mask)
         return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return sums over the bits; see `Distribution`."""
+        """See `Distribution`; both results are summed over the bits."""
         _refuse_mask(mask)
         bits = action.reshape(params.shape).float()
         softplus = F.softplus(params)
         return (bits * params - softplus).sum(-1), (softplus - params * params.sigmoid()).sum(-1)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the sum over the bits; see `Distribution`."""
+        """See `Distribution`; the result is summed over the bits."""
         _refuse_mask(mask)
         return (params.sigmoid() * (params - other) - F.softplus(params) + F.softplus(other)).sum(-1)
 
@@ -252,7 +256,7 @@ class Gaussian(Distribution):
         self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
 
     def params_of(self, outputs: Tensor) -> Tensor:
-        """Return the means with the log standard deviations appended; see `Distribution`."""
+        """Return the means, followed by the log standard deviations; see `Distribution`."""
         means = outputs.float()
         return torch.cat((means, self.log_std.expand_as(means)), -1)
 
@@ -269,7 +273,7 @@ class Gaussian(Distribution):
         return params[..., : self.num_outputs].reshape(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return sums over the n dimensions; see `Distribution`."""
+        """See `Distribution`; both results are summed over the n dimensions."""
         _refuse_mask(mask)
         mean, log_std = params.chunk(2, -1)
         errors = (action.reshape(mean.shape) - mean) * (-log_std).exp()
@@ -278,7 +282,7 @@ class Gaussian(Distribution):
         return -0.5 * (errors * errors).sum(-1) - log_stds - constant, log_stds + (constant + 0.5 * self.num_outputs)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the sum over the n dimensions; see `Distribution`."""
+        """See `Distribution`; the result is summed over the n dimensions."""
         _refuse_mask(mask)
         (mean, log_std), (other_mean, other_log_std) = params.chunk(2, -1), other.chunk(2, -1)
         precision = (-2.0 * other_log_std).exp()

@@ -1,7 +1,8 @@
-"""Feature extractors, from an observation leaf (B, ...) in its own dtype to features (B, out_features) float32.
+"""Feature extractors, which map an observation leaf (B, ...) of any dtype to features (B, out_features) float32.
 
-Every extractor is a module that is built from a space and has an attribute `out_features`. Initial weights are
-orthogonal with gain sqrt(2), and biases are 0. Weights are drawn from the given generator, not from torch's global one.
+Every extractor is a module that is built from a space and has an attribute `out_features`. The initial weights of
+layers are orthogonal with gain sqrt(2); initial biases are 0. Weights are drawn from the given generator, not from
+torch's global one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Conv2d(nn.Conv2d):
 
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
-    """Return a linear layer with orthogonal weight and zero bias."""
+    """Return a linear layer with an orthogonal weight and a bias of 0."""
     return orthogonal(_Linear(inputs, outputs), gain, generator)
 
 
@@ -55,7 +56,7 @@ def conv(
     inputs: int, outputs: int, kernel_size: int, generator: torch.Generator | None = None, *, stride: int = 1,
     padding: int = 0, bias: bool = True,
 ) -> nn.Conv2d:
-    """Return a convolution with orthogonal weight and, with `bias`, zero bias."""
+    """Return a convolution with an orthogonal weight and, if `bias` is true, a bias of 0."""
     layer = _Conv2d(inputs, outputs, kernel_size, stride=stride, padding=padding, bias=bias)
     return orthogonal(layer, HIDDEN_GAIN, generator)
 
@@ -71,18 +72,18 @@ def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> 
 def is_image(space: gym.Space[object]) -> bool:
     """Return whether a leaf of `flatten_space` is an image, for which `auto` uses a convolutional network.
 
-    An image is a Box (C, H, W) of unsigned bytes, or of floats whose bounds are 0 and 1 everywhere, with H and W of
-    at least 16 pixels.
+    An image is a Box (C, H, W) with H and W of at least 16 pixels. Its values are unsigned bytes, or floats whose
+    bounds are 0 and 1 everywhere.
     """
     return (isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and min(space.shape[1:]) >= MIN_IMAGE_SIZE
             and has_image_values(space))
 
 
 def image_shape(space: gym.Space[object], min_size: int, leaf: str = "obs") -> tuple[int, int, int]:
-    """Return (C, H, W) of the image leaf that is called `leaf`.
+    """Return the shape (C, H, W) of an image leaf.
 
     Raises:
-        SpaceError: The space is not a Box with three axes, or its images are too small for the layers.
+        SpaceError: The space is not a Box with three axes, or its images are too small; the message contains `leaf`.
     """
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 3:
         raise SpaceError(f"leaf {leaf!r}: a convolutional extractor needs a Box of shape (C, H, W), got {space}; use "
@@ -111,7 +112,10 @@ def encoded_size(space: gym.Space[object]) -> int:
 
 
 def encode(space: gym.Space[object], x: Tensor) -> Tensor:
-    """Return a leaf (B, ...) as vectors (B, n) float32: categories one-hot, bytes divided by 255, others unchanged."""
+    """Return a leaf (B, ...) as vectors (B, n) float32.
+
+    Categories are encoded one-hot, and unsigned bytes are divided by 255; the values of other leaves do not change.
+    """
     if isinstance(space, gym.spaces.Discrete):
         return (x.unsqueeze(-1) == torch.arange(int(space.n), device=x.device)).float()
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -135,10 +139,10 @@ class MLP(nn.Module):
         activation: str = "tanh",
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers; with no `hidden_sizes`, the features are the encoded leaf."""
+        """Build the layers; if `hidden_sizes` is empty, the features are the encoded leaf."""
         super().__init__()
         size = space if isinstance(space, int) else encoded_size(space)
-        # Vectors of floats, by far the most frequent leaf, need no encoding.
+        # Vectors of floats, by far the most frequent kind of leaf, need no encoding.
         is_vector = isinstance(space, int) or (
             isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1)
         self._to_encode = None if is_vector or isinstance(space, int) else space
@@ -165,10 +169,10 @@ class MLP(nn.Module):
 
 
 def image_input(x: Tensor) -> tuple[Tensor, float]:
-    """Return images as float32 in channels-last memory, and the factor for the weight of the first layer.
+    """Return images as float32 in channels-last layout, and the factor by which to multiply the first layer's weight.
 
-    Dividing the weight by 255 instead of every pixel gives the same features and saves a pass over the images.
-    Convolutions on channels-last memory are about twice as fast on CPUs.
+    Dividing the weight by 255 instead of every pixel gives the same features and saves a pass over the images. On CPUs,
+    convolutions are about twice as fast in channels-last layout as in the default layout.
     """
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
     return x.contiguous(memory_format=torch.channels_last).float(), scale
@@ -206,7 +210,7 @@ class CNN(nn.Module):
 
 
 class DictNet(nn.Module):
-    """One extractor for each leaf, then a ReLU network over their concatenated features."""
+    """One extractor for each leaf, followed by a ReLU network over the concatenated features of all leaves."""
 
     def __init__(
         self,
@@ -214,10 +218,10 @@ class DictNet(nn.Module):
         hidden_sizes: tuple[int, ...] = (256, 256),
         generator: torch.Generator | None = None,
     ) -> None:
-        """Join `extractors`, which map each leaf to a module with `out_features`."""
+        """Build the network from `extractors`, a mapping from each leaf to a module with `out_features`."""
         super().__init__()
         self._leaves = list(extractors)
-        # No ModuleDict, because names of leaves may contain dots and names of modules may not.
+        # Not a ModuleDict, because names of leaves may contain dots, but names of modules may not.
         self.extractors = nn.ModuleList(extractors.values())
         self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features
@@ -250,9 +254,9 @@ class Embedding(nn.Module):
         """Return features (B, out_features) of whole numbers (B,).
 
         Raises:
-            IndexError: A number is below 0, or not below the size of the vocabulary.
+            IndexError: A number is negative, or at least the size of the vocabulary.
         """
-        # A compiled graph contains its own check, on devices that support it.
+        # On devices that support such a check, a compiled graph contains its own.
         if not torch.compiler.is_compiling() and bool(((x < 0) | (x >= self.vocabulary)).any()):
             raise IndexError(f"an index must be from 0 to {self.vocabulary - 1}, got {int(x.min())} to {int(x.max())}")
         return F.embedding(x.long(), self.table)

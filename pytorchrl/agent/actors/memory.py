@@ -1,7 +1,8 @@
-"""Recurrent memory between extractor and heads. B = environments, L = steps, F = features, H = state size.
+"""Recurrent memory between the extractor and the heads. B = environments, L = steps, F = features, H = state size.
 
 The state is one flat vector for each network, so storages do not depend on its contents. If an observation is the first
-of its episode, the state is set to zero before that observation. Single steps and sequences run the same code.
+of its episode, the state is set to zero before that observation. Single steps and sequences are computed by the same
+code.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Memory(nn.Module):
         """Compute one step.
 
         Args:
-            projected: (B, num_gates * size), `inputs(x)`.
-            state: (B, H).
+            projected: (B, num_gates * size), the result of `inputs(x)`.
+            state: (B, H) before the step.
 
         Returns:
             The output (B, size) and the next state (B, H).
@@ -52,7 +53,7 @@ class Memory(nn.Module):
         Returns:
             Outputs (B, size) or (L, B, size), and the state (B, H) after the last row.
         """
-        # One product for all steps, because only the recurrent half depends on the previous step.
+        # One matrix product for all steps, because only the recurrent half depends on the previous step.
         projected = F.linear(x, self.inputs.weight, self.inputs.bias)
         done = done.unsqueeze(-1)
         if x.dim() == 2:
@@ -81,7 +82,7 @@ class GRU(Memory):
 
 
 class LSTM(Memory):
-    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is the output, then the cell."""
+    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is the output, followed by the cell."""
 
     num_gates, num_parts = 4, 2
 

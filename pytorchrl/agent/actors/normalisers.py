@@ -16,7 +16,10 @@ _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
 
 
 def moments(samples: Tensor) -> Moments:
-    """Return (count, mean, M2) of `samples` (N, ...) over the first axis, float64; all are 0 if N = 0."""
+    """Return (count, mean, M2) of `samples` (N, ...) over the first axis, float64; all are 0 if N = 0.
+
+    M2 is the sum of squared deviations from the mean.
+    """
     samples = samples.double()
     count = torch.tensor(float(samples.shape[0]), dtype=torch.float64)
     mean = samples.sum(0) / max(1, samples.shape[0])
@@ -33,7 +36,7 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
             last row.
 
     Returns:
-        (T, E) float64; a row that is not valid repeats the previous G.
+        (T, E) float64; where a transition is not valid, the previous G is repeated.
     """
     sums = np.empty(rollout.reward.shape, dtype=np.float64)
     ended = (rollout.terminated | rollout.truncated).numpy()
@@ -45,7 +48,7 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all merged samples, in buffers of the actor's state.
+    """Mean and variance of all merged samples; they are buffers and therefore part of the actor's state.
 
     Only `merge` changes the moments; acting and learning do not. Before the first merge, `normalise` only clips.
     """
@@ -82,9 +85,9 @@ class RunningMoments(nn.Module):
         self.scale.copy_((m2 / count + _EPSILON).rsqrt())
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std, clipped to +-10, as a new float32 tensor; wide dtypes are computed in float64."""
+        """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor; compute wide dtypes in float64."""
         if x.dtype in _WIDE:
             return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()
-        if x.dtype is torch.bool:  # torch cannot subtract from bool
+        if x.dtype is torch.bool:  # torch cannot subtract from a bool tensor
             x = x.float()
         return ((x - self.shift) * self.scale).clamp_(-_CLIP, _CLIP)

@@ -1,4 +1,4 @@
-"""The actor of DDPG, TD3 and SAC: a policy and critics without shared layers."""
+"""The actor of DDPG, TD3 and SAC: a policy and critics that share no layers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class OffPolicyActor(ReplayActor):
         policy: The policy network.
         critics: `num_critics` Q networks.
         is_discrete: Whether the action space is Discrete.
-        is_deterministic: Whether the policy returns actions instead of the parameters of a distribution.
-        action_size: D, the number of dimensions of an action; for a Discrete space, n, the number of actions.
+        is_deterministic: Whether the policy determines actions instead of the parameters of a distribution.
+        action_size: The number D of dimensions of an action or, for a Discrete space, the number n of actions.
     """
 
     low: Tensor
@@ -58,12 +58,12 @@ class OffPolicyActor(ReplayActor):
         """Options of `OffPolicyActor`."""
 
         policy: str = option(
-            "stochastic", help="stochastic (squashed Gaussian, or categorical) for SAC, deterministic for DDPG and "
-                               "TD3.",
+            "stochastic", help="stochastic for SAC (a squashed Gaussian, or categorical if actions are discrete), or "
+                               "deterministic for DDPG and TD3.",
             choices=("stochastic", "deterministic"))
         num_critics: int = option(2, help="Number of Q networks.", low=1)
         log_std_bound: str = option(
-            "clip", help="Bounds of log standard deviations: clip to [-20, 2], or map by tanh into [-5, 2].",
+            "clip", help="How log standard deviations are bounded: clip (to [-20, 2]) or tanh (into [-5, 2]).",
             choices=LOG_STD_BOUNDS)
 
         recurrent_net: ClassVar[None] = None  # the actor has no memory
@@ -95,7 +95,7 @@ class OffPolicyActor(ReplayActor):
         """Build the networks from `seed`, then load the checkpoint if one is given.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or contains another network.
+            CheckpointError: The checkpoint cannot be read or contains a different network.
         """
         super().__init__(options, device)
         space = options.action_space
@@ -111,12 +111,12 @@ class OffPolicyActor(ReplayActor):
         self.build(seed)
 
     def build_networks(self, generator: torch.Generator) -> None:
-        """Build `policy` and `critics`; a subclass may build other modules.
+        """Build `policy` and `critics`; a subclass may build different modules.
 
         The modules receive normalized observations, leaf -> (B, ...). `policy(obs)` returns (B, k) float32. For a Box,
-        k = D if the policy is deterministic, else k = 2 D (means and log standard deviations); for a Discrete space,
-        the outputs are k = n logits. `critics` is a ModuleList of networks that return values (float32): `critic(obs,
-        action)` returns (B,) for a Box, `critic(obs)` returns (B, n) for a Discrete space.
+        k = D if the policy is deterministic; otherwise, k = 2 D (means, then log standard deviations). For a Discrete
+        space, k = n (logits). `critics` is a ModuleList of networks that return values (float32): `critic(obs, action)`
+        returns (B,) for a Box, and `critic(obs)` returns (B, n) for a Discrete space.
         """
         options, size = self.options, self.action_size
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)
@@ -150,7 +150,7 @@ class OffPolicyActor(ReplayActor):
         return {"pi": self.policy}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """See `ReplayActor`; return (E,) int64, or (E, ...) float32 in [-1, 1] for a Box."""
+        """See `ReplayActor`; the actions are (E,) int64 or, for a Box, (E, ...) float32 in [-1, 1]."""
         if self.is_discrete:
             return best_action(torch.rand(num_envs, self.action_size, generator=generator, device=self.device), mask)
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
@@ -160,7 +160,7 @@ class OffPolicyActor(ReplayActor):
         if self.is_discrete:
             return action
         scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        return torch.clamp(scaled, self.low, self.high)  # rounding may exceed the bounds
+        return torch.clamp(scaled, self.low, self.high)  # because of rounding errors
 
     def act(
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
@@ -195,7 +195,7 @@ class OffPolicyActor(ReplayActor):
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Draw reparameterized actions (B, D) in [-1, 1] of the squashed Gaussian; return them with log-densities (B,).
+        """Draw reparameterized actions (B, D) in [-1, 1] from the squashed Gaussian; also return log-densities (B,).
 
         Args:
             obs: Leaf -> (B, ...), normalized.
@@ -204,7 +204,7 @@ class OffPolicyActor(ReplayActor):
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 
     def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
-        """Return log-probabilities (B, n) of a categorical policy; forbidden actions get about the lowest finite float.
+        """Return log-probabilities (B, n) of a categorical policy: for forbidden actions, about the lowest float.
 
         Args:
             obs: Leaf -> (B, ...), normalized.
@@ -250,4 +250,4 @@ class PolicyNet(nn.Module):
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:
     """Return the values of all `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces."""
-    return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # a ModuleList
+    return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # it is a ModuleList

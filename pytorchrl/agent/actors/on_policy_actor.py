@@ -1,4 +1,4 @@
-"""The actor of on-policy algorithms: extractor, memory, policy head and value head."""
+"""The actor of on-policy algorithms: a feature extractor, an optional memory, a policy head and a value head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OnPolicyActor(Actor):
     Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
     first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
     may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does not enter that
-    mode itself, because entering takes longer than running a small network.
+    mode itself, because entering it takes longer than running a small network.
 
     A subclass with networks of its own defines `build_networks`, `policy_features` and, unless the value head is
     applied to the policy's features, `value_features`.
@@ -49,21 +49,22 @@ class OnPolicyActor(Actor):
         """Options of `OnPolicyActor`."""
 
         observation_space: Any = option(  # checked and replaced by `flatten_space`
-            help="Leaf -> space, as environment factories return it, or a gymnasium space.")
+            help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
         action_space: Any = option(  # checked and replaced by `flatten_action_space`
             help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
         feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option(
             (64, 64), help="Units of each fully connected layer over vectors.", low=1)
-        activation: str = option("tanh", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
+        activation: str = option("tanh", help="Activation after each of these layers.", choices=tuple(ACTIVATIONS))
         recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
         recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         shared_policy_value_network: bool | None = option(
-            None, help="Whether policy and value share extractor and memory; None means yes for images, else no.")
+            None, help="Whether the policy and the value share the extractor and the memory; None means yes if any "
+                       "leaf is an image, otherwise no.")
         policy_gain: float = option(
             0.01, low=0.0, exclusive=True,
             help="Gain of the initial weights of the policy head. A small gain makes the initial policy almost uniform "
-                 "(or a Gaussian with a mean near 0); a gain of 1.0 learns faster if there are few updates.")
+                 "(or a Gaussian with a mean near 0); with a gain of 1.0, learning is faster if there are few updates.")
         log_std_init: float = option(0.0, help="Initial log standard deviation of a Gaussian policy.")
         normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
         normalize_reward: bool = option(
@@ -72,10 +73,10 @@ class OnPolicyActor(Actor):
             None, help="Saved model from which the weights and normalizers are initialized.")
 
         def __post_init__(self) -> None:
-            """Flatten the spaces, and refuse spaces and extractors that do not fit."""
+            """Flatten the spaces, and refuse unsupported spaces or an extractor that does not fit them."""
             super().__post_init__()
             object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
-            # Networks count actions from 0; the environments add the `start` of the space.
+            # Networks number actions from 0; the environments add the `start` of the space.
             object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             distribution_of(self.action_space)
             check_extractor(self.feature_extractor, self.observation_space)
@@ -84,7 +85,7 @@ class OnPolicyActor(Actor):
         """Build the networks from `seed`, then load the checkpoint if one is given.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or contains another network.
+            CheckpointError: The checkpoint cannot be read or contains a different network.
         """
         super().__init__(options, device)
         self.distribution = distribution_of(options.action_space)
@@ -92,7 +93,7 @@ class OnPolicyActor(Actor):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
         self.build(seed)
         # Plain tuples of the same modules, because looking up a submodule or a parameter is slow: with small networks,
-        # the look-ups take up to a third of the time of `act`.
+        # these lookups take up to a third of the time of `act`.
         self._trunks: tuple[Any, Any] = (  # a subclass may give its networks any interface
             getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
@@ -127,13 +128,13 @@ class OnPolicyActor(Actor):
             done: (B,) or (L, B) bool, whether a row is the first of its episode; the memory is reset before this row.
 
         Returns:
-            Features (B, F) or (L, B, F), and the memory after the last row, {} without memory.
+            Features (B, F) or (L, B, F), and the memory after the last row; {} without memory.
         """
         features, state = self._trunks[0].forward(obs, rhs.get("policy"), done)
         return features, {} if state is None else {"policy": state}
 
     def value_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the input of the value head; see `policy_features` for arguments and result.
+        """Return the input of the value head; see `policy_features` for the arguments and the result.
 
         The method is not called if `is_shared` is True.
         """
@@ -163,7 +164,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return network -> zeros (E, H), or {} without memory; the state of an LSTM is its output, then its cell."""
+        """Return network -> zeros (E, H), or {} without memory; an LSTM's state is its output, followed by its cell."""
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
@@ -182,21 +183,21 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions; compute only values that cannot be computed later for a whole rollout at once.
+        """Choose actions; leave out results that are faster to compute later, for a whole rollout at once.
 
         Args:
             obs: Leaf -> (E, ...).
             rhs: Network -> (E, H), the memory before these observations.
             done: (E,) bool, whether an observation is the first of its episode.
-            deterministic: Whether to return the most likely actions instead of sampling.
+            deterministic: Whether to choose the most likely actions instead of sampling.
             mask: (E, n) bool, true where an action is allowed.
             generator: Generator for sampling.
             with_value: Whether to compute values.
 
         Returns:
             Actions (E, ...) as drawn; actions for the environment; `dist_params` (E, P), from which
-            `log_prob_from_params` computes log-probabilities later; values (E,), or None without `with_value` or if a
-            separate network without memory computes values; and the memory after these observations.
+            `log_prob_from_params` computes log-probabilities later; values (E,), or None if `with_value` is false or
+            a separate network without memory computes values; and the memory after these observations.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -264,7 +265,7 @@ class OnPolicyActor(Actor):
         params, latent, _ = self._policy_params(obs, rhs, done)
         value_latent = latent if self.is_shared else self.value_features(obs, rhs, done)[0]
         logp, entropy = self._heads[2].log_prob_entropy(params, action, mask)
-        features = latent.float()  # it may be bfloat16 under mixed precision; the user's terms receive float32
+        features = latent.float()  # bfloat16 under mixed precision, but the user's `terms` receives float32
         value_features = features if value_latent is latent else value_latent.float()
         return Evaluated(logp, entropy, self._value_of(value_latent), params, features, value_features)
 
@@ -273,7 +274,7 @@ class OnPolicyActor(Actor):
     ) -> tuple[Tensor, Tensor, Tensor, Obs]:
         """Return log-probability (B,), entropy (B,), `dist_params` (B, P) and the memory after the last row.
 
-        Only the layers that `act` uses are computed; see `evaluate` for the arguments.
+        Only the layers of the policy are computed; see `evaluate` for the arguments.
         """
         params, _, rhs_next = self._policy_params(self.normalise(obs), rhs, done)
         logp, entropy = self.distribution.log_prob_entropy(params, action, mask)

@@ -1,4 +1,4 @@
-"""The actor of DQN and R2D2: a network for the values of all actions of a Discrete space."""
+"""The actor of DQN and R2D2: a network that estimates the values of all actions of a Discrete space."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class QActor(ReplayActor):
     learning.
 
     Attributes:
-        q: The network, from normalized observations to values (B, n).
-        num_actions: n, the number of actions.
+        q: The network, which maps normalized observations to values (B, n).
+        num_actions: The number n of actions.
     """
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Discrete,)
@@ -42,9 +42,10 @@ class QActor(ReplayActor):
     class Options(ReplayActor.Options):
         """Options of `QActor`."""
 
-        dueling: bool = option(False, help="Use separate heads for the value and for the advantages of actions.")
+        dueling: bool = option(
+            False, help="Use one head for the value of a state and another for the advantages of actions.")
         noisy: bool = option(
-            False, help="Add noise of learned scale to the parameters of the heads, to explore without epsilon.")
+            False, help="Add noise with a learned scale to the parameters of the heads, to explore without epsilon.")
         recurrent_net: str | None = option(
             None, help="Memory after the extractor, for R2D2.", choices=(None, *MEMORIES))
         recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
@@ -53,7 +54,7 @@ class QActor(ReplayActor):
                         "episode.")
 
         def __post_init__(self) -> None:
-            """Refuse options of the memory for an actor without memory."""
+            """Refuse memory options for an actor without memory."""
             super().__post_init__()
             if self.recurrent_size is not None and self.recurrent_net is None:
                 raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
@@ -64,14 +65,14 @@ class QActor(ReplayActor):
         """Build the network from `seed`, then load the checkpoint if one is given.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or contains another network.
+            CheckpointError: The checkpoint cannot be read or contains a different network.
         """
         super().__init__(options, device)
         self.num_actions = int(options.action_space.n)
         self.build(seed)
 
     def build_networks(self, generator: torch.Generator) -> None:
-        """Build `q`; a subclass may build another module.
+        """Build `q`; a subclass may build a different module.
 
         `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalized
         observations, leaf -> (B, ...). `mask` is (B, n) bool or None; `generator` draws the noise of the network, and
@@ -94,7 +95,7 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """See `ReplayActor`; return (E,) int64."""
+        """See `ReplayActor`; the actions are (E,) int64."""
         return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
 
     def acting_networks(self) -> dict[str, nn.Module]:
@@ -102,9 +103,9 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return {"q": zeros (E, H)}, or {} without memory; the state of an LSTM is its output, then its cell.
+        """Return {"q": zeros (E, H)}, or {} without memory; an LSTM's state is its output, followed by its cell.
 
-        With `prev_action_reward`, the result also has `PREVIOUS`, zeros (E, n + 1).
+        With `prev_action_reward`, the result also contains `PREVIOUS`, zeros (E, n + 1).
         """
         if not self.is_recurrent:
             return {}
@@ -124,7 +125,7 @@ class QActor(ReplayActor):
         Args:
             obs: Leaf -> (B, ...) or (L, B, ...).
             rhs: {"q": (B, H)}, the memory before the first row; empty without memory. With `prev_action_reward`, `rhs`
-                also has `PREVIOUS`, (B, n + 1) or (L, B, n + 1), for the step before each row.
+                also contains `PREVIOUS`, (B, n + 1) or (L, B, n + 1), the action and reward before each row.
             done: (B,) or (L, B) bool, whether a row is the first of its episode.
             mask: (B, n) or (L, B, n) bool, true where an action is allowed.
             generator: Generator of the noise of a noisy network; None means no noise.
@@ -137,7 +138,7 @@ class QActor(ReplayActor):
         return scores, {} if state is None else {"q": state}
 
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
-        """Add the chosen actions (B,) to the states that `unroll` returned if actions are an input of the memory.
+        """If actions are an input of the memory, add the chosen actions (B,) to the states that `unroll` returned.
 
         `show_reward` later adds the rewards of these actions.
         """

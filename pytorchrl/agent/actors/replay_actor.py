@@ -1,4 +1,4 @@
-"""The base class of actors of replay algorithms: options, PyTorch's default initialization, and Q networks."""
+"""Define the base class of actors of replay algorithms, and the Q networks, with PyTorch's default initialization."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ _NOISE_SCALE = 0.5
 
 
 class ReplayNetworkOptions(NetworkOptions, Protocol):
-    """The options from which `replay_trunk` builds a trunk; an instance is a dataclass."""
+    """The options from which `replay_trunk` builds a trunk; their class is a dataclass."""
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # as typeshed declares it
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # declared as in typeshed
 
 
 class ReplayActor(Actor):
-    """The base class of actors of replay algorithms, whose networks share no layers.
+    """The base class of actors of replay algorithms.
 
-    Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
+    The networks of such an actor share no layers. Observations are dictionaries leaf -> (B, ...). Inputs are never
+    changed.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options of every actor of replay algorithms."""
+        """Options of all actors of replay algorithms."""
 
         observation_space: Any = option(  # checked and replaced by `flatten_space`
-            help="Leaf -> space, as environment factories return it, or a gymnasium space.")
+            help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
         action_space: Any = option(help="Space of the actions.")  # replaced by `flatten_action_space`
         feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
-        activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
+        activation: str = option("relu", help="Activation after each of these layers.", choices=tuple(ACTIVATIONS))
         normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
         checkpoint: str | None = option(
             None, help="Saved model from which the acting networks and normalizers are initialized.")
 
         def __post_init__(self) -> None:
-            """Flatten the spaces, and refuse spaces and extractors that do not fit."""
+            """Flatten the spaces, and refuse unsupported spaces or an extractor that does not fit them."""
             super().__post_init__()
             object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
-            # Networks count actions from 0; the environments add the `start` of the space.
+            # Networks number actions from 0; the environments add the `start` of the space.
             object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             check_extractor(self.feature_extractor, self.observation_space)
 
@@ -66,10 +67,10 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return uniformly random actions (E, ...) among the actions that the mask (E, n) allows, in stored form."""
+        """Draw actions (E, ...), as storages receive them, uniformly from those that the mask (E, n) allows."""
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Return actions (E, ...) for environments."""
+        """Return actions (E, ...) as environments receive them."""
         return action
 
 
@@ -77,12 +78,12 @@ def replay_trunk(
     options: ReplayNetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
     num_previous: int = 0,
 ) -> Trunk:
-    """Return a trunk whose extractor has PyTorch's default initialization; a user's extractor keeps its own.
+    """Return a trunk whose extractor has PyTorch's default initialization; a user's extractor is not initialized again.
 
     Args:
         options: Options of the actor.
         generator: CPU generator for the initial weights.
-        hidden_sizes: Sizes that replace those in the options.
+        hidden_sizes: Sizes that replace those of the options; None keeps the latter.
         num_previous: See `Trunk`.
     """
     if hidden_sizes is not None:
@@ -136,12 +137,12 @@ class NoisyLinear(nn.Module):
         outputs, inputs = self.weight.shape
         noise = torch.empty(inputs + outputs, device=x.device).normal_(generator=generator)
         noise_in, noise_out = torch.split(noise.sign() * noise.abs().sqrt(), [inputs, outputs])
-        # (sigma * outer(out, in)) x = out * (sigma (in * x)), which does not compute the outer product.
+        # (sigma * outer(out, in)) x = out * (sigma (in * x)); the right side needs no outer product.
         return mean + F.linear(x * noise_in, self.weight_sigma, self.bias_sigma) * noise_out
 
 
 class DiscreteQNet(nn.Module):
-    """Network for the values of all actions of a Discrete space: a trunk, and one linear head or, if dueling, two."""
+    """Network for the values of all actions of a Discrete space: a trunk and one linear head (two if dueling)."""
 
     def __init__(self, options: ReplayNetworkOptions, num_actions: int, generator: torch.Generator, *,
                  dueling: bool = False, noisy: bool = False, num_previous: int = 0) -> None:
@@ -157,7 +158,7 @@ class DiscreteQNet(nn.Module):
 
         Args:
             obs: Leaf -> (B, ...), normalized.
-            mask: (B, n) bool, actions over which a dueling network takes the mean of the advantages.
+            mask: (B, n) bool, true for the actions over which a dueling network takes the mean of the advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
         """
         return self.unroll(obs, None, None, mask, generator)[0]
@@ -172,9 +173,10 @@ class DiscreteQNet(nn.Module):
             obs: Leaf -> (B, ...) or (L, B, ...), normalized.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
-            mask: (B, n) or (L, B, n) bool, actions over which a dueling network takes the mean of the advantages.
+            mask: (B, n) or (L, B, n) bool, true for the actions over which a dueling network takes the mean of the
+                advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
-            previous: (B, n + 1) or (L, B, n + 1), see `PREVIOUS`; None if the memory does not have this input.
+            previous: (B, n + 1) or (L, B, n + 1); see `PREVIOUS`. None if the memory does not have this input.
 
         Returns:
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H); None without memory.
@@ -186,17 +188,17 @@ class DiscreteQNet(nn.Module):
             return q, state
         if mask is None:
             mean = q.mean(-1, keepdim=True)
-        else:  # a terminal observation may allow no action; its values have no effect
+        else:  # the count is clamped, because a terminal observation, whose values are not used, may allow no action
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return self.value_head(features, *noise) + q - mean, state
 
 
 class ContinuousQNet(nn.Module):
-    """Network for the value of one action: an extractor, then fully connected layers over features and action."""
+    """Network for the value of one action: an extractor, then layers over its features and the action."""
 
     def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # passes vectors on unchanged
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # a trunk that passes vectors on unchanged
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

@@ -34,8 +34,8 @@ class FixupBlock(nn.Module):
     """Residual block that is initially the identity: Zhang et al. 2019 (Fixup initialization), section 3.
 
     The last convolution has an initial weight of 0, and the initial weight of the first convolution is scaled by
-    L^(-1/2) for L blocks. A scalar bias precedes each convolution and activation, and a scalar multiplier follows the
-    last convolution.
+    L^(-1/2) for L blocks. A scalar bias is added before and after each convolution, and the output of the last
+    convolution is multiplied by a scalar.
     """
 
     def __init__(self, channels: int, generator: torch.Generator | None = None) -> None:
@@ -56,7 +56,10 @@ class FixupBlock(nn.Module):
 
 
 class ImpalaCNN(nn.Module):
-    """Three stages of convolution, pooling and two residual blocks: Espeholt et al. 2018 (IMPALA), figure 3, right."""
+    """Three stages, each with a convolution, pooling and two residual blocks, followed by a linear layer.
+
+    See Espeholt et al. 2018 (IMPALA), figure 3, right.
+    """
 
     MIN_SIZE = 8
     """Minimum height and width in pixels."""
@@ -78,7 +81,7 @@ class ImpalaCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of images (B, C, H, W), uint8 or float; bytes are divided by 255."""
         x, scale = image_input(x)
-        stage: Any  # torch types the members of a ModuleList as Module
+        stage: Any  # torch declares the members of a ModuleList as Module
         for stage in self.stages:
             convolution, block1, block2 = stage
             x = F.conv2d(x, convolution.weight * scale, convolution.bias, padding=1)

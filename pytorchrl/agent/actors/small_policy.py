@@ -1,4 +1,4 @@
-"""A small policy in NumPy, which acts in a third of the time of torch. E = environments."""
+"""Run small policies in NumPy, which takes a third of the time that torch takes. E = environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
 }
 _MAX_PRODUCTS = 2**18
-"""Largest number of multiplications of a layer over all rows.
+"""Largest number of multiplications in one layer, over all rows.
 
 Above this limit, OpenBLAS starts threads, and the cost of calls no longer dominates.
 """
@@ -31,8 +31,9 @@ _NOISE_STEPS = 64
 class SmallPolicy:
     """An actor's fully connected policy in NumPy, with the actor's own parameters, for a few rows at a time.
 
-    A small network spends its time on calls, not on arithmetic, and a NumPy call takes a third of the time of a torch
-    call. The arrays share memory with the parameters, so the in-place updates of algorithms take effect immediately.
+    Most of the time of a small network is spent on calls, not on arithmetic, and a NumPy call takes a third of the time
+    of a torch call. The arrays share memory with the parameters, so in-place updates by algorithms take effect
+    immediately.
     """
 
     def __init__(self, actor: OnPolicyActor) -> None:
@@ -65,7 +66,7 @@ class SmallPolicy:
 
     @property
     def noise(self) -> Tensor:
-        """Noise that is drawn but not used yet, (k, E, n) float32; it is saved together with the generator's state."""
+        """Noise that was drawn but not used yet, (k, E, n) float32; it is saved together with the generator's state."""
         return torch.from_numpy(self._noise[self._next_noise:].copy())
 
     @noise.setter
@@ -73,7 +74,7 @@ class SmallPolicy:
         self._noise, self._next_noise = noise.numpy(), 0
 
     def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
-        """Choose the actions of E environments as the actor does; return None if torch is faster for that many."""
+        """Choose the actions of E environments as the actor does; return None if torch is faster for so many rows."""
         values = obs[OBS_LEAF]
         if len(values) > self._max_rows:
             return None
@@ -86,7 +87,7 @@ class SmallPolicy:
             activation(values, out=values)
         params = np.dot(values, self._weight)
         params += self._bias
-        if self._log_std is None:  # the argmax of logits with Gumbel noise is a draw from their softmax
+        if self._log_std is None:  # the argmax of the logits plus Gumbel noise is a draw from their softmax
             action = clipped = (params if deterministic else params + self._draw(params.shape, generator)).argmax(-1)
         else:
             action = params if deterministic else params + self._draw(params.shape, generator) * np.exp(self._log_std)
@@ -96,7 +97,7 @@ class SmallPolicy:
         return ActingStep(action, clipped, {}, {"dist_params": params})
 
     def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
-        """Return the noise of one step, from a block for many steps, because each call of a generator is slow."""
+        """Return the noise of one step; it is drawn for many steps at once, because calling a generator is slow."""
         if self._next_noise == len(self._noise) or self._noise.shape[1:] != shape:
             noise = torch.empty(_NOISE_STEPS, *shape)
             if self._log_std is None:

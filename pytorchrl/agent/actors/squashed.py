@@ -1,4 +1,7 @@
-"""The squashed Gaussian, tanh(u) with normal u: Haarnoja et al. 2018 (SAC), appendix C. D = dimensions of an action."""
+"""The squashed Gaussian, the distribution of tanh(u) for normal u: Haarnoja et al. 2018 (SAC), appendix C.
+
+D = dimensions of an action.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,21 @@ def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
 
 
 def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return the log-density (...,) of tanh(u) in (-1, 1), from u, mean and log_std (..., D).
+    """Return the log-density (...,) of tanh(u), where u, mean and log_std are (..., D).
 
-    The log-density is log N(u) - log(1 - tanh(u)^2), summed over D. The logarithm of 1 - tanh(u)^2 is computed as
-    2 (log 2 - u - softplus(-2u)), which is also exact for large |u|.
+    The log-density is log N(u) - log(1 - tanh(u)^2), summed over the D dimensions. The logarithm of 1 - tanh(u)^2 is
+    computed as 2 (log 2 - u - softplus(-2u)), which is accurate even for large |u|.
     """
     normal = -0.5 * ((u - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TWO_PI
     return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw u (..., D), with gradients to mean and log_std (..., D); the action is tanh(u)."""
+    """Draw u (..., D), differentiable in mean and log_std (..., D); the action is tanh(u)."""
     return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw actions (..., D); return them with their log-densities (...,), with gradients to mean and log_std."""
+    """Draw actions (..., D); return them and their log-densities (...,), both differentiable in mean and log_std."""
     u = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(u, mean, log_std)

@@ -27,25 +27,26 @@ _IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala
 _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
 
 EXTRACTOR_HELP = (
-    "auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable "
-    "from a space (a dictionary of spaces if there are several leaves) to a module with out_features.")
+    "auto (cnn for images of at least 36 x 36 pixels, impala for smaller images, otherwise mlp), mlp, cnn, impala or "
+    "fixup; or a callable that takes a space (a dictionary of spaces if there are several leaves) and returns a module "
+    "with out_features.")
 """Help text of the option `feature_extractor`."""
-NORMALIZE_OBS_HELP = "Normalize observations except images by their running mean and standard deviation."
+NORMALIZE_OBS_HELP = "Normalize observations, except images, by their running mean and standard deviation."
 """Help text of the option `normalize_obs`."""
-RECURRENT_SIZE_HELP = "Units of the memory; None means 256 for gru, 512 for lstm."
+RECURRENT_SIZE_HELP = "Units of the memory; None means 256 for gru and 512 for lstm."
 """Help text of the option `recurrent_size`."""
 
 
 class NetworkOptions(Protocol):
-    """The options of an actor from which its trunk is built."""
+    """The options from which an actor's trunk is built."""
 
     @property
     def observation_space(self) -> Spaces:
-        """Leaf -> space."""
+        """Mapping from each leaf to its space."""
 
     @property
     def feature_extractor(self) -> str | Callable[..., object]:
-        """Name of an extractor, or a callable from a space to a module."""
+        """Name of an extractor, or a callable that takes a space and returns a module."""
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -65,7 +66,7 @@ class NetworkOptions(Protocol):
 
 
 class Trunk(nn.Module):
-    """Feature extractor and memory, which compute the input of a head."""
+    """A feature extractor and an optional memory, which compute the input of a head."""
 
     def __init__(self, options: NetworkOptions, generator: torch.Generator, num_previous: int = 0) -> None:
         """Build the extractor and, if the options name one, the memory.
@@ -73,7 +74,7 @@ class Trunk(nn.Module):
         Args:
             options: Options of the actor.
             generator: CPU generator for the initial weights.
-            num_previous: P, the number of additional inputs of the memory; see `previous` of `forward`.
+            num_previous: Number P of additional inputs of the memory; see the argument `previous` of `forward`.
         """
         super().__init__()
         self.extractor = _build_extractor(options, generator)
@@ -130,18 +131,18 @@ class Trunk(nn.Module):
 def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
     """Check, before any worker is built, that an extractor exists and fits the spaces.
 
-    With `auto`, warn about a leaf that has the shape of an image but values that cannot be pixels, because fully
-    connected layers process such a leaf.
+    With `auto`, warn about a leaf that has the axes of an image but does not count as one, because such a leaf is
+    processed by fully connected layers.
 
     Raises:
         ConfigError: No extractor has this name.
-        SpaceError: There are no images, or an image is too small for the extractor; the message names the leaf.
+        SpaceError: The extractor needs images but there are none, or an image is too small for the extractor.
     """
     if not isinstance(name, str):
         return
     if name not in _EXTRACTORS:
         near = difflib.get_close_matches(name, _EXTRACTORS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; or give a callable from a space to a module"
+        hint = f"; did you mean {near[0]!r}?" if near else "; or give a callable that returns a module"
         raise ConfigError(f"feature_extractor must be one of {list(_EXTRACTORS)}, got {name!r}{hint}")
     if name == "auto":
         for leaf, space in spaces.items():
@@ -157,15 +158,15 @@ def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
-    # An image has two long axes, whatever their order.
+    # An image has two long axes, in whatever order its axes are.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(
-            f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over "
-            f"{math.prod(space.shape)} numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 "
-            "channels or (C, H, W), has 16 x 16 pixels or more, and consists of unsigned bytes, or of floats with "
-            f"bounds of 0 and 1; got {space.dtype} from {space.low.min()} to {space.high.max()}; give "
-            "feature_extractor='cnn' or 'impala' for an image (C, H, W), else 'mlp'",
+            f"leaf {leaf!r} has the shape of an image, {space.shape}, but is processed by fully connected layers with "
+            f"{math.prod(space.shape)} inputs: for feature_extractor='auto', an image has the shape (C, H, W), or "
+            "(H, W, C) with 1, 3 or 4 channels, has at least 16 x 16 pixels, and consists of unsigned bytes, or of "
+            f"floats with bounds of 0 and 1; got {space.dtype} from {space.low.min()} to {space.high.max()}; give "
+            "feature_extractor='cnn' or 'impala' for an image (C, H, W), or 'mlp' for any other leaf",
             stacklevel=2)
 
 
@@ -180,7 +181,7 @@ def _build_extractor(options: NetworkOptions, generator: torch.Generator) -> nn.
         module = _build_custom(chosen, spaces[OBS_LEAF] if is_single else dict(spaces), generator)
         if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
             raise ConfigError(
-                f"feature_extractor must return a torch module with a whole number out_features, got {module!r}")
+                f"feature_extractor must return a torch module with an integer attribute out_features, got {module!r}")
         return module
 
     def build(space: gym.Space[object]) -> nn.Module:

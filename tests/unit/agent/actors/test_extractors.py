@@ -169,11 +169,11 @@ def test_images_go_into_networks_for_images(space, network):
 def test_a_leaf_with_the_shape_but_not_the_values_of_an_image_warns():
     for shape in ((84, 84, 3), (3, 84, 84)):
         text = (
-            rf"leaf 'obs' has the shape of an image, \({', '.join(map(str, shape))}\).* over 21168 numbers: .* got "
+            rf"leaf 'obs' has the shape of an image, \({', '.join(map(str, shape))}\).* 21168 inputs: .* got "
             r"float32 from -inf to inf")
         with pytest.warns(UserWarning, match=text):
             OnPolicyActor.create_factory(gym.spaces.Box(-np.inf, np.inf, shape, np.float32), gym.spaces.Discrete(2))
-    with pytest.warns(UserWarning, match=r"\(64, 64, 2\).* 8192 numbers: .* with 1, 3 or 4 channels or \(C, H, W\).* "
+    with pytest.warns(UserWarning, match=r"\(64, 64, 2\).* 8192 inputs: .* \(C, H, W\), or .* 3 or 4 channels.* "
                                          r"got uint8 from 0 to 255"):
         OnPolicyActor.create_factory(gym.spaces.Box(0, 255, (64, 64, 2), np.uint8), gym.spaces.Discrete(2))
     for chosen in ("mlp", "cnn", "impala"):
