@@ -49,7 +49,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
+__all__ = [  # noqa: RUF022 - names are sorted without regard to case, as readers look them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
     "GAEBuffer", "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor",
     "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer",

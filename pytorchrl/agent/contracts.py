@@ -1,7 +1,8 @@
 """Check the return values of methods of the user's own parts. B = samples of a batch, E = environments.
 
-Checks of batches, steps and networks run once per object, for the first batch, step or network. Checks of rollouts are
-cheap and run for each rollout. Each error names the class, the method, the returned value and the expected value.
+The checks of batches, steps and networks run only for the first batch, step or network of each part. The checks of
+rollouts are cheap and run for every rollout. Each error names the class, the method, the returned value and the
+expected value.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def check_terms(
         The names of the terms, in the order of `weights`, and the names of the measures.
 
     Raises:
-        ContractError: Names, shapes or types do not fit.
+        ContractError: Names, shapes or types are wrong.
     """
     expected = "two dictionaries, name -> term of the loss and name -> further measure"
     if not isinstance(returned, tuple) or len(returned) != 2:
@@ -75,7 +76,7 @@ def check_terms(
 
 
 def check_weights(algorithm: object, weights: object) -> None:
-    """Raise `ContractError` unless `loss_weights` of an on-policy algorithm returned finite numbers by name."""
+    """Raise `ContractError` unless `loss_weights` of an algorithm returned a mapping from names to finite numbers."""
     if not isinstance(weights, Mapping) or not all(_is_number(weight) for weight in weights.values()):
         raise violation(algorithm, "loss_weights()", repr(weights), "a dictionary, name of a term -> finite number")
 
@@ -86,11 +87,11 @@ def check_per_sample(part: object, method: str, value: object, like: Tensor) -> 
 
 
 def check_target_groups(algorithm: UserPart, networks: Mapping[str, object]) -> None:
-    """Raise `ContractError` if `target_groups` of a replay algorithm names a group without a network in its actor.
+    """Raise `ContractError` if `target_groups` of a replay algorithm names a group for which the actor has no network.
 
     Args:
         algorithm: The algorithm.
-        networks: Group -> network, of the actor.
+        networks: The networks of the actor: group -> network.
     """
     if unknown := [name for name in algorithm.target_groups if name not in networks]:
         raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; "
@@ -107,7 +108,7 @@ def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | Seq
         batch: The batch; its `ret`, (B,) or (L, B), has the shape of the errors.
 
     Raises:
-        ContractError: Names, shapes or types do not fit.
+        ContractError: Names, shapes or types are wrong.
     """
     expected = "three values: group -> loss, name -> further measure, and the absolute TD errors"
     if not isinstance(returned, tuple) or len(returned) != 3:
@@ -132,7 +133,7 @@ def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | Seq
 
 
 def check_choice(algorithm: object, action: object, num_envs: int) -> None:
-    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor of one row per environment."""
+    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor with one row per environment."""
     if not isinstance(action, Tensor) or action.shape[:1] != (num_envs,):
         raise violation(algorithm, "choose()", _described(action),
                         f"a tensor of shape ({num_envs}, ...), one row for each environment")
@@ -184,13 +185,13 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
             return super().__getattribute__(name)
 
     actor.options = watched = copy.copy(options)
-    object.__setattr__(watched, "__class__", Watched)  # by `object`, because the dataclass is frozen
+    object.__setattr__(watched, "__class__", Watched)  # a frozen dataclass has no other way
     try:
         yield
     finally:
-        object.__setattr__(watched, "__class__", kind)  # the networks may keep the copy
+        object.__setattr__(watched, "__class__", kind)  # restored, because the networks may keep the copy
         actor.options = options
-    if read & {"feature_extractor", "__dict__"}:  # vars(options) reads every option
+    if read & {"feature_extractor", "__dict__"}:  # `__dict__`: vars(options) reads every option
         return
     fields = {field.name: field for field in dataclasses.fields(options)}
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read
@@ -295,11 +296,11 @@ def check_rollout(algorithm: object, rollout: RolloutData, needed: Sequence[str]
 
 
 def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray) -> None:
-    """Raise `ContractError` unless a replay's `draw` returned `count` drawable rows and their weights.
+    """Raise `ContractError` unless `draw` of a replay storage returned `count` drawable rows and their weights.
 
     Args:
-        storage: The replay.
-        drawn: The result of `draw`; expected rows, (B,) integers, and weights, (B,) floats.
+        storage: The replay storage.
+        drawn: The result of `draw`, which should be a pair: rows, (B,) integers, and weights, (B,) floats.
         count: B, the number of requested rows.
         drawable: (size,) bool, whether each row can be drawn.
     """

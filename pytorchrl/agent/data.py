@@ -1,8 +1,9 @@
 """Define the data that the parts of an agent exchange.
 
-T = steps of a rollout, E = environments, B = samples of a batch. The first axis is time and the second axis
-environments, without a trailing axis of length 1. Observations are flat dictionaries of leaves (`"camera/left"`; the
-leaf of a plain space is called `"obs"`). Each leaf keeps its dtype, so images stay uint8.
+T = steps of a rollout, E = environments, B = samples of a batch. In a rollout, the first axis of an array is time and
+the second axis is environments; there is no trailing axis of length 1. Observations are flat dictionaries from the name
+of a leaf, such as `"camera/left"`, to its values; the only leaf of a space that is not nested is called `"obs"`. Each
+leaf keeps its dtype, so images stay uint8.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Parameters = Mapping[str, Any]
 
 
 class DataKind(Enum):
-    """The kind of data that an algorithm learns from or a storage provides; the two kinds must be equal.
+    """The kind of data that an algorithm learns from, or that a storage provides; in an agent, both must be the same.
 
-    The members are ordered from data that must be fresh to data of any age.
+    The members are ordered from the kind whose data must be freshest to kinds whose data may have any age.
     """
 
     ROLLOUTS = "rollouts with advantages"
@@ -45,7 +46,7 @@ class DataKind(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the storage is a replay, which keeps transitions for repeated draws until newer data replace them."""
+        """Whether storages of this kind are replays, which keep data for repeated draws until newer data replace it."""
         return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
 
@@ -58,7 +59,7 @@ def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
 D = TypeVar("D")
 
 
-def map_tensors(data: D, function: Callable[[Any], Any]) -> D:  # from a tensor or array to any value
+def map_tensors(data: D, function: Callable[[Any], Any]) -> D:  # takes a tensor or an array, returns any value
     """Return a copy with `function` applied to every tensor or array in nested dataclasses, dictionaries and lists."""
     if isinstance(data, dict):
         return {key: map_tensors(value, function) for key, value in data.items()}  # type: ignore[return-value]
@@ -130,7 +131,7 @@ class ActingStep(NamedTuple):
 
 @dataclass(slots=True)
 class RolloutData:
-    """The transitions of one rollout, on the CPU; K transitions end episodes whose last observation is not in `obs`."""
+    """The transitions of one rollout, on the CPU; K of them end an episode whose last observation is not in `obs`."""
 
     obs: Obs
     """Leaf -> (T+1, E, ...); row T follows the last transition."""
@@ -171,7 +172,7 @@ class RolloutData:
 
     @property
     def size(self) -> int:
-        """T * E, the size of the rollout in a train batch; steps in which an environment was reset are counted too."""
+        """T * E, the number of steps that the rollout adds to a train batch, including resets of environments."""
         return self.num_steps * self.num_envs
 
     @property
@@ -183,9 +184,9 @@ class RolloutData:
         """Return the number of env steps, that is, of valid transitions."""
         return int(self.valid.sum())
 
-    def map(self, function: Callable[[Any], object]) -> RolloutData:  # of a tensor, an array or its packed form
+    def map(self, function: Callable[[Any], object]) -> RolloutData:  # takes a tensor, an array or a packed array
         """Return a copy with `function` applied to every tensor, array or packed array."""
-        def apply(value: object) -> Any:  # the type of the field
+        def apply(value: object) -> Any:  # returns the type of the field
             if value is None:
                 return None
             return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
@@ -197,7 +198,7 @@ class RolloutData:
 
 
 class Evaluated(NamedTuple):
-    """The outputs of an on-policy actor for a batch, with gradient: (B, ...), or (L, B, ...) for sequences."""
+    """The differentiable outputs of an on-policy actor for a batch: (B, ...), or (L, B, ...) for sequences."""
 
     logp: Tensor
     """(B,) float32, log-probabilities of the recorded actions under the current policy."""
@@ -220,7 +221,7 @@ def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list
     its algorithm, and an agent with several policies has one gradient for each policy.
 
     Args:
-        samples: Policy -> number of valid samples, as from `Batch.samples`.
+        samples: Policy -> number of valid samples, as in `Batch.samples`.
         num_gradients: Number of gradients, which are ordered by policy.
     """
     return [count for count in samples.values() for _ in range(num_gradients // len(samples))]
@@ -286,7 +287,7 @@ class Batch(OnePolicyBatch):
         return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
 
     def normalized_advantage(self) -> Tensor:
-        """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation.
+        """Return the advantages A as (A - mean) / (std + 1e-8), with the mean and sample std of the valid samples.
 
         The result for a single sample is 0. Advantages that are already normalized are returned unchanged.
         """
@@ -335,15 +336,16 @@ class ReplayBatch(OnePolicyBatch):
 
 @dataclass(slots=True)
 class SequenceBatch(OnePolicyBatch):
-    """Sequences drawn from replay for one gradient. W = burn-in steps, L = trained steps, n = `n_step` of the storage.
+    """Sequences drawn from replay for one gradient.
 
-    A sequence has W + L + n rows of observations. The first W rows are the burn-in, which warms up the memory; the next
-    L rows are the trained steps; the last n rows are only bootstrap observations of targets.
+    W = burn-in steps, L = steps in the loss, n = `n_step` of the storage. A sequence has W + L + n
+    rows of observations. The first W rows are the burn-in, which warms up the memory. The loss covers the next L rows.
+    The last n rows are used only by targets, which bootstrap from them.
 
-    A sequence of `SequenceBuffer` has steps of one episode. If the episode starts within the burn-in, which `done`
-    marks, the rows before the start repeat the first observation; rows after the last observation repeat the last
-    observation. A sequence of `RolloutSequenceBuffer` has no burn-in (W = 0) and may contain several episodes; the true
-    last observation of an episode is then a row between the last step of the episode and the next episode.
+    A sequence of `SequenceBuffer` contains steps of only one episode. If the episode starts within the burn-in, at a
+    row that `done` marks, the rows before the start repeat the first observation; rows after the last observation
+    repeat the last observation. A sequence of `RolloutSequenceBuffer` has no burn-in (W = 0) and may contain several
+    episodes; the true last observation of an episode is then a row between its last step and the next episode.
     """
 
     obs: Obs

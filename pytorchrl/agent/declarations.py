@@ -19,9 +19,9 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of
 from pytorchrl.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
-# Types whose items are checked, apart from tuples and mappings.
+# The types, besides tuples and mappings, whose items are checked.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
-# Type -> name in errors, singular and plural.
+# Type -> its names in errors, in the singular and the plural.
 _NAMES: dict[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
     str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),
@@ -63,12 +63,12 @@ class Declaration:
 
     @property
     def low(self) -> float | None:
-        """The smallest allowed value; if `is_exclusive`, values must be above it. None without a bound."""
+        """The smallest allowed value; if `is_exclusive`, values must be greater. None if there is no lower bound."""
         return self.field.metadata.get("low")
 
     @property
     def high(self) -> float | None:
-        """The largest allowed value; None without a bound."""
+        """The largest allowed value; None if there is no upper bound."""
         return self.field.metadata.get("high")
 
     @property
@@ -78,12 +78,12 @@ class Declaration:
 
     @property
     def is_updatable(self) -> bool:
-        """Whether the option may change while training."""
+        """Whether the option may change during training."""
         return self.field.metadata.get("updatable", False)
 
     @property
     def choices(self) -> tuple[object, ...] | None:
-        """All allowed values, for an enum the values of its members; None if the set of values is open."""
+        """All allowed values (for an enum, the values of its members); None if the set of values is open."""
         declared = self.field.metadata.get("choices")
         if declared is not None:
             return declared
@@ -101,7 +101,8 @@ class Declaration:
     def settled(self, value: object) -> object:
         """Convert a value to the form in which options store it.
 
-        A schedule replaces a function or a list of points, a tuple replaces a list, an enum member replaces its value.
+        Depending on the type of the option, a schedule replaces a function or a list of points, a tuple replaces a
+        list, and an enum member replaces its value.
 
         Raises:
             ConfigError: The value cannot be converted to a schedule.
@@ -116,7 +117,7 @@ class Declaration:
         return value
 
     def problem(self, value: object) -> str | None:
-        """Return the error message if a value, as `settled` returned it, is not allowed; otherwise None."""
+        """Return the error message if a value that `settled` returned is not allowed; otherwise None."""
         if not self.field.metadata:
             return None
         choices = self.choices
@@ -140,7 +141,7 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # A member of an enum is allowed by its type, and a function need not be among the choices.
+        # A member of an enum is a choice because its type fits, and a function need not be among the choices.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))
@@ -150,7 +151,7 @@ class Declaration:
 
 
 @functools.cache
-def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:  # a dataclass, which has no public type
+def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:  # dataclasses have no public type
     """Return the declarations of a dataclass of options, by name, in the order of its fields."""
     hints = typing.get_type_hints(options)
     return types.MappingProxyType({
@@ -239,12 +240,12 @@ def _tuple_items(arguments: tuple[object, ...], bounds: str) -> str:
 
 
 def _members(hint: object) -> tuple[object, ...]:
-    """Return the members of a union; any other annotation is its own only member."""
+    """Return the members of a union; for any other annotation, return the annotation itself as the only member."""
     return typing.get_args(hint) if typing.get_origin(hint) in _UNION_TYPES else (hint,)
 
 
 def _enum_of(hint: object) -> type[enum.Enum] | None:
-    """Return the enum in an annotation, which may be a union; None without an enum."""
+    """Return the enum class in an annotation, which may be a union; None if there is no enum in it."""
     types_ = (member for member in _members(hint) if isinstance(member, type))
     return next((member for member in types_ if issubclass(member, enum.Enum)), None)
 
@@ -259,7 +260,7 @@ def _shown(value: object) -> str:
 
 
 def _nearest(value: object, choices: tuple[object, ...]) -> str:
-    # A class, such as torch.nn.ReLU for "relu", is compared by name.
+    # Classes are compared by name, so that torch.nn.ReLU suggests "relu".
     text = (value.__name__ if isinstance(value, type) else str(value)).lower()
     by_lower = {str(choice).lower(): choice for choice in choices}
     near = difflib.get_close_matches(text, by_lower, n=1)

@@ -1,9 +1,9 @@
-"""Check whether the parts of an agent fit together, from the declarations of their classes.
+"""Check whether the parts of an agent fit together, based on the declarations of their classes.
 
 An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), the
-supported values of the actor's options (`actor_options`) and its kinds of action space (`action_spaces`). A storage
-declares the kind of data that it provides (`gives`), and an actor its kinds of action space (`action_spaces`). Messages
-list the fitting classes among all imported classes, including the user's own.
+supported values of the actor's options (`actor_options`) and the supported kinds of action space (`action_spaces`). A
+storage declares the kind of data that it provides (`gives`). An actor declares the kinds of action space that it
+supports (`action_spaces`). Error messages list all imported classes that would fit, including the user's own.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ class StorageDeclarations(Protocol):
 
 
 def learned_kind(algorithm: Factory[object]) -> DataKind:
-    """Return the kind of data that an algorithm learns from; for several policies, the freshest of their kinds.
+    """Return the kind of data that an algorithm learns from; for several policies, the kind that must be freshest.
 
     Raises:
-        ConfigError: Neither its options nor its class declare `learns_from`.
+        ConfigError: Neither its options nor its class declares `learns_from`.
     """
     return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
 
 
 def given_kind(storage: Factory[object]) -> DataKind:
-    """Return the kind of data that a storage provides; for several policies, the freshest of their storages' kinds.
+    """Return the kind of data that a storage provides; for several policies, the kind that must be freshest.
 
     Raises:
-        ConfigError: Neither its options nor its class declare `gives`.
+        ConfigError: Neither its options nor its class declares `gives`.
     """
     return _declared_kind(storage, "gives", "the kind of data that its batches are")
 
 
 def freshest(kinds: Iterable[DataKind]) -> DataKind:
-    """Return the member of `kinds`, which is not empty, that requires the freshest data."""
+    """Return the member of `kinds` that requires the freshest data; `kinds` must not be empty."""
     found = set(kinds)
     return next(kind for kind in DataKind if kind in found)
 
@@ -77,7 +77,7 @@ def check_fit(
         algorithm: Factory of the algorithm, or of the algorithms of several policies.
         actor: Factory of the actor, or of the actors of the same policies.
         storage: Factory of the storage, or of the storages of the same policies.
-        num_envs: E, the environments of one collector; None if they are not known yet.
+        num_envs: E, the number of environments of one collector; None if it is not known yet.
 
     Raises:
         SpaceError: The algorithm does not support the actor's action space.
@@ -93,7 +93,7 @@ def check_fit(
         _check_options(algorithm, actor, storage, num_envs)
         return
     for problem in problems:
-        if isinstance(problem, SpaceError):  # no other storage would help
+        if isinstance(problem, SpaceError):  # choosing another storage would not help
             raise problem
     kind = given_kind(storage)
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
@@ -104,7 +104,7 @@ def check_fit(
 def _check_options(
     algorithm: Factory[object], actor: Factory[object], storage: Factory[object], num_envs: int | None,
 ) -> None:
-    """Raise `ConfigError`, with all contradictions, if options of algorithm, actor or storage contradict each other."""
+    """Raise `ConfigError` if options of algorithm, actor and storage contradict each other; list all contradictions."""
     has_memory = getattr(actor.cls, "has_memory", None)  # an actor need not derive from `Actor`
     agent = AgentOptions(
         algorithm.options, actor.options, storage.options, has_memory and has_memory(actor.options), num_envs)
@@ -117,7 +117,7 @@ def check_policies(
     algorithms: Mapping[str, Factory[object]], actors: Mapping[str, Factory[object]],
     storages: Mapping[str, Factory[object]],
 ) -> None:
-    """Check the parts of each policy, given as policy -> factory, with `check_fit`."""
+    """Check the parts of each policy with `check_fit`; each argument is a mapping from policies to factories."""
     for policy, algorithm in algorithms.items():
         _check_policy(policy, algorithm, actors[policy], storages[policy])
 
@@ -132,7 +132,7 @@ def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], 
 
     Raises:
         SpaceError: The algorithm does not support the actor's action space.
-        ConfigError: The actor has another class, or options with which the algorithm cannot learn.
+        ConfigError: The actor is not of the class that the algorithm trains, or its options do not fit the algorithm.
     """
     problem = _actor_problem(algorithm, actor, options)
     if problem:
@@ -198,7 +198,7 @@ def _takes(
     algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations],
     learned: DataKind | None = None,
 ) -> bool:
-    """Return whether an algorithm can learn from a storage; `learned` is the kind if the options determine it."""
+    """Return whether an algorithm can learn from a storage; `learned` is its kind of data if options determine it."""
     is_kind = (learned or algorithm.learns_from) is given
     return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
@@ -261,7 +261,7 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
 
 
 def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
-    """Return the actor's name, with the options whose defaults the algorithm does not support."""
+    """Return the actor's name and the values to set for options whose defaults the algorithm does not support."""
     options = getattr(actor, "Options", None)
     defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
@@ -277,8 +277,8 @@ def _algorithms_for(actor: type[nn.Module], options: object) -> list[type[Algori
             and (space is None or not _unusable(cls, space))]
 
 
-# Known classes are all classes that are imported, are not abstract and have their declarations. The library imports all
-# parts of a kind together, so that its own classes are always known.
+# Known classes are all imported classes that are not abstract and have the required declarations. The library imports
+# all its parts of a kind together, so its own classes are always known.
 
 
 def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
@@ -291,8 +291,8 @@ def known_storages() -> list[type[StorageDeclarations]]:
     return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "gives", None), DataKind)]
 
 
-def _parts(*homes: str) -> list[type[Any]]:  # their declarations are looked up
-    """Return the concrete classes among the imported parts of these kinds, keys of `names_elsewhere.HOMES`."""
+def _parts(*homes: str) -> list[type[Any]]:  # callers read declarations of the classes
+    """Return the imported parts of these kinds (keys of `names_elsewhere.HOMES`) whose classes are not abstract."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 
@@ -309,5 +309,5 @@ def _sorted(classes: Iterable[type[object]]) -> list[type[object]]:
 
 
 def names(classes: Iterable[type[object]]) -> str:
-    """Return the names of classes for a message, in alphabetical order and without repetition, or "none"."""
+    """Return the names of classes for a message, sorted and without repetition; "none" if there are none."""
     return ", ".join(dict.fromkeys(cls.__name__ for cls in _sorted(classes))) or "none"

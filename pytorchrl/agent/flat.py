@@ -11,7 +11,7 @@ from pytorchrl.errors import WeightsError
 
 
 class FlatParameters:
-    """A vector of parameters and a vector of gradients, of which the parameters of modules become views.
+    """A vector of parameters and a vector of gradients; parameters of modules become views of both.
 
     The parameters keep their identity, names and shapes, and share memory with the vector. Gradients exist from the
     start and are accumulated in place. Clear the gradients with `zero_grad()` of this class and not with
@@ -27,10 +27,11 @@ class FlatParameters:
         """Move the parameters into one vector, in the given order; a parameter that occurs twice is stored once.
 
         Args:
-            params: Parameters on one device, float32; a mapping such as `dict(module.named_parameters())` names them.
+            params: Float32 parameters on one device; the keys of a mapping, such as `dict(module.named_parameters())`,
+                are their names.
 
         Raises:
-            WeightsError: There are no parameters, or they are not all float32 on one device.
+            WeightsError: There are no parameters, or not all of them are float32 and on the same device.
         """
         if not isinstance(params, Mapping):
             params = {str(index): param for index, param in enumerate(params)}

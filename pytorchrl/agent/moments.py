@@ -1,4 +1,4 @@
-"""Merge moments of separate sets of samples by the pairwise formula of Chan, Golub and LeVeque 1979."""
+"""Merge moments of separate sets of samples by the pairwise formula of Chan, Golub and LeVeque (1979)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the mean and the sample standard deviation of all samples of several sets; zeros without samples.
+    """Return the mean and the sample standard deviation of all samples of several sets; both are 0 without samples.
 
     The moments are merged in order.
     """

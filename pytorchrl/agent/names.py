@@ -1,4 +1,4 @@
-"""Build errors for unknown options that suggest the option that was probably meant.
+"""Build errors for unknown names of options; each error suggests the option that was probably meant.
 
 Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train`
 and the command line.
@@ -24,7 +24,7 @@ Known = Mapping[str, tuple[str, str]]
 
 # With difflib's default of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
-# The errors of an owner with more options than this do not list all options.
+# If an owner has more options than this, its errors do not list all of them.
 _MOST_LISTED = 30
 
 
@@ -56,7 +56,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the owner's names for the options of one meaning; empty if the owner lacks a required option."""
+    """Return the owner's names for the options of one meaning; empty if `here` needs all of them and one is missing."""
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 

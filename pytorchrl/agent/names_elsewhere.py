@@ -1,7 +1,7 @@
 """Map the names that other libraries give to options to the options of this package.
 
-The names are from the policy optimizers of older RLlib, from RLlib, Stable-Baselines3 and CleanRL, and from `train`,
-which renames some options of single parts. Error messages and the documentation use this table;
+The names come from the policy optimizers of old versions of RLlib, from current RLlib, Stable-Baselines3 and CleanRL,
+and from `train`, which renames some options of the parts. Error messages and the documentation use this table;
 `pytorchrl.agent.names` parses `Here.at`.
 """
 
@@ -24,7 +24,7 @@ class Here:
 
     Attributes:
         at: Options as `home.name`; `a + b` means both, `a | b` either. Empty if no option has this meaning.
-        note: The difference of the option in unit or meaning, or, without an option, a remedy. Options are in
+        note: How the option differs in unit or meaning; if there is no option, a remedy. Names of options are in
             backticks.
     """
 
@@ -88,7 +88,7 @@ _LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's loggi
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
 _LEARNER_RESOURCES = _at("scheme.grad_worker_resources", note="a mapping such as {\"num_gpus\": 1}")
 
-# Names of the policy optimizers of older RLlib, and of the levels in the first interface of the worker tree.
+# Names from the policy optimizers of old versions of RLlib, and of levels in the first interface of the worker tree.
 _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": _at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,

@@ -1,8 +1,8 @@
 """Declare, check, print and pickle the settings of every part of an agent.
 
-A part `X` has one frozen dataclass `X.Options`, the only place of its defaults. `X.create_factory(**options)` checks
-names, types and ranges immediately and returns a `Factory`, a picklable and printable recipe that workers call. The
-command line generates its flags from the same declarations.
+A part `X` has one frozen dataclass `X.Options`, the only place that states its defaults. `X.create_factory(**options)`
+checks names, types and ranges immediately and returns a `Factory`, a picklable and printable recipe that workers call.
+The command line generates its flags from the same declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T_co = TypeVar("T_co", covariant=True)
-# Number of characters of the arguments that an error quotes.
+# Largest number of characters that an error quotes from the given arguments.
 _LONGEST_ECHO = 200
 
 
@@ -33,7 +33,7 @@ def option(
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
     default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
-) -> Any:  # the default of a field of any type
+) -> Any:  # is assigned to a field, which may have any type
     """Declare one field of an `Options` class.
 
     Args:
@@ -56,10 +56,11 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The base class of all `Options` classes, which checks types, ranges and choices of its fields when it is built.
+    """The base class of all `Options` classes; an instance checks the types, ranges and choices of its fields.
 
-    If an option may be a `Schedule`, a function of the remaining share of the experiment or a list of points (env step,
-    value) is converted to a schedule. An option annotated with an enum accepts the value of a member.
+    For an option that may be a `Schedule`, two other values are accepted and converted to a schedule: a function of the
+    remaining share of the experiment, and a list of points (env step, value). An option annotated with an enum accepts
+    the value of a member.
 
     A class may inherit the options of several classes. The `__post_init__` of each class must then call
     `super().__post_init__()` first.
@@ -90,7 +91,7 @@ class Options:
     @classmethod
     def declarations(cls) -> Mapping[str, Declaration]:
         """Return the declarations of all options of this class, by name, in the order of its fields."""
-        return declarations_of(cls)  # type: ignore[arg-type] # mypy takes __hash__ of instances for that of the class
+        return declarations_of(cls)  # type: ignore[arg-type] # mypy confuses __hash__ of instances and class
 
     def changed(self) -> tuple[str, ...]:
         """Return the names of the options that differ from their defaults; required options always differ."""
@@ -113,7 +114,7 @@ def _refuse_conflicts(cls: type[Options]) -> None:
     for base in cls.__bases__:
         for name, field in getattr(base, "__dataclass_fields__", {}).items():
             first = found.setdefault(name, base)
-            other = first.__dataclass_fields__[name]  # type: ignore[attr-defined] # `name` was found there
+            other = first.__dataclass_fields__[name]  # type: ignore[attr-defined] # `first` has a field `name`
             differing = [part for part in ("type", "default", "default_factory", "metadata")
                          if getattr(field, part) != getattr(other, part)]
             if differing and name not in inspect.get_annotations(cls):
@@ -135,7 +136,7 @@ class Factory(Generic[T_co]):
     """
 
     cls: type[T_co]
-    options: Any  # of the class `cls.Options`
+    options: Any  # an instance of `cls.Options`
 
     def __call__(self, **context: object) -> T_co:
         """Build the part, with the keyword arguments `context` from the worker."""
@@ -150,13 +151,13 @@ class Factory(Generic[T_co]):
 def check_is_whole(cls: type) -> None:
     """Raise `ContractError` if a class does not define every abstract method of its base."""
     if inspect.isabstract(cls):
-        missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # an abstract class has them
+        missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # abstract classes have it
         base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
         raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define every method that "
                             f"{base.__name__} declares abstract")
 
 
-def build_options(owner: type, options: Mapping[str, object]) -> Any:  # of the class `owner.Options`
+def build_options(owner: type, options: Mapping[str, object]) -> Any:  # an instance of `owner.Options`
     """Return `owner.Options(**options)`.
 
     Raises:
@@ -179,7 +180,7 @@ def check_declaration(owner: type) -> None:
 
     Raises:
         ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or
-            changes the default of an option without an annotation. The message names the class and the fields.
+            changes the default of an option without annotating it. The message names the class and the fields.
     """
     own = getattr(owner, "Options", None)
     if not (isinstance(own, type) and issubclass(own, Options)):
@@ -204,13 +205,13 @@ def check_declaration(owner: type) -> None:
 class AgentOptions:
     """The options of an agent's parts, with the facts that decide whether the options contradict each other.
 
-    A part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A field that is not
-    known in one of these checks is None, and is then ignored.
+    A part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A field whose
+    value is unknown during a check is None, and that check ignores it.
     """
 
-    algorithm: Any = None  # options of the class of the algorithm
-    actor: Any = None  # options of the class of the actor
-    storage: Any = None  # options of the class of the storage
+    algorithm: Any = None  # an instance of `Options` of the algorithm's class
+    actor: Any = None  # an instance of `Options` of the actor's class
+    storage: Any = None  # an instance of `Options` of the storage's class
     has_memory: bool | None = None
     """Whether the actor has memory between observations."""
     num_envs: int | None = None
@@ -229,7 +230,7 @@ class Part:
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message about options of this part that contradict others, with a remedy, or None.
+        """Return a message, with a remedy, about options of this part that contradict others; None if there are none.
 
         A subclass overrides this method if its own options may contradict others.
         """

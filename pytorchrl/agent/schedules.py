@@ -50,8 +50,8 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
 class Ramp(Schedule):
     """A value that moves from `start` to `end` over `steps` env steps of the whole experiment, and then stays at `end`.
 
-    `steps=None` means the experiment's target. `shape` is "linear", "cosine" (half a period, flat at both ends) or
-    "exponential" (a constant factor in each step).
+    With `steps=None`, it reaches `end` at the experiment's target. `shape` is "linear", "cosine" (half a period,
+    flat at both ends) or "exponential" (a constant factor in each step).
     """
 
     shape: str
@@ -60,7 +60,7 @@ class Ramp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse ends that are not finite, ends <= 0 of an exponential schedule, and a length below one step."""
+        """Refuse a start or end that is not finite (or <= 0 if exponential), and a length below one step."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
             raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
@@ -147,7 +147,7 @@ class Computed(Schedule):
     """The first value of `parts()`."""
 
     def __post_init__(self) -> None:
-        """Call the function at 101 points.
+        """Test the function at 101 points of the experiment.
 
         Raises:
             ConfigError: The function raises, or does not return a number in the option's range.
@@ -160,7 +160,7 @@ class Computed(Schedule):
         function: object = self.function
         if not hasattr(function, "__qualname__") or getattr(function, "__module__", None) is None:
             function = type(function)
-        return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - not every object has it
+        return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - not all objects have it
 
     def value(self, env_steps: int, target_steps: int) -> float:
         """See `Schedule`.
@@ -219,7 +219,7 @@ def piecewise(*points: Sequence[float]) -> Schedule:
 
 
 def schedule_of(parts: Sequence[str | float]) -> Schedule:
-    """Return the schedule with these `Schedule.parts()`; numbers may be strings.
+    """Return the schedule with these `Schedule.parts()`; numbers may be given as strings.
 
     Raises:
         ConfigError: The parts do not describe a schedule.
@@ -271,7 +271,7 @@ def out_of_range(number: float, low: float | None, high: float | None, exclusive
 
 
 def bounds_text(low: float | None, high: float | None, exclusive: bool) -> str:
-    """Return a range as text, such as ">= 0.0 and <= 1.0"; empty without bounds."""
+    """Return a range as text, such as ">= 0.0 and <= 1.0"; empty if there are no bounds."""
     bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []
     return " and ".join(bounds + ([f"<= {high}"] if high is not None else []))
 

@@ -1,4 +1,4 @@
-"""Derive a separate stream for each generator of each worker from the experiment's seed, as a tree of seeds."""
+"""Derive a tree of seeds from the experiment's seed, so that each generator of each worker has its own stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
 
 
 def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """Return a new torch generator, so that torch's global generator is not used."""
+    """Return a new, seeded torch generator, to be used instead of torch's global generator."""
     return torch.Generator(device=device).manual_seed(seed)
 
 

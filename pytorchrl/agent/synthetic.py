@@ -1,7 +1,8 @@
-"""Define an agent without computation, whose steps and weights are numbers, to observe a scheme and count its work.
+"""Define an agent that computes nothing, to observe a scheme and count its work.
 
-In the simulated runtime, with the costs of real work, the agent predicts the behavior of a scheme of any size. Every
-env step has a unique number, and the only parameter is the number of updates.
+Its steps and weights are plain numbers: every env step has a unique number, and the only parameter is the number of
+updates. In the simulated runtime, with the costs of real work, a run of this agent predicts how a scheme of any size
+behaves.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NONE = torch.zeros(0)
 class SyntheticEnvs(VecEnv):
     """Environments whose episodes never end.
 
-    The reward of a step is a unique number, from the position of the worker in the tree and a count of steps.
+    The reward of a step is a unique number, derived from the position of the worker in the tree and a count of steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class SyntheticActor(nn.Module):
 
 
 class SyntheticAlgorithm(Algorithm):
-    """An algorithm whose parameter is the number of updates: a gradient is 1, and an update adds the gradient."""
+    """An algorithm whose only parameter is the number of updates: every gradient is 1, and an update adds it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -182,7 +183,7 @@ class SyntheticAlgorithm(Algorithm):
 
 
 class SyntheticStorage(Storage):
-    """A storage of the numbers of env steps.
+    """A storage that contains the numbers of env steps.
 
     Attributes:
         inserted: Numbers of all steps that the learner received, in order, one array per rollout.
@@ -193,7 +194,7 @@ class SyntheticStorage(Storage):
         """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        # Not an attribute of the storage's class, so that no error message recommends the storage.
+        # Declared here and not in the storage's class, so that no error message recommends the storage.
         gives: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
@@ -225,7 +226,7 @@ class SyntheticStorage(Storage):
         """Ignore the observations."""
 
     def current(self) -> ActingRow:
-        """Return empty observations and memory, and `done` of E environments."""
+        """Return empty observations and memory, and `done` for E environments."""
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
@@ -275,7 +276,7 @@ class SyntheticStorage(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Number of steps inserted so far and resident now; none is counted as sampled."""
+        """Numbers of steps `inserted` so far and `resident` now; `sampled` is always 0."""
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
@@ -288,7 +289,7 @@ class SyntheticReplayBatch(Batch):
 
 
 class SyntheticReplay(SyntheticStorage):
-    """A replay of the numbers of the newest steps, which yields batches after `learning_starts` steps."""
+    """A replay of the numbers of the newest steps; it yields batches once `learning_starts` steps were inserted."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SyntheticStorage.Options):
@@ -330,7 +331,8 @@ class SyntheticReplay(SyntheticStorage):
                          num_epochs: int = 1) -> Iterator[Batch]:
         """Yield the same batch `num_mini_batch` times.
 
-        The batch has all stored steps, or the oldest `mini_batch_size` steps, repeated if there are fewer.
+        The batch contains all stored steps, or the oldest `mini_batch_size` steps; if fewer steps are stored, they are
+        repeated.
         """
         if self.counters["inserted"] < self.options.learning_starts:
             return
@@ -351,7 +353,7 @@ class SyntheticReplay(SyntheticStorage):
         return self.counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the positions of rows; see `ReplayBuffer`."""
+        """Return `ids`, because the id of a row is its position; see `ReplayBuffer`."""
         return ids
 
     @property
@@ -375,7 +377,7 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Number of steps inserted so far, resident now and evicted so far; none is counted as sampled."""
+        """Numbers of steps `inserted` and `evicted` so far and `resident` now; `sampled` is always 0."""
         found = super().counters
         return {**found, "evicted": found["inserted"] - found["resident"]}
 
@@ -389,7 +391,7 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
         num_envs: Number of environments per worker.
         num_epochs: Passes over each rollout.
         num_mini_batch: Minibatches per pass.
-        capacity: Capacity of a replay in steps; None means a storage of rollouts.
+        capacity: Capacity of a replay in steps; None: a storage of rollouts instead of a replay.
         learning_starts: Steps that must be inserted into a replay before the first draw.
     """
     storage: Factory[SyntheticStorage] = SyntheticStorage.create_factory(size)

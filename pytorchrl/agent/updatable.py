@@ -1,4 +1,4 @@
-"""Change parameters of a part during training, to numbers or by schedules that follow the experiment's env steps."""
+"""Change parameters of a part during training: set them to numbers, or let them follow schedules over env steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytorchrl.errors import ConfigError, WeightsError
 
 
 class Updatable:
-    """A part of an agent with options that may change during training, which are declared `updatable`."""
+    """A part of an agent that has options declared `updatable`, which may change during training."""
 
     options: Any  # an instance of the class's own `Options`
     """Checked options."""
@@ -56,7 +56,7 @@ class Updatable:
         self._set_parameter(name, checked)
 
     def _set_parameter(self, name: str, value: float | Schedule | None) -> None:
-        # New dictionaries, so that a thread that reads the old ones never sees a partial change.
+        # These are new dictionaries, so that a thread that is reading the old ones never sees a partial change.
         schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
         parameters = {other: number for other, number in self.parameters.items() if other != name}
         if isinstance(value, Schedule):

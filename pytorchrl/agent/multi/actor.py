@@ -1,4 +1,4 @@
-"""Actor of an agent with several policies."""
+"""Actor of an agent with several policies. C = columns of a policy; see `agent.multi.data`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MultiAgentActor(nn.Module):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options of `MultiAgentActor`, which `multi_agent` creates."""
+        """Options of `MultiAgentActor`; `multi_agent` sets them."""
 
         policies: dict[str, Factory[Actor]] = option(help="Policy -> factory of its actor.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
@@ -62,7 +62,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> tensor, not copied, for all state that is not trained."""
+        """Return name -> tensor for all state that is not trained; the tensors are not copied."""
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
@@ -78,5 +78,5 @@ class MultiAgentActor(nn.Module):
     @classmethod
     def create_factory(cls, policies: Mapping[str, Factory[Actor]], agents: Mapping[str, tuple[str, ...]],
                        checkpoint: str | None = None) -> Factory[MultiAgentActor]:
-        """Return a factory of these actors; `multi_agent` calls it."""
+        """Return a factory of these actors; `multi_agent` calls this method."""
         return Factory(cls, cls.Options(policies=dict(policies), agents=dict(agents), checkpoint=checkpoint))

@@ -1,6 +1,6 @@
 """Algorithm of an agent with several policies.
 
-E = environments, C = columns of a policy, P = number of scalar parameters of a policy.
+E = environments, C = columns of a policy (see `agent.multi.data`), P = number of scalar parameters of a policy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options of `MultiAgentAlgorithm`, which `multi_agent` creates."""
+        """Options of `MultiAgentAlgorithm`; `multi_agent` sets them."""
 
         policies: dict[str, Factory[Algorithm]] = option(help="Policy -> factory of its algorithm.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
@@ -94,7 +94,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """Kind of data that the policies learn from; if kinds differ, the kind that must be freshest."""
+            """Kind of data that the policies learn from; if their kinds differ, the kind that must be freshest."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor
@@ -120,7 +120,7 @@ class MultiAgentAlgorithm(Algorithm):
         cls, policies: Mapping[str, Factory[Algorithm]], agents: Mapping[str, tuple[str, ...]],
         trainable: tuple[str, ...] | None = None,
     ) -> Factory[MultiAgentAlgorithm]:
-        """Return a factory of these algorithms; `multi_agent` calls it."""
+        """Return a factory of these algorithms; `multi_agent` calls this method."""
         return Factory(cls, cls.Options(
             policies=dict(policies), agents=dict(agents),
             trainable=tuple(policies if trainable is None else trainable)))
@@ -132,7 +132,7 @@ class MultiAgentAlgorithm(Algorithm):
         for algo in self.algorithms.values():
             algo.take_place(index, num_collectors)
 
-    def acting_step(  # type: ignore[override] # by policy
+    def acting_step(  # type: ignore[override] # mappings from policies
         self, obs: Mapping[str, Arrays], rhs: Mapping[str, Arrays], done: Mapping[str, np.ndarray] | np.ndarray,
         deterministic: bool = False, mask: Mapping[str, np.ndarray | None] | None = None,
     ) -> MultiActingStep:
@@ -152,12 +152,12 @@ class MultiAgentAlgorithm(Algorithm):
                 obs[policy], rhs[policy], done[policy], deterministic, None if mask is None else mask[policy])
             for policy, algo in self.algorithms.items()})
 
-    def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # of all policies
+    def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # data of all policies
         """See `Algorithm`."""
         for policy, part in rollout.parts.items():
             self.algorithms[policy].finish_rollout(part)
 
-    def moments_of(  # type: ignore[override] # of all policies
+    def moments_of(  # type: ignore[override] # data of all policies
         self, rollout: MultiRollout, running: dict[str, StateDict],
     ) -> dict[str, object]:
         """See `Algorithm`; names begin with the policy."""
@@ -166,7 +166,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     # Learning
 
-    def batches(self, storage: MultiAgentStorage) -> Iterator[MultiBatch]:  # type: ignore[override] # of all policies
+    def batches(self, storage: MultiAgentStorage) -> Iterator[MultiBatch]:  # type: ignore[override] # data of all policies
         """Yield a batch for each update."""
         return storage.join({
             policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
@@ -176,7 +176,7 @@ class MultiAgentAlgorithm(Algorithm):
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 
-    def compute_gradients(  # type: ignore[override] # of all policies
+    def compute_gradients(  # type: ignore[override] # data of all policies
         self, batch: MultiBatch,
     ) -> tuple[list[Tensor | None], MetricsDict]:
         """See `Algorithm`.
@@ -194,7 +194,7 @@ class MultiAgentAlgorithm(Algorithm):
             if part is not None and part.num_samples:
                 found: MetricsDict = {}
                 if self._trainable[policy]:
-                    gradients, found = algo.compute_gradients(part)  # type: ignore[arg-type] # of its own kind
+                    gradients, found = algo.compute_gradients(part)  # type: ignore[arg-type] # `part` fits `algo`
                     vector = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
                 if batch.ids is not None:
                     errors.append(found.pop("errors", torch.full((part.num_samples,), math.nan)))
@@ -208,7 +208,7 @@ class MultiAgentAlgorithm(Algorithm):
         """P, the number of scalar parameters, for each policy."""
         return [sum(algo.gradient_sizes) for algo in self.algorithms.values()]
 
-    def apply_gradients(  # type: ignore[override] # one for each policy
+    def apply_gradients(  # type: ignore[override] # a gradient per policy
         self, gradients: list[Tensor | None] | None = None,
     ) -> dict[str, float]:
         """Make one optimizer step for each policy that has a gradient.
@@ -235,7 +235,7 @@ class MultiAgentAlgorithm(Algorithm):
     # Parameters
 
     def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
-        """Set a parameter of one policy, `policy/name`, or of all policies that have it, `name`.
+        """Set a parameter of one policy (with the name `policy/name`) or of all policies that have it (`name`).
 
         `policy/trainable` (True or False) determines whether the policy learns.
 
@@ -257,7 +257,7 @@ class MultiAgentAlgorithm(Algorithm):
         for policy in found or self.algorithms:
             try:
                 self.algorithms[policy].update_algorithm_parameter(own, value)
-            except KeyError:  # noqa: PERF203 - another policy may have it
+            except KeyError:  # noqa: PERF203 - other policies may have it
                 unknown += 1
         if unknown == len(found or self.algorithms):
             raise KeyError(f"no policy has a parameter {name!r} that can change; use {', '.join(self.updatable)}")
@@ -284,7 +284,7 @@ class MultiAgentAlgorithm(Algorithm):
         self._trainable = trainable
 
     @property
-    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # of all policies
+    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
         """`policy/name` -> schedule."""
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 

@@ -1,4 +1,4 @@
-"""Build environments of several agents (PettingZoo's parallel API), and group their agents by policy."""
+"""Build environments with several agents (PettingZoo's parallel API), and group their agents by policy."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def build_parallel_env(
     """Build one environment with its wrappers and a copy of the keyword arguments.
 
     Args:
-        env_fn: Function that builds the environment, or the name of a module with `parallel_env`.
+        env_fn: Function that builds the environment, or the name of a module with a function `parallel_env`.
         kwargs: Keyword arguments of the function.
-        wrappers: Functions from environment to environment, applied in order.
-        where: Worker and environment index, for error messages.
+        wrappers: Functions that take an environment and return a wrapped one, applied in order.
+        where: Name of the worker and index of the environment, for error messages.
 
     Raises:
         ConfigError: The module cannot be imported, or its environment does not have the parallel API.
-        EnvError: The constructor raised.
+        EnvError: The constructor raised an exception.
     """
     make = _parallel_env_of(env_fn) if isinstance(env_fn, str) else env_fn
     try:
@@ -102,7 +102,7 @@ def _import_hint(name: str, failure: ImportError) -> str:
     package, _, module = name.rpartition(".")
     if missing is not None and not f"{name}.".startswith(f"{missing}."):
         return f"install the package that contains {missing}"
-    if missing == name and package:  # the package itself is installed
+    if missing == name and package:  # the package is installed, but has no such module
         names = [info.name for info in pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", []))]
         if near := difflib.get_close_matches(module, names, n=1):
             return f"did you mean '{package}.{near[0]}'?"
@@ -115,7 +115,7 @@ def agents_by_policy(agents: Sequence[str], policy_of: PolicyOf) -> dict[str, tu
     Args:
         agents: All agents of the environment.
         policy_of: Function or mapping from agent to policy; "shared" or None for one policy called "shared";
-            "independent" for one policy per agent, with the name of the agent.
+            "independent" for one policy per agent, named after the agent.
 
     Raises:
         ConfigError: There are no agents, an agent is not a string, or `policy_of` does not return a valid policy for
@@ -158,7 +158,7 @@ def check_agent_spaces(env: ParallelEnv, agents: Mapping[str, tuple[str, ...]]) 
     """Raise `ConfigError` unless all agents of each policy have the same spaces.
 
     Raises:
-        EnvError: A method that returns a space raised.
+        EnvError: `observation_space` or `action_space` of the environment raised an exception.
     """
     for policy, own in agents.items():
         for name in ("observation_space", "action_space"):

@@ -1,4 +1,4 @@
-"""Columns of one policy in a vector of environments, and their results of a step; see `agent.multi.data`."""
+"""Columns of one policy in a vector of environments, and the result of a step for them; see `agent.multi.data`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class PolicyColumns:
         num_envs: E, the number of environments.
 
     Attributes:
-        places: Agent -> index among the agents.
+        places: Agent -> its index among `agents`.
         num_columns: C, the number of columns.
         reader: Reader of the observations.
         observation_space: Leaf -> space, as from `flatten_space`.
-        action_space: Action space, counting from 0.
+        action_space: Action space, in which discrete actions count from 0.
         raw_observation_space: `observation_space` as given.
         obs: Leaf -> (C, ...), the newest observations.
         mask: (C, n) bool, the newest action masks; None if the agents have no masks.
@@ -59,7 +59,7 @@ class PolicyColumns:
         return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
 
     def allow_all(self, env: int) -> None:
-        """Allow all actions in environment `env`, because the masks of absent agents are never used."""
+        """Set the masks of environment `env` to allow all actions; the masks of absent agents are never used."""
         if self.mask is not None:
             first = env * len(self.places)
             self.mask[first:first + len(self.places)] = True
@@ -119,7 +119,7 @@ class ColumnsStep:
         self._terminated[column], self._truncated[column] = terminated, truncated
 
     def add_end(self, column: int, observation: Observation | None, info: object) -> None:
-        """Record the end of an agent's episode with its last observation; None repeats the previous observation."""
+        """Record the end of an agent's episode; if `observation` is None, the previous observation is its last."""
         columns = self._columns
         self._ended.append(column)
         self._last.append(

@@ -28,7 +28,7 @@ def multi_agent(
     storages: Factory[Storage] | Mapping[str, Factory[Storage]], *,
     trainable: Collection[str] | None = None, checkpoint: str | None = None,
 ) -> tuple[Factory[MultiAgentAlgorithm], Factory[MultiAgentActor], Factory[MultiAgentStorage]]:
-    """Return factories of algorithm, actor and storage for environments of several agents, in the order of `Scheme`.
+    """Return factories of algorithm, actor and storage, in the order of `Scheme`, for environments with several agents.
 
         envs = MultiAgentVecEnv.create_factory(
             "mpe2.simple_speaker_listener_v4", vec_env_size=8, policy_of=lambda agent: agent)
@@ -38,10 +38,10 @@ def multi_agent(
 
     Args:
         envs: A factory from `MultiAgentVecEnv.create_factory`.
-        algorithms: Policy -> factory, or one factory for all policies, which share no parameters in either case.
+        algorithms: Policy -> factory, or one factory for all policies; in either case, policies share no parameters.
         actors: Policy -> factory, one factory for all policies, or a function that returns a factory for an observation
             space and an action space.
-        storages: Policy -> factory, or one factory for all policies. Sizes count env steps.
+        storages: Policy -> factory, or one factory for all policies. Their sizes count env steps.
         trainable: Policies that learn; None for all. The parameter `policy/trainable` can change during training.
         checkpoint: File with a saved model of all policies, whose weights are the initial weights.
 

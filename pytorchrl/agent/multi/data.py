@@ -24,13 +24,13 @@ SEPARATOR = "/"
 
 
 def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
-    """Return the entries `policy/name` of a mapping as name -> value."""
+    """Return the entries of a mapping whose names are `policy/name`, as name -> value."""
     start = policy + SEPARATOR
     return {name[len(start):]: value for name, value in values.items() if name.startswith(start)}
 
 
 def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
-    """Return policy -> name -> value as `policy/name` -> value; the inverse of `own_names`."""
+    """Convert policy -> name -> value to `policy/name` -> value; `own_names` is the inverse."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 
@@ -95,10 +95,10 @@ class MultiRollout:
         return self.num_steps * self.num_envs
 
     def num_valid(self) -> int:
-        """Return the number of env steps: T · E, because environments are reset in the step that ends an episode."""
+        """Return the number of env steps: T · E, because the step that ends an episode also resets the environment."""
         return self.size
 
-    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # of a tensor, an array or its packed form
+    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # takes a tensor, an array or a packed array
         """Return a copy with `function` applied to every tensor, array or packed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 

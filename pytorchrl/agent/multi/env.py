@@ -1,4 +1,4 @@
-"""`MultiAgentVecEnv`: environments of several agents (PettingZoo's parallel API), stepped together."""
+"""`MultiAgentVecEnv`: environments with several agents (PettingZoo's parallel API), stepped together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from pytorchrl.worker_names import collection_worker
 
 
 class MultiAgentVecEnv(VecEnv):
-    """E environments of several agents, stepped one after the other in this process.
+    """E environments with several agents, stepped one after the other in this process.
 
     Each policy controls one or more agents. Agents may appear late and end early; a step is valid for the agents that
     act in it. The last observation of an agent that ends is stored even if other agents continue. A new episode starts
@@ -50,7 +50,7 @@ class MultiAgentVecEnv(VecEnv):
         options: See `MultiAgentVecEnv.Options`.
         index_grad_worker: See `VecEnv`.
         index_col_worker: See `VecEnv`.
-        mode: "train" or "test". Testing uses raw rewards and `test_env_kwargs`.
+        mode: "train" or "test". In "test" mode, rewards are raw, and `test_env_kwargs` apply.
         seed: See `VecEnv`.
         num_threads: See `VecEnv`.
         incarnation: See `VecEnv`.
@@ -58,28 +58,28 @@ class MultiAgentVecEnv(VecEnv):
     Attributes:
         environments: The E environments.
         observation_space: Policy -> leaf -> space.
-        action_space: Policy -> space, counting from 0.
+        action_space: Policy -> space, in which discrete actions count from 0.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings of environments of several agents."""
+        """Settings of environments with several agents."""
 
         env_fn: Any = option(  # a function or a string, checked below
-            help="Function of keyword arguments that builds one environment of PettingZoo's parallel API, or the "
+            help="Function of keyword arguments that builds one environment with PettingZoo's parallel API, or the "
             "name of a module with `parallel_env`, such as 'mpe2.simple_spread_v3'.")
         env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
         test_env_kwargs: EnvKwargs = option(
-            default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
+            default_factory=dict, help="Keyword arguments that override entries of env_kwargs in evaluations.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         max_episode_steps: int | None = option(
             None, help="Number of steps after which all agents are truncated.", low=1)
-        wrappers: tuple[Any, ...] = option(  # of functions, checked below
+        wrappers: tuple[Any, ...] = option(  # functions, checked below
             (), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(
             None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
             "rewards.")
-        log_dir: str | None = option(None, help="Folder for a CSV file of each worker with its finished episodes.")
+        log_dir: str | None = option(None, help="Folder for the CSV files of finished episodes, one per worker.")
         agents: dict[str, tuple[str, ...]] = option(
             default_factory=dict, help="Policy -> agents of the policy, which create_factory derives from policy_of.")
 
@@ -98,21 +98,22 @@ class MultiAgentVecEnv(VecEnv):
         cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, *,
         policy_of: PolicyOf = None, **options: OptionValue,
     ) -> MultiAgentEnvFactory:
-        """Return a factory of vectors of environments; build an environment to find its agents and their spaces.
+        """Return a factory of vectors of environments; to find the agents and their spaces, build one environment.
 
         Args:
-            env_fn: A function of keyword arguments, or the name of a module with `parallel_env`.
+            env_fn: A function that builds an environment from keyword arguments, or the name of a module with
+                `parallel_env`.
             env_kwargs: Keyword arguments of the environments.
             vec_env_size: E, the number of environments.
             policy_of: Function or mapping from the name of an agent to its policy. With "shared" (or None), one policy
-                called "shared" controls all agents; with "independent", each agent has a policy with the name of the
-                agent.
+                called "shared" controls all agents; with "independent", each agent has a policy of its own, named
+                after the agent.
             options: Further fields of `MultiAgentVecEnv.Options`.
 
         Raises:
-            ConfigError: An option is invalid, a package is missing (the message names the extra), or agents of a policy
-                have different spaces.
-            EnvError: The environment raises, or violates its contract.
+            ConfigError: An option is invalid, a package is missing (the message names the extra that installs it),
+                or agents of a policy have different spaces.
+            EnvError: The environment raises an exception, or violates its contract.
         """
         if "agents" in options:
             raise ConfigError("agents follow from policy_of; leave agents out")
@@ -160,7 +161,7 @@ class MultiAgentVecEnv(VecEnv):
             policy: columns.action_space for policy, columns in self._columns.items()}
         self._transform = reward_function(options.reward_transform if is_training else None)
         self._max_steps = options.max_episode_steps
-        # The return of an episode is the sum over all agents; the file has further columns for the policies.
+        # The return of an episode is the sum over all agents; the monitor file has one more column for each policy.
         self._statistics = EpisodeStatistics(self.num_envs, open_monitor(
             options.log_dir, mode, index_grad_worker, index_col_worker,
             tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
@@ -171,10 +172,10 @@ class MultiAgentVecEnv(VecEnv):
 
     @property
     def num_restarts(self) -> int:
-        """Always 0, because an exception in an environment ends the run."""
+        """The number of restarts: always 0, because an exception in an environment ends the run."""
         return 0
 
-    def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # by policy
+    def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # mappings from policies
         """Start new episodes in all environments.
 
         Returns:
@@ -187,7 +188,7 @@ class MultiAgentVecEnv(VecEnv):
         return ({policy: columns.obs for policy, columns in self._columns.items()},
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
-    def step(self, action: Mapping[str, np.ndarray]) -> MultiStep:  # type: ignore[override] # by policy
+    def step(self, action: Mapping[str, np.ndarray]) -> MultiStep:  # type: ignore[override] # mappings from policies
         """Make one step in every environment.
 
         Args:
@@ -240,7 +241,7 @@ class MultiAgentVecEnv(VecEnv):
             own = self._agent_returns[index]
             own[agent] = own.get(agent, 0.0) + float(rewards[agent])
             if terminated or truncated:
-                # If the environment returns no last observation, the previous observation is used.
+                # If the environment returned no last observation of the agent, the previous observation is used.
                 result.add_end(self._column(index, agent), obs.get(agent), infos.get(agent, {}))
                 remaining.discard(agent)
         is_over = is_cut or not remaining
@@ -252,7 +253,7 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of `agents`, which remain or appear; `acting` are the agents that acted."""
+        """Store the observations of `agents`, who remain or have just appeared; `acting` contains those who acted."""
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "
                            f"{sorted(self._policy_of)}")
@@ -334,7 +335,7 @@ class MultiAgentVecEnv(VecEnv):
 
 @dataclass(frozen=True, repr=False)
 class MultiAgentEnvFactory(EnvFactory):
-    """Factory of environments of several agents; its spaces are mappings from policy."""
+    """Factory of environments with several agents; its spaces are mappings from policies to spaces."""
 
     @property
     def agents(self) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,7 @@
-"""Replay of an agent with several policies. T = steps of a rollout, C = columns of a policy, N = ids."""
+"""Replay of an agent with several policies.
+
+T = steps of a rollout, C = columns of a policy (see `agent.multi.data`), N = ids.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class MultiAgentReplay(MultiAgentStorage):
     def _own_size(self, num_agents: int) -> int:
         return int(self.options.size * num_agents)
 
-    def insert_data_slice(  # type: ignore[override] # of all policies
+    def insert_data_slice(  # type: ignore[override] # data of all policies
         self, rollouts: list[MultiRollout], sources: Sequence[Hashable] | None = None,
     ) -> None:
         """Append rollouts; they overwrite the oldest env steps if the replay is full."""
@@ -60,7 +63,7 @@ class MultiAgentReplay(MultiAgentStorage):
             super().insert_data_slice([rollout], [source])
             self._evict()
 
-    def insert_from(  # type: ignore[override] # of all policies
+    def insert_from(  # type: ignore[override] # data of all policies
         self, rollouts: Sequence[MultiRollout], sources: Sequence[Hashable],
     ) -> None:
         """See `insert_data_slice`."""
@@ -104,12 +107,12 @@ class MultiAgentReplay(MultiAgentStorage):
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        parts: Mapping[str, Any] = batch.parts  # each a `ReplayBatch`
+        parts: Mapping[str, Any] = batch.parts  # each part is a `ReplayBatch`
         batch.num_samples = max(part.num_samples for part in parts.values())
         places = {policy: place for place, policy in enumerate(batch.policies)}
         batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
 
-    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:  # the errors are a tensor
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:  # `errors` is a tensor
         """Update the priorities with the TD errors of a batch."""
         assert batch.ids is not None
         self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())
@@ -173,7 +176,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """Replay of one policy whose `counters` count env steps, which determine when the algorithm updates."""
+    """Replay of one policy with `counters` in env steps, by which the algorithm decides when to update."""
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters

@@ -1,4 +1,7 @@
-"""Storage of an agent with several policies. T = steps of a rollout, E = environments, C = columns of a policy."""
+"""Storage of an agent with several policies.
+
+T = steps of a rollout, E = environments, C = columns of a policy (see `agent.multi.data`).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class MultiAgentStorage(Storage):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options of the storages of several policies, which `multi_agent` creates."""
+        """Options of the storages of several policies; `multi_agent` sets them."""
 
         policies: dict[str, Factory[Storage]] = option(help="Policy -> factory of its storage.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
@@ -52,7 +55,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def gives(self) -> DataKind:
-            """Kind of data that the storages provide; if kinds differ, the kind that must be freshest."""
+            """Kind of data that the storages provide; if their kinds differ, the kind that must be freshest."""
             return freshest(map(given_kind, self.policies.values()))
 
         @property
@@ -64,7 +67,7 @@ class MultiAgentStorage(Storage):
     def create_factory(  # type: ignore[override] # takes factories, not options
         cls, policies: Mapping[str, Factory[Storage]], agents: Mapping[str, tuple[str, ...]],
     ) -> Factory[Self]:
-        """Return a factory of these storages; `multi_agent` calls it.
+        """Return a factory of these storages; `multi_agent` calls this method.
 
         Raises:
             ConfigError: Only some storages are replays, a replay is of an unsupported class, or sizes differ.
@@ -145,7 +148,7 @@ class MultiAgentStorage(Storage):
         """See `Storage`."""
         return self._any.full
 
-    def start(  # type: ignore[override] # of all policies
+    def start(  # type: ignore[override] # data of all policies
         self, obs: Mapping[str, Arrays], mask: Mapping[str, np.ndarray | None] | None = None,
     ) -> None:
         """Start a rollout with the observations and action masks after a reset.
@@ -157,24 +160,24 @@ class MultiAgentStorage(Storage):
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # mappings in place of arrays
+    def current(self) -> Any:  # contains mappings in place of arrays
         """Return the inputs for the next action: obs, rhs, done and mask, each a mapping from policy."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 
-    def insert_transition(self, acting: MultiActingStep, step: MultiStep) -> None:  # type: ignore[override] # of all policies
+    def insert_transition(self, acting: MultiActingStep, step: MultiStep) -> None:  # type: ignore[override] # data of all policies
         """See `Storage`."""
         for policy, storage in self.storages.items():
             storage.insert_transition(acting.parts[policy], step.parts[policy])
 
-    def get_all_buffer_data(self, copy: bool = True) -> MultiRollout:  # type: ignore[override] # of all policies
+    def get_all_buffer_data(self, copy: bool = True) -> MultiRollout:  # type: ignore[override] # data of all policies
         """See `Storage`."""
         parts = {policy: storage.get_all_buffer_data(copy) for policy, storage in self.storages.items()}
         return MultiRollout(parts, self._num_envs)
 
     # Learner
 
-    def insert_data_slice(  # type: ignore[override] # of all policies
+    def insert_data_slice(  # type: ignore[override] # data of all policies
         self, rollouts: list[MultiRollout], sources: Sequence[Hashable] | None = None,
     ) -> None:
         """Insert rollouts to learn from."""
@@ -193,12 +196,12 @@ class MultiAgentStorage(Storage):
         for storage in self.storages.values():
             storage.before_gradients()
 
-    def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # by policy
+    def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # mappings from policies
         """Return policy -> count, mean and sum of squared deviations of the policy's advantages."""
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalize the advantages of policies that normalize over the batch, with the moments of all workers."""
+        """Normalize advantages with the moments of all workers, for policies that normalize over the batch."""
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
@@ -219,7 +222,7 @@ class MultiAgentStorage(Storage):
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # counted in steps of agents
+        drawn = drawn_new = 0  # samples so far, in steps of agents
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):
@@ -243,8 +246,8 @@ class MultiAgentStorage(Storage):
 
         Args:
             batch: The batch.
-            samples: Number of steps of agents in earlier batches, and in this batch.
-            new: Both numbers for new samples only.
+            samples: Number of the agents' steps in earlier batches, and in this batch.
+            new: The same two numbers, but only of new samples.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._held_env_steps, self._held_agent_steps
@@ -278,7 +281,7 @@ class MultiAgentStorage(Storage):
             storage.parameters = own_names(values, policy)
 
     @property
-    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # of all policies
+    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
         """`policy/name` -> schedule."""
         return joined({policy: storage.schedules for policy, storage in self.storages.items()})
 
