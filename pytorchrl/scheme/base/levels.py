@@ -20,7 +20,10 @@ KindT = TypeVar("KindT", bound="Kind")
 
 
 class Kind(Options):
-    """Base class of kinds. A kind holds all options of one mode of a level, such as asynchronous collection."""
+    """Base class of kinds.
+
+    A kind contains all options of one way in which a level works, such as asynchronous collection.
+    """
 
     title: ClassVar[str]
     """Name of the kind in error messages, such as "asynchronous collection"."""
@@ -54,7 +57,7 @@ def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, objec
 
 
 def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
-    """Return a problem for each changed option that another kind of the same level has and `chosen` lacks.
+    """Return a problem for each changed option that `chosen` lacks but another kind of the same level has.
 
     Args:
         given: Flat keywords, name -> value.
@@ -107,13 +110,13 @@ class Reader:
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Refuse flat keywords of a level that is given as a kind."""
+        """Refuse flat keywords of a level whose options are given as a kind."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
-    def with_execution(self, options: Any, level: str) -> Any:  # the kind of any level, or None; returns the same type
-        """Return options of a level with its execution set; if it was None, the number of workers determines it."""
+    def with_execution(self, options: Any, level: str) -> Any:  # takes and returns a kind of any level, or None
+        """Return a level's options; if their execution is None, set it according to the number of workers."""
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

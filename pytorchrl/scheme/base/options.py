@@ -13,14 +13,14 @@ class QueueOptions(Options):
 
     queue_size: int = option(
         16, low=1, help="Largest number of train batches that wait for an asynchronous learner; with replay workers, "
-        "largest number of batches that are requested from shards or wait, over all shards.")
+        "the largest number of batches, over all shards, that are requested or waiting.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefetchOptions(Options):
-    """The number of batches that are prepared ahead of use."""
+    """The number of batches that are prepared in advance."""
 
     prefetch: int | None = option(
-        None, low=0, help="Number of microbatches (0 or 1) that remote collection workers collect ahead, while another "
-        "is differentiated; None: 1 where possible. With replay workers, number of batches requested from each shard "
-        "ahead of use; None: 4.")
+        None, low=0, help="Number of microbatches (0 or 1) that remote collection workers collect in advance, while "
+        "the gradient of another one is computed; None: 1 where possible. With replay workers, the number of batches "
+        "requested from each shard in advance; None: 4.")

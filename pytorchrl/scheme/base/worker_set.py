@@ -86,11 +86,11 @@ class WorkerSet(Generic[W]):
             self.worker_class, params, name=f"{self._name}{index}", resources=self.remote_config)
 
     def replace(self, place: int) -> None:
-        """Kill the worker at an index of `remote_workers()`, and start a replacement with the next incarnation."""
+        """Kill the worker at index `place` of `remote_workers()`, and start its next incarnation as a replacement."""
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        self._send_link(place)  # measured for the earlier worker, because the links are in use now
+        self._send_link(place)  # the speed measured for the earlier worker, because the links are in use now
 
     def local_worker(self) -> W:
         """Return worker 0, an object of this process."""
@@ -104,7 +104,7 @@ class WorkerSet(Generic[W]):
         """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`.
 
         If the workers encode messages only while encoding saves time, this method also measures their links, because
-        the workers are idle.
+        the workers are still idle.
         """
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
         for outcome in self._runtime.get_started(self.kind, self._starting, deadline):

@@ -1,1 +1,1 @@
-"""Recording of the order of events in a run, and its replay."""
+"""Recording of the order of events in a run, and replay of the run."""

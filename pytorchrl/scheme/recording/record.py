@@ -1,8 +1,9 @@
 """Write and read the file that records a run.
 
-Each line is a JSON value. The first line describes the run. Some lines per second follow, each written after an update,
-with the events of workers' journals since the previous line: `[[worker, incarnation, events, turns], ...]`. The last
-line states how the run ended; it is missing if the run was killed.
+Each line is a JSON value. The first line describes the run. Each of the following lines, up to four per second, is
+written after an update and contains the events that were added to the workers' journals since the previous line:
+`[[worker, incarnation, events, turns], ...]`. The last line states how the run ended; it is missing if the run was
+killed.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
 def checksum_of(info: Mapping[str, float]) -> int:
     """Return the CRC-32 of an update's statistics, bit for bit.
 
-    The statistics include the norm of the gradient, in which different gradients usually differ.
+    The statistics include the norm of the gradient, which is usually different for different gradients.
     """
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 

@@ -19,7 +19,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import BatchOfKind, StateDict
 
-# Enough files to recognize a common cause, but too few to fill a disk.
+# Largest number of files: enough to recognize a common cause, but too few to fill a disk.
 _MAX_FILES = 5
 
 logger = get_logger(__name__)
@@ -53,10 +53,10 @@ def _is_there(path: Path) -> bool:
 
 
 class BadBatches:
-    """Checks each gradient that a gradient worker computes.
+    """Checks whether the gradients of a gradient worker are finite, and saves the batches of those that are not.
 
-    A file has the format of `save_model`: `torch.load(path, weights_only=True)` reads it, and `Batch(**file["batch"])`
-    is the batch.
+    Each file has the format of `save_model`: `file = torch.load(path, weights_only=True)` reads it, and
+    `Batch(**file["batch"])` is the batch.
 
     Args:
         directory: Directory for bad batches, created when the first batch is saved; None: no batches are saved.
@@ -71,10 +71,10 @@ class BadBatches:
 
     def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
                    version: int) -> str:
-        """Return a message, with the batch's file, if a gradient of this worker is not finite; else an empty text.
+        """Return a message about the batch and its file if a gradient of this worker is not finite, else an empty text.
 
         Args:
-            batch: The batch of the gradients.
+            batch: The batch from which the gradients were computed.
             gradients: One (P,) vector per group, NaN if the loss is not finite.
             info: The algorithm's statistics.
             version: Version of the parameters.

@@ -22,16 +22,16 @@ from pytorchrl.terminal import get_logger
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
 
-# Largest number of replacements of one worker within a window of seconds.
+# Largest number of replacements of one worker, and the number of seconds within which they are counted.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
-# Number of losses in a row without a result that counts as a crash loop.
+# Number of losses in a row, with no result in between, that counts as a crash loop.
 _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time: each imports torch and builds environments on cores that
 # working workers use.
 _MAX_STARTING = 4
-# A worker counts as hung after this multiple of the longest call so far. The time limit of its first call is multiplied
-# by the second factor, because that call includes the start of the worker.
+# A worker counts as hung at the earliest after the first factor times the longest call so far. The timeout of its first
+# call is multiplied by the second factor, because that call includes the start of the worker.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -41,8 +41,8 @@ class Supervisor:
     """Watches the workers of one set, for the thread that sends them requests.
 
     A lost worker is replaced after a pause that doubles from 0.5 s to 30 s. Each worker has a budget of ten
-    replacements in ten minutes. Three losses in a row without a result end the run, and so does a replacement for which
-    there are no free resources.
+    replacements in ten minutes. The run ends if a worker is lost three times in a row without a result in between,
+    exceeds its budget, or waits too long for free resources.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
@@ -66,8 +66,8 @@ class Supervisor:
             "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a "
             "replacement with the newest weights, \"ignore\" continues with the other workers, \"raise\" ends the run.")
         worker_timeout_s: float = option(
-            60.0, low=0.0, exclusive=True, help="Seconds without a result after which a worker is considered hung, or "
-            "ten times the longest call so far if that is longer. A replacement may wait this long for free resources.")
+            60.0, low=0.0, exclusive=True, help="Seconds without a result after which a worker is considered hung; ten "
+            "times the longest call so far, if that is longer. A replacement may wait this long for free resources.")
 
     def __init__(self, workers: Sequence[Handle[Any]],  # workers of any class
                  replace: Callable[[int], object], runtime: Runtime, options: Options | None = None, seed: int = 0, *,
@@ -81,7 +81,7 @@ class Supervisor:
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
         self._due: dict[int, float] = {}
-        self._untried = set(range(len(workers)))  # workers without a first result
+        self._untried = set(range(len(workers)))  # workers that have not returned any result yet
         self.gone: set[int] = set()
         self.restarts = 0
 
@@ -124,7 +124,7 @@ class Supervisor:
         Args:
             index: The worker.
             error: The error that shows that the worker is dead or hung.
-            goes_on: Whether it is known that the worker is replaced, as in a replay; the budget then does not apply.
+            goes_on: Whether the worker is certain to be replaced, as in a replay; the budget then does not apply.
 
         Raises:
             WorkerLostError: The policy is "raise".
@@ -182,7 +182,7 @@ class Supervisor:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether a replacement is due later."""
+        """Whether any replacement is planned."""
         return bool(self._due)
 
     def deadline_s(self, index: int) -> float:

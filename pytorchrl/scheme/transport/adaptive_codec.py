@@ -8,7 +8,7 @@ from collections import deque
 
 # Number of first messages that are encoded to time the codec; a cold start may slow down the first message.
 _FIRST_ENCODINGS = 3
-# Number of timings in the median, so that a single delay does not change the decision.
+# Number of timings whose median is used, so that a single delay does not change the decision.
 _WINDOW = 5
 # While encoding saves no time, at least this many messages lie between two timings of the codec, and timing takes at
 # most this fraction of the time that messages spend on the link.
@@ -16,7 +16,7 @@ _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
 class AdaptiveCodec:
-    """Decides for each message whether to encode it, which saves time if the link is slower than the codec.
+    """Decides for each message whether to encode it; encoding saves time if the link is slower than the codec.
 
     Encoding saves time if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are
     seconds, and s is the seconds per byte of the link; see `pytorchrl.scheme.transport.link`. The codec is timed on the
@@ -25,12 +25,12 @@ class AdaptiveCodec:
     on `link_s` and the calls of `record`.
 
     Attributes:
-        link_s: Seconds per byte of the link; 0.0 until the link was measured, and if sending takes no time.
+        link_s: Seconds per byte of the link; 0.0 before the link is measured, and if sending takes no time.
     """
 
     def __init__(self) -> None:
         self.link_s = 0.0
-        self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # per byte
+        self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # seconds per byte
         self._saved_share = 0.0  # fraction of the bytes that the last encoding saved
         self._num_encodings = self._num_plain = 0
 

@@ -1,4 +1,4 @@
-"""Codecs of the arrays in messages between workers. A codec has a name, and encodes raw buffers, never pickles.
+"""Codecs for the arrays in messages between workers. A codec has a name, and encodes raw buffers, never pickles.
 
 A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array refers to its
 codec, so a reader needs nothing but the message.
@@ -37,7 +37,7 @@ _ZSTD_LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A representation of arrays with fewer bytes.
+    """A way to represent arrays with fewer bytes.
 
     Attributes:
         name: Name in options.
@@ -152,7 +152,8 @@ def _decode_none(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return arrays[0]
 
 
-# Lossy codecs of float32. Non-finite values remain non-finite, so that the update is skipped as it is without a codec.
+# Lossy codecs for float32. Non-finite values remain non-finite, so that the update is skipped, just as it would be
+# without a codec.
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -204,7 +205,7 @@ def _encode_topk(flat: np.ndarray) -> Arrays | None:
     number = -(-flat.size // _TOP_SHARE)
     bits = flat.view(np.uint32) & np.uint32(0x7FFFFFFF)
     upper = (bits >> np.uint32(16)).astype(np.uint16)
-    at_least = np.cumsum(np.bincount(upper, minlength=2**15)[::-1])  # by bin, from the top
+    at_least = np.cumsum(np.bincount(upper, minlength=2**15)[::-1])  # values per bin, cumulated from the top
     border = 2**15 - 1 - int(np.searchsorted(at_least, number))
     above, tied = np.flatnonzero(upper > border), np.flatnonzero(upper == border)
     missing = number - len(above)
@@ -247,8 +248,8 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
             represent the values, which are then sent without encoding.
         decode: Function from the arrays that were sent (read-only), the dtype and the number of values to the flat
             array, which must not share memory with them.
-        is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive float32 arrays only,
-            and no rollouts.
+        is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive only float32
+            arrays, and never those of rollouts.
         has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
             sender's next array; such codecs are for gradients only.
 

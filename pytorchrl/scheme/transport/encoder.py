@@ -19,11 +19,11 @@ T = TypeVar("T")
 DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
 """Names of rollouts, weights and gradients in options and metrics."""
 
-# The codec of "auto" without a name.
+# The codec that "auto" chooses if no codec is named.
 _AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
 _WHY_NOT = {
     DATA: "is lossy: log-probabilities and values computed by the collector would no longer match the data",
-    WEIGHTS: "is for gradients: it adds each remainder to the next gradient, while weights are sent whole each time"}
+    WEIGHTS: "is for gradients: it adds each remainder to the next gradient, whereas weights are sent whole each time"}
 # Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
 # the first.
 _LOOK_INTERVAL = 64
@@ -33,7 +33,7 @@ _FIRST_TIMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A parsed option `compress_<kind>_to_send`."""
+    """The parsed value of an option `compress_<kind>_to_send`."""
 
     codec: Codec
     is_auto: bool = False
@@ -48,7 +48,7 @@ class Compression:
             value: False, True ("lz4"), a codec's name, "auto" or "auto:<name>"; or a value that this method returned.
 
         Raises:
-            ConfigError: The codec is unknown, not for this kind of message, or its package is not installed.
+            ConfigError: The codec is unknown or not for this kind of message, or its package is not installed.
         """
         if isinstance(value, cls):
             return value
@@ -176,13 +176,13 @@ class Encoder:
 
     With a codec that has feedback, the remainder of each encoding is kept and added to the next array with the same
     index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that nothing is lost in the long run. An array
-    with non-finite values does not change the remainder. Remainders are lost with their sender, but checkpoints contain
-    them.
+    with non-finite values does not change the remainder. Remainders are part of checkpoints, but a lost sender's
+    replacement starts without any.
 
     Args:
         compression: Codec to use; None sends everything without encoding.
         now: The clock.
-        num_readers: Number of readers of each message; each of them decodes it, but it is encoded only once.
+        num_readers: Number of readers of each message; each reader decodes the message, which is encoded only once.
     """
 
     def __init__(self, compression: Compression | None, now: Callable[[], float], num_readers: int = 1) -> None:

@@ -43,7 +43,7 @@ class Peer:
 
 
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
-    """Return the one-way seconds per byte of the link to each worker, including the copy that a reader makes.
+    """Return the seconds per byte in one direction of each worker's link, including the copy that a reader makes.
 
     All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
     result is computed from the difference between probes of two sizes, so it does not contain the constant time of a
@@ -68,7 +68,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return the shortest round trip to each worker in seconds. On a slow link, there is only one round trip."""
+    """Return the shortest round trip to each worker in seconds. If a link is slow, only one round trip is made."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
         rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])
@@ -76,7 +76,7 @@ def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[
 
 
 def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
-    """Return for each worker the seconds from sending a probe to copying its answer; None without an answer."""
+    """Return for each worker the seconds from sending a probe to copying its answer; None if there is no answer."""
     payload, start = np.ones(size, np.uint8), runtime.now()
     times: list[float | None] = [None] * len(workers)
     pending: dict[Future[np.ndarray], int] = {

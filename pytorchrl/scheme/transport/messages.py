@@ -26,7 +26,7 @@ States = Mapping[str, Payload]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The state of one version, for collection and gradient workers."""
+    """The weights and other state of one version, for collection workers and gradient workers."""
 
     version: int
     """Number of updates applied so far."""
@@ -164,7 +164,7 @@ class Gradients:
     """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
     def __post_init__(self) -> None:
-        """Fill in the samples of an agent with one policy."""
+        """Fill in `samples` if the agent has a single policy."""
         if not self.samples:
             object.__setattr__(self, "samples", {"": self.num_samples})
 

@@ -20,10 +20,10 @@ M = TypeVar("M", Rollout, Weights, Gradients)
 
 
 def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
-    """Return a message in the form that its reader uses, and the time that decoding took.
+    """Return a message in the form that its reader uses, and its traffic, with the time that decoding took.
 
-    The data of a rollout and the vectors of gradients become tensors that share no memory with the message; the state
-    of weights becomes arrays. Messages within a process are returned unchanged.
+    The data of a rollout and the vectors of gradients become tensors that share no memory with the message; the states
+    in weights become arrays. Messages within a process are returned unchanged.
 
     Args:
         message: The message as it was sent.

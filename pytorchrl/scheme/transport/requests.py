@@ -16,7 +16,7 @@ ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
 
 # Interval in seconds at which a waiting thread checks whether it should end; an answer wakes the thread immediately.
 POLL_INTERVAL_S = 0.1
-# A finished result may be on another node; fetching it takes at most this many seconds.
+# A finished result may be on another node; fetching it may take at most this many seconds.
 _FETCH_TIMEOUT_S = 60.0
 
 
@@ -62,9 +62,9 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
         journal: Records the order in which answers are taken; in a replay, it determines the order.
-        seconds_of: Function from a result to the seconds that its worker needed, including earlier calls without a
-            time; None if the result has no time.
-        numbers_of: Function from a result to numbers that are equal whenever the run is repeated.
+        seconds_of: Function from a result to the seconds that its worker needed for it, and for earlier calls whose
+            results had no time; None if the result has no time.
+        numbers_of: Function from a result to numbers that are the same in every repetition of the run.
         on_lost: Called with the index of a lost worker. Its pending calls are removed, and late answers are discarded.
         on_replaced: Called with the index of a worker that was replaced.
     """
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # Seconds spent on answers without a time, by worker.
+        # Worker -> seconds spent waiting for results without a time.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -124,7 +124,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the seconds of answers without a time, so that they are not added to the next calls."""
+        """Discard the waits for results without a time, so that they are not added to the next calls."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
@@ -156,7 +156,7 @@ class Requests(Generic[R]):
         return ready
 
     def _wait(self, futures: list[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return the finished calls, waiting for the first only if there is none."""
+        """Return the finished calls; if none has finished, wait up to `timeout_s` seconds for the first."""
         ready = self._runtime.wait(futures, 0.0)
         return ready if ready or not timeout_s else self._runtime.wait(futures, timeout_s)
 

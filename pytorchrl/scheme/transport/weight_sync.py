@@ -49,7 +49,7 @@ class WeightSync:
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Store weights for all workers. The first call may measure the links, so the workers must then be idle."""
+        """Store weights for all workers. The first call may measure the links; the workers must be idle during it."""
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)
@@ -74,7 +74,7 @@ class WeightSync:
         return self._reference
 
     def count(self) -> None:
-        """Count one worker to which the weights are sent."""
+        """Record that the weights are sent to one more worker."""
         self.bytes_out += self._sent.sent
         sent = self._sent
         self.traffic += Traffic(messages=1, raw=sent.raw, sent=sent.sent, encoded=int(sent.is_encoded))

@@ -1,1 +1,1 @@
-"""Updates: the root of the worker tree, which applies gradients and keeps statistics."""
+"""The root of the worker tree, which applies gradients and keeps statistics."""

@@ -1,4 +1,4 @@
-"""Asynchronous updates: gradients of remote gradient workers are applied in the order in which they arrive."""
+"""Asynchronous updates: gradients of remote gradient workers are applied without waiting for all workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LAG_POLICIES = ("apply", "scale", "drop")
 
 
 class AsynchronousUpdates(RemoteUpdates):
-    """Updates from the gradients of any workers that are ready. Requests stay in flight between two steps.
+    """Updates from the gradients that have arrived so far. Requests stay in flight between two steps.
 
     All gradients that are ready are taken at once and handled in the order of their requests; then all workers whose
     gradient was applied or dropped get new requests, with the same weights. A worker whose gradient waits for an update
-    gets no request before the update, so the weights for its next gradient include the effect of this gradient.
+    gets no request before the update, so the weights for its next gradient include the effect of the waiting one.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -54,7 +54,7 @@ class AsynchronousUpdates(RemoteUpdates):
             "drops it.")
 
         def __post_init__(self) -> None:
-            """Refuse a policy for late gradients without a limit for the lag."""
+            """Refuse a `lag_policy` that has no effect because `max_grad_lag` is None."""
             super().__post_init__()
             if self.max_grad_lag is None and self.lag_policy != "apply":
                 raise ConfigError(
@@ -65,7 +65,7 @@ class AsynchronousUpdates(RemoteUpdates):
             return self.max_grad_lag is not None and lag > self.max_grad_lag
 
         def factor(self, lag: int) -> float:
-            """Return the factor by which a gradient of this lag is multiplied; 0 to drop it."""
+            """Return the factor by which a gradient with this lag is multiplied; 0 means that it is dropped."""
             if self.max_grad_lag is None or lag <= self.max_grad_lag or self.lag_policy == "apply":
                 return 1.0
             return (1 + self.max_grad_lag) / (1 + lag) if self.lag_policy == "scale" else 0.0
@@ -75,10 +75,10 @@ class AsynchronousUpdates(RemoteUpdates):
         self._options = options
         self._moments = [PendingMoments() for _ in self._workers]
         # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
-        # _waiting, _to_request (empty after send_requests()) and the supervisor's gone.
-        self._ready: deque[tuple[int, Gradients]] = deque()  # in order of dispatch
-        self._waiting: dict[int, tuple[Gradients, float]] = {}  # gradients that wait for their update, with factors
-        self._to_request: dict[int, bool] = {}  # in order; whether to skip the remaining passes over the train batch
+        # _waiting, _to_request (which is empty after send_requests()) and supervisor.gone.
+        self._ready: deque[tuple[int, Gradients]] = deque()  # in the order of their requests
+        self._waiting: dict[int, tuple[Gradients, float]] = {}  # worker -> gradient that waits, and its factor
+        self._to_request: dict[int, bool] = {}  # worker -> whether to skip the remaining passes over its data
         self.error: Exception | None = None
         self._started = False
         self._has_updated = True  # whether an update was made since gradients were last taken
@@ -110,31 +110,31 @@ class AsynchronousUpdates(RemoteUpdates):
 
     @property
     def ready(self) -> list[int]:
-        """Indices of the workers whose gradients have arrived and are not handled yet, in order of dispatch."""
+        """Indices of the workers whose gradients are ready but not yet handled, in the order of their requests."""
         return [index for index, _ in self._ready]
 
     @property
     def waiting(self) -> list[int]:
-        """Indices of the workers whose gradients wait for more of the same update."""
+        """Indices of the workers whose gradients wait for the other gradients of their update."""
         return list(self._waiting)
 
     @property
     def _num_needed(self) -> int:
-        """Number of gradients per update: `aggregate`, but at most the number of live workers and due replacements."""
+        """Number of gradients per update: `aggregate`, but at most one per worker that is live or will be replaced."""
         gone = 0 if self.supervisor.is_replacing else len(self.supervisor.gone)
         return min(self._options.aggregate, len(self._workers) - gone)
 
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # Without this event, a replay would not know that the answers after it arrived only after the requests.
+            # Without this event, a replay would not know that the next answers arrived only after these requests.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():
             self._request(index, skip)
 
     def _take_ready(self) -> None:
-        """Wait until a gradient is ready, and take all ready gradients; keep the first error until they are used."""
+        """Wait until a gradient is ready, and take all ready gradients; store the first error for `step`."""
         self._has_updated = False
         timeout_s, replaying = POLL_INTERVAL_S, self._journal.upcoming() is not None
         while True:
@@ -174,7 +174,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request[index] = skip
 
     def _update(self) -> None:
-        """Apply the mean of the waiting gradients, in worker order; plan new requests in order of dispatch."""
+        """Apply the mean of the waiting gradients, summed in worker order; plan new requests in the previous order."""
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)
         self._waiting, self._has_updated = {}, True
@@ -203,7 +203,7 @@ class AsynchronousUpdates(RemoteUpdates):
             self._request(index, skip=False)
 
     def drain(self, timeout_s: float) -> None:
-        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does; the next step calls `start`."""
+        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does; `step` asks all workers."""
         self._drop_gradients()
         super().drain(timeout_s)
         self._to_request, self._started = {}, False

@@ -14,8 +14,8 @@ def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | No
 
     Args:
         gradients: At least one gradient; all have the same number of vectors. Sums are computed in this order.
-        factors: One factor s_i for each gradient g_i with n_i samples: the result is the sum of n_i s_i g_i over the
-            sum of n_i. None: all factors are 1.
+        factors: One factor s_i for each gradient g_i with n_i samples: the result is the sum of n_i s_i g_i
+            divided by the sum of n_i. None: all factors are 1.
 
     Returns:
         One flat float32 tensor for each vector; None if no gradient has this vector.
@@ -41,7 +41,7 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
     """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    If some gradients lack a statistic, such as the statistic of a single policy, the mean is over the other gradients.
+    If some gradients lack a statistic, such as that of a single policy, its mean is taken over the other gradients.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):

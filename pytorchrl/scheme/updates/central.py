@@ -30,7 +30,7 @@ class CentralUpdates:
             pass
 
     def _step(self) -> bool:
-        """Return whether a gradient had samples, so that its update was made or skipped."""
+        """Apply one gradient; return whether it had samples, so that its update was made or skipped."""
         with self._statistics.timed("wait"):
             gradients = self._local.collect_and_grad()
         self._statistics.receive(gradients)
@@ -74,13 +74,13 @@ class CentralUpdates:
         self._local.reseed(seed)
 
     def send_requests(self) -> None:
-        """Do nothing: between two steps the local worker has no requests."""
+        """Do nothing: between two steps, the local worker has no requests."""
 
     def finish(self, timeout_s: float) -> None:
-        """Do nothing: between two steps no gradient is in flight."""
+        """Do nothing: between two steps, no gradient is in flight."""
 
     def forget_weights(self) -> None:
         """Do nothing: there is no other gradient worker to which weights are sent."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Do nothing: the local worker applies the updates."""
+        """Do nothing: the local worker applies the updates, so it has the newest weights."""

@@ -19,7 +19,7 @@ from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, book, discard_empty
 from pytorchrl.terminal import get_logger
 
-# Number of groups in a row that may break up although no rank is lost; a further group would break up, too.
+# Number of groups in a row that may break up although no rank is lost; more attempts would not help.
 _MAX_BREAKUPS = 3
 
 R = TypeVar("R")
@@ -41,7 +41,7 @@ class DecentralisedUpdates(RemoteUpdates):
     """
 
     check_interval: int | None = 100
-    """Updates after which the parameters of all ranks are compared; None: never."""
+    """Number of updates after which the parameters of all ranks are compared again; None: never."""
 
     def __init__(self, tree: Collaborators, fraction_workers: float = 1.0) -> None:
         super().__init__(tree)
@@ -53,9 +53,9 @@ class DecentralisedUpdates(RemoteUpdates):
         # made the same updates, unless the group is broken; the next step then starts by forming a new group.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
-        self._aborted: list[Gradients] = []  # of an aborted update, which counts as made if any rank made it
+        self._aborted: list[Gradients] = []  # gradients of an aborted update; it counts as made if any rank made it
         self._cause: RankLostError | None = None
-        self._num_lost = self._num_breakups = 0  # since the last update
+        self._num_lost = self._num_breakups = 0  # both since the last update
 
     @property
     def ranks(self) -> list[int]:
@@ -67,13 +67,14 @@ class DecentralisedUpdates(RemoteUpdates):
 
         Raises:
             RanksDifferError: The parameters of the ranks were compared and differ.
-            WorkerLostError: All ranks were lost together, or the supervisor does not replace a lost rank.
+            WorkerLostError: All ranks were lost together, a lost rank is not replaced, or the ranks could not form a
+                group.
         """
         while not self._step():
             pass
 
     def _step(self) -> bool:
-        """Return whether the update was made or skipped."""
+        """Try to make an update; return whether it was made or skipped."""
         if self._is_broken:
             self._form_new_group()
         parameters = self._local.parameters
@@ -145,7 +146,7 @@ class DecentralisedUpdates(RemoteUpdates):
             return False
         info = mean_info(gradients)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
-        self._pulled = False  # also after a skipped update, because normalizers may have changed
+        self._pulled = False  # even if the update was skipped, because normalizers may have changed
         # The ranks' statistics already include the statistics of applying the update.
         applied: dict[str, float] | None = None if gradients[0].skipped else {}
         self._updates += applied is not None
@@ -231,7 +232,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return True
 
     def _state_of(self, source: int | None) -> WholeState | None:
-        """Return the state of a rank, or None if it is lost; without a rank, return the local worker's state."""
+        """Return the state of worker `source`, or None if it is lost; if `source` is None, the local worker's state."""
         if source is None:
             return self._local.whole_state()
         found = self._ask({source: self._workers[source].submit(GWorker.whole_state)})
@@ -251,7 +252,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return answers if len(answers) == len(calls) else None
 
     def _book_aborted(self, was_made: bool) -> None:
-        """Record the aborted update, which by now either all ranks or no rank has made."""
+        """Record the aborted update: by now, either all ranks have made it, or none has."""
         aborted, self._aborted = self._aborted, []
         if was_made:
             used = discard_empty(self._statistics, aborted)
@@ -291,7 +292,7 @@ class DecentralisedUpdates(RemoteUpdates):
         """Do nothing: every request contains the current values of the parameters."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Copy the ranks' weights, which are equal, to the local worker, from the first rank that answers."""
+        """Copy the weights of the first rank that answers to the local worker; all ranks have the same weights."""
         for number, index in enumerate([] if self._pulled else self._ranks, start=1):
             outcome = self._runtime.outcome(self._workers[index].submit(GWorker.get_weights), timeout_s)
             if isinstance(outcome.error, WorkerLostError) and number < len(self._ranks):

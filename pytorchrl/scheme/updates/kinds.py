@@ -53,7 +53,7 @@ GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGrad
 
 
 def gradient_kind(reader: Reader) -> type[Gradients]:
-    """Return the kind of gradients that flat keywords choose; add problems to the reader."""
+    """Return the kind of gradients that the flat keywords choose; add problems to `reader.problems`."""
     pattern = reader.read(GradientPattern)
     if pattern is None:
         return SynchronousGradients
@@ -67,7 +67,7 @@ def gradient_kind(reader: Reader) -> type[Gradients]:
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Build the options of gradients from the options of a set of gradient workers and flat keywords of updates.
+    """Build the options of gradients from the options of a worker set and from flat keywords of updates.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

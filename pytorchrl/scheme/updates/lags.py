@@ -1,4 +1,4 @@
-"""Histograms of lags: the number of updates between the weights that produced data and the weights that use it."""
+"""Histograms of lags: numbers of updates between the weights that produced data and the weights trained with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Lags:
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
-        self._phases: Counter[str] = Counter()  # total updates while data was in each phase, over data in `_policy`
+        self._phases: Counter[str] = Counter()  # updates during each phase, summed over the data in `_policy`
         self._gradients: Counter[int] = Counter()
 
     def receive(self, gradients: Gradients) -> None:
@@ -53,7 +53,7 @@ class Lags:
 
 
 def summary(histogram: Mapping[int, int]) -> dict[str, float]:
-    """Return mean, maximum, median and 90 % quantile (nearest rank) of a histogram of lags; zeros if it is empty."""
+    """Return the mean, maximum, median and 90 % quantile (nearest rank) of a histogram of lags; 0 if it is empty."""
     if not histogram:
         return {"mean": 0.0, "max": 0, "p50": 0, "p90": 0}
     values = np.array(sorted(histogram))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.terminal import get_logger
 
-# A rare bad batch is tolerated. This many in a row have a cause that persists: skipped updates change no parameters.
+# Rare bad batches are tolerated. If more than this many updates in a row are skipped, the cause persists, because
+# skipped updates change no parameters.
 _MAX_SKIPPED_IN_A_ROW = 5
-# Number of causes that an error shows. It shows the first causes, because their batches are saved.
+# Number of causes that an error shows: the first ones, because their batches are saved.
 _MAX_FAULTS_SHOWN = 3
 
 logger = get_logger(__name__)
@@ -19,7 +20,7 @@ class NanPolicy:
     """Counts consecutive updates that were skipped because the mean gradient was not finite. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._faults: list[str] = []  # of the updates skipped since the last update that was made
+        self._faults: list[str] = []  # causes of the updates skipped since the last update that was made
         self._num_in_a_row = 0
 
     def made(self) -> None:

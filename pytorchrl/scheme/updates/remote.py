@@ -42,7 +42,7 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return numbers of a gradient that are equal whenever the run is repeated."""
+    """Return numbers of a gradient that are the same in every repetition of the run; none for other answers."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
@@ -73,12 +73,12 @@ class RemoteUpdates:
             self._runtime, tree.compress_weights, getattr(self._local.algo, "groups", ()), self._workers)
         self._versions = [-1] * len(self._workers)
         self._num_drains, self._is_draining = 0, False
-        # Only the thread that makes updates uses the requests, or another thread after that thread has ended.
+        # Only the thread that makes updates uses the requests; after it has ended, another thread may use them.
         self.in_flight: Requests[Any] = Requests(  # results of several methods
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
-        """Return a reference to the newest weights, received as `Weights`; None if the worker has these weights."""
+        """Return a reference to the newest weights, which the worker receives as `Weights`; None if it has them."""
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
@@ -107,7 +107,7 @@ class RemoteUpdates:
         self._weight_sync.forget()
 
     def _on_lost(self, index: int) -> None:
-        """Record that a worker and the steps in it are lost."""
+        """Record that a worker is lost, together with the steps that it holds."""
         self._versions[index] = -1
         self._statistics.tree_ledger.lose(index + 1)
 
@@ -125,13 +125,13 @@ class RemoteUpdates:
         return [done[index] for index in sorted(done)]
 
     def send_requests(self) -> None:
-        """Do nothing: between two steps the workers have no requests."""
+        """Do nothing: between two steps, the workers have no requests."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Do nothing: the local worker applies the updates."""
+        """Do nothing: the local worker applies the updates, so it has the newest weights."""
 
     def prepare_drain(self) -> None:
-        """Do nothing: no thread makes these updates."""
+        """Do nothing: no separate thread makes these updates."""
 
     def drain(self, timeout_s: float) -> None:
         """Wait for requests in flight, and drain the level below each worker.
@@ -148,7 +148,7 @@ class RemoteUpdates:
             for index, handle in enumerate(self._workers):
                 if index not in self.supervisor.gone:
                     handle.signal(GWorker.announce_drain, self._num_drains)
-                    # The level below gets most of the time, so that the worker itself can still answer.
+                    # The level below gets only 80 % of the time, so that the worker itself can still answer.
                     self.in_flight.add(index, handle.submit(GWorker.drain, self._num_drains, 0.8 * timeout_s))
             while len(self.in_flight) and self._runtime.now() < deadline:
                 for index, answer in self.in_flight.poll(POLL_INTERVAL_S):
@@ -167,7 +167,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: each worker has its own train batches, so no step starts with new data on all workers."""
+        """Always True, because the workers do not start new train batches at the same step; see `UpdateStrategy`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
@@ -203,7 +203,7 @@ class RemoteUpdates:
         return answers
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight; record the gradients that arrive as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight; record as dropped those that arrive."""
         for outcome in self.in_flight.finish(timeout_s):
             if isinstance(outcome.value, Gradients):
                 self._statistics.receive(outcome.value)

@@ -38,7 +38,7 @@ class UpdateCounters:
     updates: int = 0
     updates_skipped_nan: int = 0
     samples_skipped_nan: int = 0
-    """Samples behind the gradients of skipped updates, counted in every pass."""
+    """Samples behind the gradients of skipped updates, counted once for each pass."""
     grads_received: int = 0
     grads_applied: int = 0
     grads_held: int = 0
@@ -61,8 +61,8 @@ class UpdateCounters:
 class Statistics:
     """Statistics of the whole tree. Thread-safe: the thread that makes updates writes while the user's thread reads.
 
-    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger moves its
-    new steps accordingly.
+    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger books
+    the gradient's new steps accordingly.
 
     Args:
         now: The clock.
@@ -73,7 +73,7 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the last update; empty if it was skipped.
         num_workers: Number of remote gradient workers.
-        missing: Indices of remote gradient workers that are lost and not replaced; their supervisor changes it.
+        missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates them.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -85,9 +85,9 @@ class Statistics:
         self.num_workers = 0
         self.missing: Collection[int] = ()
         # The following attributes contain data that arrived with gradients.
-        self._workers: dict[tuple[int, int], WorkerCounters] = {}  # by gradient worker and incarnation
+        self._workers: dict[tuple[int, int], WorkerCounters] = {}  # key: gradient worker and incarnation
         self._traffic: dict[tuple[int, int], Mapping[str, Traffic]] = {}
-        self._shards: dict[int, tuple[Mapping[str, object], ...]] = {}  # by gradient worker
+        self._shards: dict[int, tuple[Mapping[str, object], ...]] = {}  # key: gradient worker
         self._grads_by_worker: Counter[int] = Counter()
         self._queue_levels = WindowStat("queue", 50)
         self._episodes: list[Episode] = []
@@ -152,7 +152,7 @@ class Statistics:
         """Record that no update was made from these gradients, because their mean is not finite.
 
         Raises:
-            NonFiniteUpdateError: More than five updates in a row were skipped. The ledger is already up to date.
+            NonFiniteUpdateError: More than five updates in a row were skipped. The ledger is up to date by then.
         """
         for gradient in gradients:
             self.drop(gradient, DropReason.NAN)
@@ -184,7 +184,7 @@ class Statistics:
         if self._empty_in_a_row >= _MAX_EMPTY_IN_A_ROW:
             raise CollectionError(
                 f"{self._empty_in_a_row} gradients in a row had no sample to learn from, so no update is made; check "
-                "that the agents of policies that learn (trainable) ever act in the environment")
+                "that agents whose policies learn (trainable) act in the environment")
 
     # Times
 
@@ -209,13 +209,13 @@ class Statistics:
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
+        """Return the state for a checkpoint; live gradient workers save their ledgers themselves."""
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
             return {**self.tree_ledger.state(), "counts": counts, "lags": self._lags.state()}
 
     def restore(self, state: StateDict, ledgers: Mapping[int, LedgerSnapshot]) -> None:
-        """Restore a saved state. Other counters and times start at 0.
+        """Restore a saved state. Counters and times that are not saved start at 0.
 
         Args:
             state: The result of `state` in the earlier run.
@@ -304,7 +304,10 @@ class Statistics:
             }
 
     def _levels(self, latest: Mapping[int, WorkerCounters]) -> dict[str, int]:
-        """Return current numbers as of the last messages; all workers below a lost gradient worker count as missing."""
+        """Return the numbers of workers, queued items and pending requests, as of the last messages.
+
+        All workers below a lost gradient worker count as missing.
+        """
         absent = {index + 1 for index in tuple(self.missing)}
         present = WorkerCounters.merge(counters for worker, counters in latest.items() if worker not in absent)
         lost = WorkerCounters.merge(counters for worker, counters in latest.items() if worker in absent)

@@ -20,23 +20,23 @@ class UpdateStrategy(Protocol):
         """Make one update and record it."""
 
     def send_requests(self) -> None:
-        """Send requests that the workers can process until the next call of `step`."""
+        """Send requests that the workers can process before `step` is called again."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight; record the gradients that arrive as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight; record as dropped those that arrive."""
 
     def prepare_drain(self) -> None:
-        """Announce the next drain from another thread, so that a step that waits for data ends."""
+        """Announce, from another thread, that a drain follows, so that a step that is waiting for data ends."""
 
     def drain(self, timeout_s: float) -> None:
         """Finish or discard all work, so that nothing is in flight or queued; the next step resumes."""
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step starts with new data on all workers; True if workers do so at different steps."""
+        """Whether the next step starts with new data on all workers; True if each worker does so at its own step."""
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the state to save after a drain: the algorithm's, and each worker's (None for a lost worker)."""
+        """Return the states to save after a drain: the algorithm's and each worker's (None for a lost worker)."""
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
         """Restore a saved state, before the first step."""
@@ -69,7 +69,7 @@ def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> lis
 
 def book(statistics: Statistics, gradients: Sequence[Gradients], version: int, info: Mapping[str, float],
          applied: Mapping[str, float] | None) -> None:
-    """Record an update of parameters of this version from these gradients, or a skipped update if `applied` is None.
+    """Record the update of this version's parameters with these gradients, or a skipped update if `applied` is None.
 
     Whether an update is skipped depends only on the mean gradient, so all workers that apply the mean decide alike.
 
@@ -83,7 +83,7 @@ def book(statistics: Statistics, gradients: Sequence[Gradients], version: int, i
 
 
 class PendingMoments:
-    """Moments that wait until their train batch is used up, because normalizers must not change earlier."""
+    """Moments for normalizers, kept until their train batch is used up, because normalizers must not change earlier."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []

@@ -84,12 +84,12 @@ class SynchronousUpdates(RemoteUpdates):
         return self._used_up
 
     def step(self) -> None:
-        """Send weights, wait for all gradients, and apply their mean; rounds without samples do not count."""
+        """Send weights, wait for all gradients, and apply their mean; repeat this if no gradient had samples."""
         while not self._step():
             pass
 
     def _step(self) -> bool:
-        """Return whether any gradient had samples, so that the update was made or skipped."""
+        """Make one round; return whether any gradient had samples, so that the update was made or skipped."""
         gradients = None
         while gradients is None:
             gradients = self._ask_for_gradients()
@@ -101,7 +101,7 @@ class SynchronousUpdates(RemoteUpdates):
             self._used_up, self._skip = gradients[0].last, False
             return False
         info, version = mean_info(gradients), self._local.actor_version
-        # The decision is made once, from the mean statistics, so that all workers do the same.
+        # Whether to skip the remaining passes is decided once, from the mean statistics, so that all workers act alike.
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or gradients[0].last
         moments = self._pending.take() if self._used_up else ()

@@ -1,4 +1,4 @@
-"""Times and rates of the tree: the seconds that each level spent on each part of its work, and its throughput."""
+"""Times and rates: the seconds that each level of the tree spent on each part of its work, and its throughput."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
 from pytorchrl.scheme.transport.messages import Gradients
 
-# Number of operations over which mean times are computed.
+# Number of recent operations of a kind over which their mean time is computed.
 _TIME_WINDOW = 100
 # Number of seconds over which rates are computed.
 _RATE_WINDOW_S = 10.0
 
 
 class Rates:
-    """Rates over the last ten seconds, up to the last update. Not thread-safe.
+    """Rates over the last ten seconds before the last update. Not thread-safe.
 
     Args:
         now: The clock.
@@ -53,7 +53,7 @@ class Times:
 
     Args:
         now: The clock.
-        add: Called with the name and the seconds of each part that the thread that makes updates finished; it must call
+        add: Function of the name and the seconds of a part of the work on updates, called after each part; it must call
             `add_part` under a lock.
     """
 
@@ -91,7 +91,7 @@ class Times:
             self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
-        """Return seconds by level and part of its work, from the start of the first update to the end of the last."""
+        """Return seconds by level and part of its work, from the start of the first to the end of the last update."""
         elapsed = 0.0 if self._began is None else self._until - self._began
         return with_idle(self._seconds, {"collection": elapsed * num_collectors,
                                          "gradients": elapsed * num_gradient_workers, "update": elapsed})

@@ -32,7 +32,7 @@ class TreeLedger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own = Ledger()
-        self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # by gradient worker and incarnation
+        self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # key: gradient worker and incarnation
         self._incarnations: Counter[int] = Counter()
         self._consumed_before = 0
 
@@ -55,7 +55,7 @@ class TreeLedger:
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
-        """Record the final ledger of a gradient worker, or None if it is lost; all steps in it are then dropped."""
+        """Record the final ledger of a gradient worker. None: the worker is lost, and its steps are dropped."""
         with self._lock:
             key = (worker, self._incarnations[worker])
             if snapshot is not None:
@@ -107,7 +107,7 @@ class TreeLedger:
         return self._own.snapshot().consumed - self._consumed_before
 
     def state(self) -> SavedLedger:
-        """Return the state for a checkpoint, without the ledgers of live gradient workers."""
+        """Return the state for a checkpoint, except the ledgers of live gradient workers."""
         with self._lock:
             lost = [snapshot for (worker, incarnation), snapshot in self._snapshots.items()
                     if incarnation != self._incarnations[worker]]

@@ -82,7 +82,7 @@ class UpdaterThread(threading.Thread):
             raise
 
     def run(self) -> None:
-        """Make updates until closed. An exception ends the thread; the user's next call raises it."""
+        """Make updates until stopped. An exception ends the thread; the user's next call of `step` raises it."""
         try:
             while not self.stopped and not self.is_over():
                 self.pause_point.pause_if_requested(lambda: self.stopped)
@@ -116,11 +116,11 @@ class UWorker(Worker):
         grad_execution: "Central": the local gradient worker computes gradients; "Parallel": the remote ones do.
         options: Options of the update worker; None: the defaults.
         gradients: Options of the gradient workers, whose class chooses the strategy; None: synchronous gradients.
-        device: Device of the local gradient worker: "cpu" or "cuda:N"; None is the CPU.
+        device: Device of the local gradient worker: "cpu" or "cuda:N"; None: the CPU.
         runtime: Runtime of the remote workers; None: threads.
-        target_steps: End of the experiment in env steps, at which schedules end; required if there is a schedule.
+        target_steps: Env steps after which the experiment and all schedules end; required if there is a schedule.
         record: Writer of the file in which the run is recorded.
-        replay: The record that the run follows.
+        replay: Record of the run that is replayed; None: no replay.
 
     Attributes:
         strategy: Turns gradients into updates.
@@ -175,7 +175,8 @@ class UWorker(Worker):
         else:
             request_timeout_s = 2 * collection.queue_timeout_s
             is_decentralised = isinstance(gradients, DecentralisedGradients)
-            # A record does not contain the exact time at which a group of decentralised workers breaks up.
+            # A record does not contain the exact time at which a group of decentralised workers breaks up, so a lost
+            # worker ends the run.
             if is_decentralised and self._journal.is_kept:
                 supervision = replace(supervision, on_worker_failure="raise")
             supervisor = Supervisor(
@@ -259,7 +260,7 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a thread makes them, wait until that many more were made.
+        """Make `updates_per_step` updates; if a thread makes them, wait until it has made as many since the last call.
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update that is skipped,
@@ -322,7 +323,7 @@ class UWorker(Worker):
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
 
     def restore(self, state: StateDict, seed: int) -> None:
-        """Restore the state that `checkpoint` of another tree returned, before the first step.
+        """Restore a state that `checkpoint` of another tree returned; call this before the first step.
 
         Args:
             state: The saved state.
@@ -391,7 +392,7 @@ class UWorker(Worker):
         self.strategy.forget_weights()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop all threads and workers; return the final ledger, without steps in flight or queued. Idempotent."""
+        """Stop all threads and workers; return the final ledger, which has no steps in flight or queued. Idempotent."""
         if self._final is not None:
             return self._final
         failure = self.updater.failure
