@@ -1,4 +1,4 @@
-"""Algorithms, which compute gradients from batches and update weights with gradients."""
+"""Algorithms, which choose actions, compute gradients from batches and update weights."""
 
 from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.appo import APPO

@@ -1,4 +1,4 @@
-"""Advantage actor-critic (Mnih et al. 2016, without the asynchrony). B = samples of a batch."""
+"""Advantage actor-critic, the synchronous variant of A3C (Mnih et al. 2016). B = samples of a batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from pytorchrl.agent.storages import GAEBuffer
 class A2C(OnPolicyAlgorithm):
     """Policy gradient with a value baseline; one optimizer updates the whole actor.
 
-    loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
+    With the advantage A, the value V, the return R and the entropy H of the policy pi:
+    loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * mean H.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(OnPolicyAlgorithm.Options):
-        """Options of `A2C`, with defaults that differ from those of `OnPolicyAlgorithm`."""
+        """Options of `A2C`; some defaults differ from those of `OnPolicyAlgorithm`."""
 
         lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str | Callable[..., Optimizer] = option("rmsprop_tf", help=OPTIMIZER_HELP, choices=OPTIMIZERS)

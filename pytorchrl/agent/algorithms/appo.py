@@ -1,4 +1,4 @@
-"""Asynchronous PPO, and IMPACT (Luo et al. 2020), its variant with a slow policy. B = samples of a batch."""
+"""Asynchronous PPO and its variant with a slow policy, IMPACT (Luo et al. 2020). B = samples of a batch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
 class APPO(VTraceAlgorithm, PPO):
     """PPO's loss with the advantages A and targets v of a `VTraceBuffer`, plus kl_coef * KL.
 
-    The ratio is pi / mu, where mu is the policy that acted, and KL is the divergence KL(mu || pi), estimated from
-    samples of mu. With `target_network`, a copy of pi that is made every `target_update_interval` updates, the slow
-    policy, is the target policy of V-trace; the ratio is clip(mu / slow, 0, is_clip) * pi / mu, and KL is
+    The ratio is pi / mu, where pi is the current policy and mu the policy that acted. KL is the divergence
+    KL(mu || pi), estimated from samples of mu.
+
+    With `target_network`, the target policy of V-trace is the slow policy, a copy of pi that is renewed every
+    `target_update_interval` updates. The ratio is then clip(mu / slow, 0, is_clip) * pi / mu, and KL is
     KL(slow || pi), computed exactly.
     """
 
@@ -41,7 +43,7 @@ class APPO(VTraceAlgorithm, PPO):
         """Options of `APPO`."""
 
         kl_coef: float = option(
-            0.0, help="Initial weight of the KL divergence, which adapts to kl_target; 0 omits the KL term.", low=0.0)
+            0.0, help="Initial weight of the KL term, which is then adapted to kl_target; 0 omits the term.", low=0.0)
         kl_target: float = option(
             _KL_TARGET, low=0.0, exclusive=True,
             help="Target of the KL divergence: kl_coef is multiplied by 1.5 if the divergence is above twice the "
@@ -50,8 +52,8 @@ class APPO(VTraceAlgorithm, PPO):
         target_update_interval: int = option(
             _SLOW_INTERVAL, help="Updates between two copies of the current policy to the slow policy.", low=1)
         is_clip: float = option(
-            _IS_CLIP, help="Largest importance weight of a sample, the ratio of the policy that acted to the slow "
-                           "policy.", low=0.0, exclusive=True)
+            _IS_CLIP, help="Largest importance weight of a sample; the weight is the ratio of the policy that acted to "
+                           "the slow policy.", low=0.0, exclusive=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -86,7 +88,7 @@ class APPO(VTraceAlgorithm, PPO):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `PPO`; `kl` is a term of the loss if the option `kl_coef` is not 0, else a measure."""
+        """See `PPO`; `kl` is a term of the loss if the option `kl_coef` is not 0, and otherwise a measure."""
         slow_kl = None
         if self._slow is not None:
             with torch.no_grad(), self._precision():
@@ -100,7 +102,7 @@ class APPO(VTraceAlgorithm, PPO):
         if not self.options.kl_coef:
             return terms, measures if slow_kl is None else {**measures, "kl": slow_kl.detach()}
         del measures["kl"]
-        if slow_kl is None:  # the measure of PPO, now with gradient
+        if slow_kl is None:  # the same as the measure `kl` of PPO, but with gradient
             log_ratio = evaluated.logp - batch.logp
             if batch.valid is not None:
                 log_ratio = torch.where(batch.valid, log_ratio, 0.0)
@@ -108,7 +110,7 @@ class APPO(VTraceAlgorithm, PPO):
         return {**terms, "kl": slow_kl}, measures
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """See `OnPolicyAlgorithm`. The weight of `kl` adapts to `kl_target`, so it is not among the `parameters`."""
+        """See `OnPolicyAlgorithm`. The weight of `kl` adapts to `kl_target` and is not among the `parameters`."""
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
 
@@ -122,7 +124,7 @@ class APPO(VTraceAlgorithm, PPO):
         return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `PPO`. If `kl_coef` is not 0, the last vector is the mean KL, which is also averaged over workers."""
+        """See `PPO`. If `kl_coef` is not 0, the last vector is the mean KL, to be averaged like the gradients."""
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
             self._gradients = gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
@@ -130,21 +132,24 @@ class APPO(VTraceAlgorithm, PPO):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """See `Algorithm`; if `kl_coef` is not 0, the last vector contains the mean KL, one scalar."""
+        """See `Algorithm`; if `kl_coef` is not 0, the last vector has a single scalar, the mean KL."""
         return [*super().gradient_sizes, 1] if self.options.kl_coef else super().gradient_sizes
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Update the weights; then, every `target_update_interval` updates, adapt `kl_coef` and copy the slow policy.
+        """Update the weights, and then adapt `kl_coef` and renew the slow policy.
+
+        With a slow policy, `kl_coef` adapts only when the slow policy is renewed, which happens every
+        `target_update_interval` updates.
 
         Returns:
-            The values of `Algorithm`, and `kl_coef` for the next update if the option `kl_coef` is not 0.
+            The values that `Algorithm` returns; if the option `kl_coef` is not 0, also `kl_coef` for the next update.
         """
         gradients = self.last_gradients() if gradients is None else gradients
         info = super().apply_gradients(gradients[:len(self.groups)])
         self._num_updates += 1
         is_due = self._num_updates % self._interval == 0
         if self.options.kl_coef:
-            if is_due:  # before the copy, when the divergence from the slow policy is largest
+            if is_due:  # just before the slow policy is renewed, because its divergence is then largest
                 self._adapt(float(gradients[-1]))
             info["kl_coef"] = self.kl_coef
         if self._slow is not None and is_due:
@@ -154,7 +159,7 @@ class APPO(VTraceAlgorithm, PPO):
     # States
 
     def learning_state(self) -> dict[str, Tensor]:
-        """Return the weight of KL and the slow policy; see `Algorithm`."""
+        """Return the weight of the KL term, and the slow policy; see `Algorithm`."""
         slow = {} if self._slow is None else self._slow.state_dict()
         weight = {"kl_coef": torch.tensor(self.kl_coef, dtype=torch.float64)} if self.options.kl_coef else {}
         return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
@@ -162,8 +167,8 @@ class APPO(VTraceAlgorithm, PPO):
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Copy a `learning_state()` into this algorithm; see `Algorithm`."""
         if self.learning_state().keys() != state.keys():
-            raise WeightsError("the state is from an algorithm with another target_network or kl_coef; give both the "
-                               "same")
+            raise WeightsError("the state is from an algorithm with a different target_network or kl_coef; give both "
+                               "algorithms the same")
         if self.options.kl_coef:
             self.kl_coef = float(state["kl_coef"])
         if self._slow is not None:
@@ -171,7 +176,7 @@ class APPO(VTraceAlgorithm, PPO):
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also has the number of updates, which determines the time of the next copy."""
+        """See `Algorithm`; the state also contains the number of updates, on which the next renewal depends."""
         return {**super().state_dict(), "num_updates": self._num_updates}
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -1,4 +1,4 @@
-"""The base class of algorithms: flat parameter groups, the optimizer step, schedules and states.
+"""The base class of algorithms, which manages flat parameter groups, optimizer steps, schedules and states.
 
 E = environments, P = scalars of a group's parameter vector.
 """
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 class Algorithm(Part, Updatable, ABC):
     """The base class of algorithms, which choose actions, compute gradients from batches and update weights.
 
-    The trained parameters are in `groups`, each with one vector and one optimizer. The learning rate of a group is the
-    option `lr_<group>` if there is one, else `lr`.
+    `groups` contains the trained parameters; each group has one vector and one optimizer. The learning rate of a group
+    is the option `lr_<group>` if there is one, and otherwise `lr`.
     """
 
     home: ClassVar[str] = "algorithm"
@@ -57,7 +57,7 @@ class Algorithm(Part, Updatable, ABC):
 
         optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         adam_eps: float = option(
-            1e-5, help="Epsilon of Adam and AdamW, outside the square root.", low=0.0, exclusive=True)
+            1e-5, help="Epsilon of Adam and AdamW, added outside the square root.", low=0.0, exclusive=True)
         weight_decay: float = option(
             0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
                        "rate.", low=0.0)
@@ -104,7 +104,7 @@ class Algorithm(Part, Updatable, ABC):
     @classmethod
     @brief_errors
     def create_factory(cls, **options: object) -> Factory[Self]:
-        """Return a factory of this algorithm; raise `ConfigError` for an unknown option or a wrong value."""
+        """Return a factory of this algorithm; raise `ConfigError` for an unknown option or an invalid value."""
         return Factory(cls, build_options(cls, options))
 
     def __init__(self, options: Algorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
@@ -117,7 +117,7 @@ class Algorithm(Part, Updatable, ABC):
             device: Device of the actor.
 
         Raises:
-            ConfigError: The algorithm cannot train such an actor, or the options of the two contradict each other.
+            ConfigError: The algorithm cannot train such an actor, or the options of both contradict each other.
         """
         of_actor = getattr(actor, "options", None)
         check_actor(type(self), type(actor), of_actor)
@@ -134,7 +134,7 @@ class Algorithm(Part, Updatable, ABC):
         self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return group -> name -> parameter; by default, the group `all` has all parameters of the actor."""
+        """Return group -> name -> parameter; by default, the group `all` contains all parameters of the actor."""
         return {"all": dict(self.actor.named_parameters())}
 
     # Acting
@@ -152,14 +152,14 @@ class Algorithm(Part, Updatable, ABC):
         """Choose the actions of E environments.
 
         Args:
-            obs: Leaf -> (E, ...), only read.
+            obs: Leaf -> (E, ...); never changed.
             rhs: Network -> (E, H), the memory before these observations.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of sampling or exploring.
             mask: (E, n) bool, true where an action is allowed.
 
         Returns:
-            Actions, the memory after these observations, and in `other` additional values to store with the transition.
+            Actions; the memory after these observations; and, in `other`, more values to store with the transitions.
         """
 
     @abstractmethod
@@ -189,7 +189,7 @@ class Algorithm(Part, Updatable, ABC):
 
     @abstractmethod
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Return the batches, one for each update, that are due after new data were inserted into the storage."""
+        """Return the batches, one for each update, that are due now that the storage has received new data."""
 
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
         """Add all values that depend on the whole batch; called before the batch is split into microbatches."""
@@ -198,7 +198,7 @@ class Algorithm(Part, Updatable, ABC):
     @abstractmethod
     def compute_gradients(
         self, batch: Batch,
-    ) -> tuple[list[Tensor], dict[str, Any]]:  # numbers, and the `errors` of replay, a tensor
+    ) -> tuple[list[Tensor], dict[str, Any]]:  # the values are numbers, except `errors` of replay, a tensor
         """Compute the gradient of the loss over a batch's valid samples, without changing any state.
 
         Returns:
@@ -208,10 +208,10 @@ class Algorithm(Part, Updatable, ABC):
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Clip the gradient of each group by its global norm, and make one optimizer step.
+        """Clip the gradient of each group by its global norm, and make an optimizer step for each group that is due.
 
         Args:
-            gradients: One gradient (P,) for each group, averaged over workers and only read; None means the gradients
+            gradients: One gradient (P,) for each group, averaged over workers; never changed. None means the gradients
                 of the last `compute_gradients`.
 
         Returns:
@@ -241,16 +241,17 @@ class Algorithm(Part, Updatable, ABC):
             info[f"grad_norm{suffix}"], info[f"lr{suffix}"] = norm, lr
         return info
 
-    def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
+    def last_gradients(self) -> list[Any]:  # the gradients are tensors; with several policies, some may be None
         """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without gradients applies those of the last "
-                                 "compute_gradients(batch), which was not called yet; call it first, or give gradients")
+                                 "compute_gradients(batch), which has not been called yet; call it first, or give "
+                                 "gradients")
         return self._gradients
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """Number of scalars of each vector that `compute_gradients` returns."""
+        """Number of scalars in each vector that `compute_gradients` returns."""
         return [len(group) for group in self.groups.values()]
 
     def is_due(self, group: str) -> bool:
@@ -260,7 +261,7 @@ class Algorithm(Part, Updatable, ABC):
     # Parameters that change while training
 
     def update_algorithm_parameter(self, name: str, value: object) -> None:
-        """Set an option that may change during training; a number replaces a schedule, a `Schedule` starts a new one.
+        """Set an option that may change during training; a number ends a schedule, and a `Schedule` starts a new one.
 
         Raises:
             KeyError: There is no such option, or it cannot change.
@@ -275,11 +276,11 @@ class Algorithm(Part, Updatable, ABC):
         self.generator.manual_seed(derive_seed(seed, Stream.ACTING))
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return copies on the CPU of all tensors that acting needs."""
+        """Return CPU copies of all tensors that acting needs."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.acting_tensors()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Copy an `acting_state()`, as tensors or arrays, into the actor.
+        """Copy an `acting_state()`, which consists of tensors or arrays, into the actor.
 
         Optimizers, schedules and generators do not change.
 
@@ -289,7 +290,7 @@ class Algorithm(Part, Updatable, ABC):
         copy_tensors(dict(self.acting_tensors()), state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
-        """Return copies on the CPU of all other tensors that gradients depend on, such as target networks."""
+        """Return CPU copies of all tensors that gradients depend on but acting does not, such as target networks."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
 
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
@@ -297,7 +298,7 @@ class Algorithm(Part, Updatable, ABC):
         copy_tensors(dict(self._learning_tensors()), state, "gradient state")
 
     def gradient_state(self) -> StateDict:
-        """Return everything that gradients depend on: `acting` state, `learning` state and current `parameters`."""
+        """Return everything on which gradients depend: `acting` state, `learning` state and current `parameters`."""
         return {"acting": self.acting_state(), "learning": self.learning_state(), "parameters": dict(self.parameters)}
 
     def load_gradient_state(self, state: StateDict) -> None:
@@ -307,7 +308,7 @@ class Algorithm(Part, Updatable, ABC):
         self.parameters = dict(state["parameters"])
 
     def state_dict(self) -> StateDict:
-        """Return everything that exact resumption needs: gradient state, schedules, optimizer moments and generator."""
+        """Return all that exact resumption needs: gradient state, and states of schedules, optimizers and generator."""
         return {
             "gradient": self.gradient_state(),
             "schedules": self.schedules_state(),
@@ -326,40 +327,40 @@ class Algorithm(Part, Updatable, ABC):
     # Helpers
 
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, live tensor) of the learning state; by default, there is none."""
+        """Yield the name and the tensor itself, not a copy, of each part of the learning state; by default, nothing."""
         yield from ()
 
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, live tensor) of the acting state: all groups and the actor's buffers."""
+        """Yield the name and the tensor itself, not a copy, of each part of the acting state: groups and buffers."""
         for name, group in self.groups.items():
             yield name, group.data
         yield from self.actor.state_buffers().items()
 
 
 def copy_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor | np.ndarray], noun: str) -> None:
-    """Copy a state into live tensors.
+    """Copy a state into existing tensors.
 
     Args:
-        live: Name -> live tensor.
-        state: Name -> tensor or array of the same shape. An array may be in shared memory; it is copied and never
-            aliased.
+        live: Name -> tensor to overwrite.
+        state: Name -> tensor or array of the same shape. An array may be in shared memory, because its values are
+            copied.
         noun: The name of the state in messages.
 
     Raises:
         WeightsError: Names or shapes do not fit; nothing was changed.
     """
     if live.keys() != state.keys():
-        raise WeightsError(f"{noun} has {sorted(state)}, this actor needs {sorted(live)}; both sides must build the "
-                           "same actor")
+        raise WeightsError(f"{noun} has {sorted(state)}, but this actor needs {sorted(live)}; both sides must build "
+                           "the same actor")
     for name, tensor in live.items():
         if tensor.shape != state[name].shape:
             raise WeightsError(
-                f"{name} of the {noun} has shape {tuple(state[name].shape)}, this actor needs "
+                f"{name} of the {noun} has shape {tuple(state[name].shape)}, but this actor needs "
                 f"{tuple(tensor.shape)}; both sides must build the same actor")
     with torch.no_grad():
         for name, tensor in live.items():
             value = state[name]
             if isinstance(value, np.ndarray) and tensor.device.type == "cpu":
-                np.copyto(tensor.detach().numpy(), value)  # torch warns about arrays that are not writable
+                np.copyto(tensor.detach().numpy(), value)  # not by torch, which warns about read-only arrays
             else:
                 tensor.copy_(torch.as_tensor(np.array(value)) if isinstance(value, np.ndarray) else value)

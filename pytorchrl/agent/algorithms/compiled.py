@@ -1,4 +1,4 @@
-"""Loss and gradient as one compiled graph. P = scalars of the parameter vector."""
+"""Compute a loss and its gradient in one compiled graph. P = scalars of the parameter vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class CompiledGradient:
-    """A gradient that is compiled at the first batch: forward pass, loss and backward pass in one graph.
+    """A function that computes a gradient; it is compiled at the first batch, with all passes in one graph.
 
     The graph contains the backward pass, does not use the autograd engine, and writes the gradients into one vector.
     The current values of updatable options are inputs of the graph, so neither a change of these values nor a batch of
@@ -42,7 +42,8 @@ class CompiledGradient:
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
             batch.advantage)
         names = tuple(sorted(parameters))
-        # The key has everything that the graph depends on, except shapes and dtypes of tensors, which torch compares.
+        # The key contains everything that the graph depends on, except the shapes and dtypes of tensors, which torch
+        # checks itself.
         key = (names, batch.mask is None, batch.valid is None, batch.is_normalized)
         if key not in self._gradients:
             self._gradients[key] = self._compile(names, tensors, batch.is_normalized)
@@ -69,10 +70,10 @@ class CompiledGradient:
             grads = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([grad.reshape(-1) for grad in grads]), measured
 
-        # torch caches compiled graphs by code object; with a shared code object, gradients would evict each other.
+        # torch caches compiled graphs by code object; if several gradients shared one, they would evict each other.
         gradient.__code__ = gradient.__code__.replace()
         return torch.compile(gradient, fullgraph=True, options={
-            # Computes tanh from one exp, which is four times as fast on CPUs, with an error below 1e-7.
+            # Compute tanh from one exp. On CPUs, this is four times as fast as the default; the error is below 1e-7.
             "cpp.use_decompose_tanh": True,
             "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
         })

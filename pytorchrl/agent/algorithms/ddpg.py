@@ -27,10 +27,11 @@ _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 class DDPG(ReplayAlgorithm):
     """Deterministic policy gradient: critics learn Q of the policy's actions, and the policy maximizes Q.
 
-    With the target networks mu' and Q', and the n-step return R and discount DISC from the storage:
-    y = R + DISC * min_j Q'_j(o', mu'(o')); L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), minimized
-    over the policy alone. The paper uses one critic (`num_critics=1`). Noise is added to actions for exploration, in
-    units of half the range of an action.
+    With the target networks mu' and Q', and with the n-step return R, the discount DISC and the weight w of each sample
+    from the storage, the target is y = R + DISC * min_j Q'_j(o', mu'(o')). The losses are
+    L_q = 1/2 sum_j mean w (Q_j - y)^2 and L_pi = -mean Q_1(o, mu(o)), which is minimized over the policy alone. The
+    paper uses one critic (`num_critics=1`). For exploration, noise is added to actions; its unit is half the range of
+    an action.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class DDPG(ReplayAlgorithm):
     # States
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also has the state of the Ornstein-Uhlenbeck noise."""
+        """See `Algorithm`; the result also contains the state of the Ornstein-Uhlenbeck noise."""
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -120,9 +121,10 @@ class DDPG(ReplayAlgorithm):
 class TD3(DDPG):
     """DDPG with less overestimation of values: two critics, delayed policy updates, and noise on the target's actions.
 
-    The target's action is clip(mu'(o') + clip(e, -c, c), -1, 1), with e ~ N(0, target_noise^2) for each sample and
-    dimension. The policy changes in updates whose number is a multiple of `policy_delay`, and the target networks in
-    updates whose number is a multiple of both `policy_delay` and `target_update_interval`.
+    The target's action is clip(mu'(o') + clip(e, -c, c), -1, 1), where c is `noise_clip`, and e ~ N(0, target_noise^2)
+    is drawn for each sample and dimension. The policy changes in updates whose number is a multiple of `policy_delay`.
+    The target networks change in updates whose number is a multiple of both `policy_delay` and
+    `target_update_interval`.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,7 @@ class TD3(DDPG):
         lr_q: float | Schedule = option(3e-4, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
         policy_delay: int = option(
-            2, help="Updates of the critics per update of the policy and the target networks.", low=1)
+            2, help="Number of updates of the critics per update of the policy and the target networks.", low=1)
         target_noise: float = option(
             0.2, help="Standard deviation of the noise on the target's actions, in units of half the range of an "
                       "action.", low=0.0)

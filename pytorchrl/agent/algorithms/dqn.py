@@ -27,12 +27,12 @@ from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
 
-EPSILON_PER_WORKER_HELP = "Give each collector its own constant epsilon: 0.4 for the first, less for each later one."
+EPSILON_PER_WORKER_HELP = "Give each collector its own constant epsilon: 0.4 for the first, less for every further one."
 _EPSILON = "epsilon"
 
 
 def ladder_epsilon(index: int, num_collectors: int) -> float:
-    """Return the epsilon of collector i of N, 0.4^(1 + 7 i / (N - 1)), or 0.4 if N = 1.
+    """Return the epsilon of collector i of N: 0.4^(1 + 7 i / (N - 1)), or 0.4 if N = 1.
 
     The formula is from Horgan et al. 2018 (Ape-X), section 4.
 
@@ -56,9 +56,10 @@ def _is_probability(value: object) -> bool:
 class DQN(ReplayAlgorithm):
     """Q-learning: the actor learns the values of actions, and acts epsilon-greedily.
 
-    With a* = argmax_a Q(o', a) (double) or argmax_a Q_target(o', a), and the n-step return R and discount DISC from the
-    storage: delta = R + DISC * Q_target(o', a*) - Q(o, a); the loss is the mean of w * l(delta), with weights w from
-    the storage.
+    The TD error is delta = R + DISC * Q_target(o', a*) - Q(o, a), with the n-step return R and the discount DISC from
+    the storage. The action a* is argmax_a Q(o', a) if the option `double` is set, and otherwise argmax_a
+    Q_target(o', a). The loss is the mean of w * l(delta), with the weights w from the storage and the function l that
+    the option `loss` selects.
 
     Epsilon is the parameter `epsilon`, which follows the env steps of the whole experiment (`follow_schedules`);
     `update_algorithm_parameter` can replace its schedule.
@@ -69,9 +70,10 @@ class DQN(ReplayAlgorithm):
         """Options of `DQN`; dueling and noisy networks are options of the actor."""
 
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
-        double: bool = option(True, help="Choose the target's action with the online network.")
+        double: bool = option(True, help="Choose the target's action with the online network, not the target network.")
         loss: str = option(
-            "huber", help="Loss of a TD error: huber (quadratic up to 1) or mse.", choices=("huber", "mse"))
+            "huber", help="Loss of a TD error: huber (quadratic up to 1, linear beyond) or mse.",
+            choices=("huber", "mse"))
         initial_epsilon: float = option(
             1.0, help="Initial probability of a random action.", low=0.0, high=1.0)
         final_epsilon: float = option(
@@ -90,7 +92,7 @@ class DQN(ReplayAlgorithm):
             updatable=True)
 
         def __post_init__(self) -> None:
-            """Refuse options of the common epsilon if each collector has its own epsilon."""
+            """Refuse the options of the common epsilon if each collector has its own epsilon."""
             super().__post_init__()
             if self.epsilon_per_worker:
                 self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
@@ -138,7 +140,7 @@ class DQN(ReplayAlgorithm):
         return self._explore(len(done), deterministic, mask, lambda: self._greedy(obs, deterministic, mask))
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
-        """Return the actions (E,) of `greedy`, each replaced with probability epsilon by a random action.
+        """Return the actions (E,) of `greedy`, but replace each, with probability epsilon, by a random action.
 
         `greedy` is called only if its result is used.
         """

@@ -21,17 +21,18 @@ from pytorchrl.errors import ConfigError
 class IMPALA(VTraceAlgorithm, A2C):
     """A2C's loss with the advantages A and targets v of a `VTraceBuffer`.
 
-    loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * H.
+    With the value V and the entropy H of the policy pi:
+    loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * mean H.
 
-    The loss of the paper is the sum over T * B = 640 samples, and the loss of this class is the mean. The paper's
-    clipping at 40 and RMSProp with epsilon 0.01 therefore correspond to max_grad_norm 40 / 640 and rmsprop_eps
-    0.01 / 640^2. The paper's initial mean square of 1 would correspond to 1 / 640^2, for which there is no option;
-    therefore, the first thousand updates of "rmsprop_tf" are smaller than the paper's.
+    The loss of the paper is the sum over T * B = 640 samples, whereas the loss of this class is the mean. The paper's
+    clipping at 40 therefore corresponds to max_grad_norm 40 / 640, and its epsilon of 0.01 in RMSProp corresponds to
+    rmsprop_eps 0.01 / 640^2. The paper's initial mean square of 1 would correspond to 1 / 640^2, for which there is no
+    option, so the first thousand updates of "rmsprop_tf" are smaller than the paper's.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(A2C.Options):
-        """Options of `IMPALA`, with defaults that differ from those of `A2C`."""
+        """Options of `IMPALA`; some defaults differ from those of `A2C`."""
 
         lr: float | Schedule = option(5e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
@@ -45,4 +46,4 @@ class IMPALA(VTraceAlgorithm, A2C):
                 raise ConfigError(
                     f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}", because '
                     "subtracting the mean from advantages of an older policy pushes the current policy away from it "
-                    "without limit; use APPO, whose clipping bounds this")
+                    "without limit; use APPO, whose clipping bounds this effect")

@@ -17,7 +17,7 @@ class OrnsteinUhlenbeck:
     At the start of an episode, x is 0.
 
     Attributes:
-        state: (E, D), x of each environment; empty before the first draw.
+        state: (E, D), the current x of each environment; empty before the first draw.
     """
 
     def __init__(self, theta: float, sigma: float, dt: float) -> None:

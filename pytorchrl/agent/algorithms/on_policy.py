@@ -1,4 +1,4 @@
-"""The base class of on-policy algorithms: acting, values of a rollout, and a loss as a weighted sum of named terms.
+"""The base class of on-policy algorithms, which act, compute values, and have a loss that is a sum of named terms.
 
 T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of the parameter vector.
 """
@@ -43,7 +43,7 @@ from pytorchrl.untyped import StateDict
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NUM_MINI_BATCH_HELP = "Minibatches per pass over a rollout, with one update each."
+NUM_MINI_BATCH_HELP = "Number of minibatches per pass over a rollout; there is one update per minibatch."
 ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalized."
 
 
@@ -52,7 +52,7 @@ _CHUNK_BYTES = 2**25
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """The base class of on-policy algorithms; a subclass defines options, `terms` and `loss_weights`.
+    """The base class of on-policy algorithms; a subclass defines its options, `terms` and `loss_weights`.
 
     The loss is the sum of weight * mean(term) over the named terms; each mean is taken over the valid samples of a
     batch.
@@ -73,7 +73,7 @@ class OnPolicyAlgorithm(Algorithm):
         advantage_normalization: str = option(
             "minibatch", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
         compile: bool = option(
-            False, help="Compile loss and gradient into one graph of kernels; the first update is slow.")
+            False, help="Compile the loss and its gradient into one graph of kernels; the first update is then slow.")
         mixed_precision: bool = option(False, help="Run networks in bfloat16; parameters stay float32.")
 
     learns_from = DataKind.ROLLOUTS
@@ -101,7 +101,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
-            # Built after `FlatParameters`, which moves the parameters that the policy shares.
+            # Built after `FlatParameters`, which moves the actor's parameters; the small policy refers to them.
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params,
                                           self.device) if options.compile else None
@@ -111,7 +111,7 @@ class OnPolicyAlgorithm(Algorithm):
         # V-trace computes values with the learner's weights, so collectors compute no values.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's actor need not have the argument.
-        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # keywords of `act`
+        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         # If this is not None, the storage sets `num_mini_batch` accordingly.
@@ -131,7 +131,7 @@ class OnPolicyAlgorithm(Algorithm):
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; `other` has the inputs of `finish_rollout` for log-probabilities and values."""
+        """See `Algorithm`; `other` contains what `finish_rollout` needs to compute log-probabilities and values."""
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
@@ -151,7 +151,8 @@ class OnPolicyAlgorithm(Algorithm):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), computed with the weights that acted.
 
-        An algorithm that learns from rollouts of older policies adds only `logp`. See `Algorithm`.
+        K is the number of final observations. An algorithm that learns from rollouts of older policies adds only
+        `logp`. See `Algorithm`.
         """
         dist_params = rollout.other.pop("dist_params").flatten(0, 1)
         num_steps, num_envs = rollout.reward.shape
@@ -182,7 +183,8 @@ class OnPolicyAlgorithm(Algorithm):
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
             return value, torch.zeros(0)
-        # Row t + 1 of `rhs` is the state after o_t; a state is reset at the start of an episode only when it is used.
+        # Row t + 1 of `rhs` is the state after o_t: where an episode starts, the stored state is not reset; the network
+        # resets it.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
@@ -191,7 +193,7 @@ class OnPolicyAlgorithm(Algorithm):
     # Learning
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Return batches that contain each sample once per epoch."""
+        """Return batches; in each epoch, every sample is in one batch."""
         batches = storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
         return batches if self.info_names else check_first_batch(storage, batches)
 
@@ -263,7 +265,7 @@ class OnPolicyAlgorithm(Algorithm):
 
         Raises:
             ConfigError: `compile=True`, but this machine cannot compile.
-            ContractError: A method of a subclass, of the actor or of the storage returned a value of a wrong type or
+            ContractError: A method of a subclass, of the actor or of the storage returned a value of the wrong type or
                 shape; only the first batch is checked.
         """
         named_weights = self.loss_weights(self.parameters)
@@ -271,7 +273,7 @@ class OnPolicyAlgorithm(Algorithm):
             check_weights(self, named_weights)
         weights = self._weights.of(*named_weights.values())
         if self._compiled is not None:
-            if not self.info_names:  # uncompiled, because errors of a compiled graph do not name the user's class
+            if not self.info_names:  # once without compilation, so that errors name the user's class
                 self._evaluate_loss(batch, self.parameters, weights)
             gradient, measured = self._compiled(batch, self.parameters, weights)
         else:
@@ -294,7 +296,7 @@ class OnPolicyAlgorithm(Algorithm):
             self._small_policy.noise = torch.zeros(0)  # discards noise that was drawn in advance
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also has the noise that was drawn in advance."""
+        """See `Algorithm`; the state also contains the noise that was drawn in advance."""
         noise = torch.zeros(0) if self._small_policy is None else self._small_policy.noise
         return {**super().state_dict(), "noise": noise}
 
@@ -314,7 +316,7 @@ class OnPolicyAlgorithm(Algorithm):
         return self.loss(evaluated, self.prepare_batch(batch), parameters, weights)
 
     def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
-        """Return values (B,) on the CPU, computed in chunks that bound the memory."""
+        """Return values (B,) on the CPU, computed in chunks to limit the use of memory."""
         size, values = rows_at_once(obs), []
         with torch.no_grad(), self._precision():
             for start in range(0, len(done), size):
@@ -340,5 +342,5 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def rows_at_once(obs: Obs) -> int:
-    """Return the largest number of rows for one forward pass over observations, leaf -> (rows, ...)."""
+    """Return how many rows of observations, leaf -> (rows, ...), one forward pass may process."""
     return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

@@ -1,4 +1,4 @@
-"""Optimizers of one flat parameter vector. P = number of scalars."""
+"""Optimizers, each of which updates one flat parameter vector. P = number of scalars in the vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
-    "Optimizer; in Python also a class of torch.optim or a function of params and lr that returns an optimizer.")
+    "Optimizer; in Python, also a class of torch.optim, or a function of params and lr that returns an optimizer.")
 _ADAM_BETAS = 0.9, 0.999
 
 
@@ -27,7 +27,7 @@ class VectorOptimizer(Protocol):
     """An optimizer of one vector of P parameters."""
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Update `params` (P,) in place by `scale * gradient`, without changing `gradient` (P,)."""
+        """Update `params` (P,) in place with the gradient `scale * gradient`, without changing `gradient` (P,)."""
 
     def state_dict(self) -> StateDict:
         """Return a copy of the optimizer's state: CPU tensors and plain values."""
@@ -38,7 +38,7 @@ class VectorOptimizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """Settings of the named optimizers."""
+    """Settings of the optimizers that are selected by name."""
 
     adam_eps: float
     """Epsilon of Adam and AdamW, added to the root of the second moment."""
@@ -47,7 +47,7 @@ class OptimizerSettings:
     momentum: float
     """Momentum of SGD: the share of the previous step in the next step."""
     rmsprop_eps: float
-    """Epsilon of RMSProp, added to the root of the mean square or inside the root."""
+    """Epsilon of RMSProp, added to the root of the mean square or, for "rmsprop_tf", inside the root."""
     rmsprop_decay: float
     """Decay of RMSProp's mean square."""
 
@@ -85,11 +85,11 @@ class FlatOptimizer:
         """Allocate the moments for vectors with the shape, dtype and device of `like`.
 
         Args:
-            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum, unless it is 0),
-                "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon
-                inside the root, initial mean square 1).
+            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum if the setting is
+                not 0), "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (as in TensorFlow:
+                epsilon inside the root, initial mean square 1).
             like: (P,) float32.
-            settings: Settings of all named optimizers; only those of `name` are used.
+            settings: Settings of all optimizers; only those of the optimizer `name` are used.
         """
         self.name, self._is_adam = name, name in ("adam", "adamw")
         self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
@@ -130,7 +130,7 @@ class FlatOptimizer:
             params.addcdiv_(gradient, root, value=-lr * scale)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of the moments, on the CPU, and the number of steps."""
+        """Return the number of steps, and CPU copies of the moments."""
         state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
@@ -151,7 +151,7 @@ class TorchOptimizer:
         """Build the optimizer for vectors with the shape, dtype and device of `like`.
 
         Args:
-            make: Function that returns the optimizer, called with a list of one parameter and `lr`.
+            make: Function that returns the optimizer; it is called with a list of one parameter, and with `lr`.
             like: (P,) float32.
         """
         self._param = nn.Parameter(like.detach())
@@ -169,7 +169,7 @@ class TorchOptimizer:
         self._optimizer.step()
 
     def state_dict(self) -> StateDict:
-        """Return a copy of torch's own `state_dict`."""
+        """Return a copy of the torch optimizer's `state_dict`, with all tensors on the CPU."""
         return _on_cpu(self._optimizer.state_dict())
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -180,7 +180,7 @@ class TorchOptimizer:
 def _on_cpu(value: V) -> V:
     """Return a copy of nested dictionaries and lists, with their tensors on the CPU."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()  # type: ignore[return-value] # of the same type
+        return value.detach().cpu().clone()  # type: ignore[return-value] # the clone has the same type
     if isinstance(value, dict):
         return {name: _on_cpu(item) for name, item in value.items()}  # type: ignore[return-value]
     return [_on_cpu(item) for item in value] if isinstance(value, list) else value  # type: ignore[return-value]

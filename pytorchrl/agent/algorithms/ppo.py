@@ -25,8 +25,9 @@ _KL_TOLERANCE = 1.5
 class PPO(OnPolicyAlgorithm):
     """Clipped surrogate objective with a value loss and an entropy bonus.
 
-    With ratio = exp(log pi(a|o) - logp):
-    loss = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A) + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
+    With ratio = exp(log pi(a|o) - logp), c = clip_param, the advantage A, the value V, the return R and the entropy H:
+    loss = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A) + value_loss_coef * mean (V - R)^2 / 2
+    - entropy_coef * mean H.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,9 @@ class PPO(OnPolicyAlgorithm):
             0.2, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0,
             exclusive=True, updatable=True)
         use_clipped_value_loss: bool = option(
-            False, help="Clip the change of a value during the updates on one rollout to at most clip_param_vf.")
+            False, help="Clip the change of a value during the updates from one rollout to at most clip_param_vf.")
         clip_param_vf: float | None = option(
-            None, help="Largest change of a value during the updates on one rollout; None means clip_param.", low=0.0,
+            None, help="Largest change of a value during the updates from one rollout; None means clip_param.", low=0.0,
             exclusive=True, updatable=True)
         target_kl: float | None = option(
             None, help="Skip the remaining batches of a rollout once the KL divergence exceeds 1.5 times this value.",
@@ -66,10 +67,10 @@ class PPO(OnPolicyAlgorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `OnPolicyAlgorithm`. The measures are `kl`, and `clip_fraction`, 1 for samples with a clipped ratio."""
+        """See `OnPolicyAlgorithm`. The measures are `kl` and `clip_fraction`: 1 if a ratio is clipped, else 0."""
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
-        if batch.valid is not None:  # before exp, because infinity times a masked zero would be NaN in the gradient
+        if batch.valid is not None:  # masked before exp, because infinity times zero would be NaN in the gradient
             log_ratio = torch.where(batch.valid, log_ratio, 0.0)
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
@@ -83,7 +84,7 @@ class PPO(OnPolicyAlgorithm):
             error = torch.maximum(error, (clipped - batch.ret).square())
         with torch.no_grad():
             distance = ratio - 1.0
-            kl = distance - log_ratio  # "k3" of http://joschu.net/blog/kl-approx.html
+            kl = distance - log_ratio  # the estimator "k3" of http://joschu.net/blog/kl-approx.html
             is_clipped = (distance.abs() > clip).float()
         terms = {"policy_loss": -surrogate, "value_loss": 0.5 * error, "entropy": evaluated.entropy}
         return terms, {"kl": kl, "clip_fraction": is_clipped}

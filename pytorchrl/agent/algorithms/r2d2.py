@@ -1,4 +1,7 @@
-"""Recurrent replay distributed DQN: Kapturowski et al. 2019. B = sequences, W = burn-in, L = trained steps."""
+"""Recurrent replay distributed DQN: Kapturowski et al. 2019.
+
+B = sequences, W = steps of the burn-in, L = steps after the burn-in.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
 
-    With s for the root, the squared term is 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1). The result
-    is computed as sign(x) y (y + 2), which avoids cancellation for small |x|.
+    If s is the root, the term that is squared equals 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
+    The result is computed as sign(x) y (y + 2), which avoids cancellation for small |x|.
     """
     root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
     y = 2 * x * (1 - 2 * eps / (root + 1 + 2 * eps)) / (root + 1)
@@ -44,24 +47,26 @@ def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 
 @algorithm("r2d2", storage=SequenceBuffer, rollout_storage=RolloutSequenceBuffer)
 class R2D2(DQN):
-    """DQN with memory, trained on sequences that begin with the state of the memory that was stored while acting.
+    """DQN with memory, which learns from sequences of steps.
 
-    The online and the target network both process the first W steps of a sequence, the burn-in, from the stored state
-    and without gradient. For the L steps after the burn-in, with a* = argmax_a Q(o_{t+m}, a) (double), and the return
-    R, discount DISC and number m <= n of steps from the storage:
-    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t).
-    The loss is the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
+    Each sequence begins with the state that the memory had during acting. From this state, the online network and the
+    target network both process the first W steps of the sequence, the burn-in, without gradient. For each of the L
+    steps after the burn-in, delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`. The
+    return R, the discount DISC and the number m <= n of steps that they cover come from the storage. The action a* is
+    argmax_a Q(o_{t+m}, a) if the option `double` is set, and otherwise argmax_a Q_target(o_{t+m}, a). The loss is the
+    sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(DQN.Options):
         """Options of `R2D2`.
 
-        Dueling networks and the memory are options of the actor, and the lengths of sequences options of the storage.
+        Options of the actor determine the memory and whether the network is dueling; options of the storage determine
+        the lengths of sequences.
         """
 
         adam_eps: float = option(
-            1e-3, help="Epsilon of Adam and AdamW, outside the square root.", low=0.0, exclusive=True)
+            1e-3, help="Epsilon of Adam and AdamW, added outside the square root.", low=0.0, exclusive=True)
         gamma: float = option(0.997, help="Discount of rewards.", low=0.0, high=1.0)
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
         loss: str = option(
@@ -71,7 +76,7 @@ class R2D2(DQN):
         mini_batch_size: int = option(64, help="Sequences per batch.", low=1)
         target_update_interval: int = option(2500, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
         value_rescaling: bool = option(
-            True, help="Learn a rescaled Q, which grows like a square root, instead of clipping rewards.")
+            True, help="Learn rescaled values, which grow like the square root of Q, instead of clipping rewards.")
         max_grad_norm: float | None = option(
             80.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
@@ -131,7 +136,7 @@ class R2D2(DQN):
                 torch.where(batch.valid, error, 0.0))
 
     def _targets(self, batch: SequenceBatch, scores: Tensor, next_scores: Tensor) -> Tensor:
-        """Return targets (L, B), from values (L + n, B, actions) of both networks for the rows after the burn-in."""
+        """Return targets (L, B), given both networks' values (L + n, B, actions) of the rows after the burn-in."""
         row = (batch.next_row - batch.burn_in).unsqueeze(-1)
         after = next_scores.gather(0, row.expand(-1, -1, scores.shape[-1]))
         choosing = scores.gather(0, row.expand_as(after)) if self.options.double else after
@@ -145,7 +150,7 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return the values (rows, B, actions) and the final memory of some rows; `obs` has all rows, normalized."""
+        """Return the values (rows, B, actions) of `rows` and the memory after them; `obs` has all rows, normalized."""
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
                           None if batch.mask is None else batch.mask[rows], self.update_generator,

@@ -1,4 +1,4 @@
-"""Register algorithms under a name, with the storage and the actor that `train` and the command line use for them."""
+"""Register each algorithm under a name, with the storage and the actor that `train` and the command line use for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Registration:
         algorithm: Class of the algorithm.
         storage: Class of the storage that the algorithm learns from.
         actor: Class of the actor that the algorithm trains.
-        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm has no such option.
+        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support it.
         rollout_storage: Class of the storage for `kind="batch"`; None means `storage`.
     """
 
@@ -47,13 +47,13 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether the class itself is registered; otherwise, the registration is that of one of its base classes."""
+        """Whether the class itself is registered; if not, the registration is that of one of its base classes."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
     @property
     def label(self) -> str:
-        """The name for display: `name`, or the class name of a class that is not registered itself."""
+        """The name for display: `name`, or the name of the class if the class itself is not registered."""
         return self.name if self.is_own else self.algorithm.__name__
 
     @property
@@ -80,11 +80,11 @@ def algorithm(
         name: A unique name of letters, digits and `_.-` that begins with a letter.
         storage: Class of the storage that the algorithm learns from.
         actor: Class of the actor that the algorithm trains; None means its `actor_class`.
-        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm has no such option.
+        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support it.
         rollout_storage: Class of the storage of whole rollouts, for `kind="batch"`; None means `storage`.
 
     Raises:
-        ConfigError: The name is not allowed or is taken, or the class is not an algorithm or declares no actor.
+        ConfigError: The name is not allowed or already taken, or the class is not an algorithm or declares no actor.
     """
     def register(cls: A) -> A:
         trained = actor or getattr(cls, "actor_class", None)
@@ -97,8 +97,8 @@ def algorithm(
         taken = _by_name.get(name)
         # If a notebook runs a cell again, the new class replaces the previous class of the same name.
         if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
-            raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} has that "
-                              "name; choose another")
+            raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} already "
+                              "has this name; choose a different one")
         _by_name[name] = Registration(name, cls, storage, trained, prioritized_storage, rollout_storage)
         return cls
 
@@ -114,7 +114,7 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
     """Return the registration of an algorithm.
 
     Args:
-        algorithm: A registered name; a class; or "module:Class", whose module is imported.
+        algorithm: A registered name, a class, or "module:Class"; in the last case, the module is imported.
 
     Raises:
         ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its base
@@ -134,7 +134,7 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
 
 
 def imported_registration(reference: str) -> Registration | None:
-    """Return the registration with this `Registration.reference`, or None if the class is not imported yet.
+    """Return the registration to which `reference` refers, or None if the class has not been imported yet.
 
     This function imports nothing.
 
@@ -154,12 +154,12 @@ def is_reference(text: str) -> bool:
 
 
 def reference_to(cls: type) -> str:
-    """Return `module:Class` for a class."""
+    """Return the reference `module:Class` to a class."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _of_class(cls: type) -> Registration:
-    """Return the registration of a class, with the storage and actor of its nearest registered base class."""
+    """Return the registration of a class or, if there is none, a copy of the nearest base class's registration."""
     if not issubclass(cls, Algorithm):
         raise ConfigError(f"algorithm must be a class that derives from Algorithm, got {cls!r}")
     by_class = {registration.algorithm: registration for registration in _by_name.values()}
@@ -192,7 +192,7 @@ def _import(reference: str) -> type:
 
 
 def _subclasses(cls: type) -> list[type]:
-    """Return all imported subclasses, the newest definition of each first."""
+    """Return all imported subclasses; if a class was defined repeatedly, its newest definition comes first."""
     found: list[type] = []
     subclasses: list[type] = cls.__subclasses__()
     for subclass in reversed(subclasses):

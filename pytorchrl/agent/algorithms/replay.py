@@ -1,4 +1,4 @@
-"""The base class of algorithms that learn from replay: start steps, stages of updates, target networks.
+"""The base class of algorithms that learn from replay, with start steps, regular updates and target networks.
 
 E = environments, B = transitions of a batch, P = scalars of a group's parameter vector.
 """
@@ -29,39 +29,39 @@ from pytorchrl.untyped import StateDict
 START = "random_actions"
 """Parameter that is above 0 while actions are uniformly random; it decreases from 1 to 0 over the start steps."""
 
-UPDATE_EVERY_HELP = "Env steps between two stages of updates."
-NUM_UPDATES_HELP = "Updates per stage."
+UPDATE_EVERY_HELP = "Number of env steps after which num_updates updates are made."
+NUM_UPDATES_HELP = "Number of updates that are made every update_every env steps."
 POLYAK_HELP = "Weight of a target network's old parameters in each of its updates; 0 copies the online network."
-TARGET_UPDATE_INTERVAL_HELP = "Updates between two updates of the target networks."
+TARGET_UPDATE_INTERVAL_HELP = "Number of updates of the trained networks per update of the target networks."
 
 
 class ReplayAlgorithm(Algorithm):
     """The base class of algorithms that learn from transitions of any policy.
 
-    The first `start_steps` env steps of the whole experiment use uniformly random actions. Collectors act randomly
+    In the first `start_steps` env steps of the whole experiment, actions are uniformly random. Collectors act randomly
     while the parameter `random_actions` is above 0. This parameter follows the env steps (`follow_schedules`), is sent
     with the weights, and reaches 0 when all collectors together have made `start_steps` steps. There are no batches
     until `start_steps` transitions have been inserted into the storage.
 
-    Target networks are copies of networks of the actor. They change only in `apply_gradients`, like all other state
-    that advances with updates.
+    Target networks are copies of networks of the actor. Like all other state that changes with updates, they change
+    only in `apply_gradients`.
 
     Attributes:
         start_steps, update_every, num_updates, mini_batch_size: See `Options`.
-        num_updates_made: Number of updates that `apply_gradients` made.
+        num_updates_made: Number of updates that `apply_gradients` has made.
         targets: Group -> target network.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Algorithm.Options):
-        """Options of every algorithm that learns from replay."""
+        """Options of all algorithms that learn from replay."""
 
         max_grad_norm: float | None = option(
             None, help="Largest global norm of a group's gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
         start_steps: int = option(
-            10_000, help="Env steps of the whole experiment with uniformly random actions, before the first update.",
-            low=0)
+            10_000, help="Number of env steps, over the whole experiment, before the first update; their actions are "
+                         "uniformly random.", low=0)
         update_every: int = option(50, help=UPDATE_EVERY_HELP, low=1)
         num_updates: int = option(50, help=NUM_UPDATES_HELP, low=1)
         mini_batch_size: int = option(256, help="Transitions per batch.", low=1)
@@ -83,7 +83,7 @@ class ReplayAlgorithm(Algorithm):
     def __init__(self, options: ReplayAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        # For noise in losses, apart from the generator for acting, which another thread may use at the same time.
+        # A generator for noise in losses, separate from that for acting, which another thread may use at the same time.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
         networks = self.actor.networks()
         self.targets: dict[str, nn.Module] = {}
@@ -111,7 +111,7 @@ class ReplayAlgorithm(Algorithm):
         """Choose actions with the current weights; random numbers come from `self.generator`.
 
         Args:
-            obs: Leaf -> (E, ...), as environments return them; the actor's `normalise` converts them for networks.
+            obs: Leaf -> (E, ...), as from environments; the actor's `normalise` converts them to inputs of networks.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of exploring.
             mask: (E, n) bool, true where an action is allowed, or None.
@@ -140,7 +140,7 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Return uniformly random actions (E, ...) among the actions that the mask (E, n) allows, in stored form."""
+        """Draw actions (E, ...), as storages receive them, uniformly from those that the mask (E, n) allows."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
@@ -152,9 +152,10 @@ class ReplayAlgorithm(Algorithm):
     def batches(  # type: ignore[override] # its batches are transitions
         self, storage: BatchStorage,
     ) -> Iterator[ReplayBatch]:
-        """Return `num_updates` batches for each `update_every` transitions inserted after the first `start_steps`.
+        """Return `num_updates` batches whenever `update_every` more transitions have been inserted.
 
-        The ratio of updates to steps therefore does not depend on the size of rollouts.
+        The first `start_steps` transitions do not count. The ratio of updates to steps does not depend on the size of
+        rollouts.
         """
         inserted = storage.counters["inserted"]
         due = self._num_stages(inserted) - self._num_stages(storage.num_learned_from)
@@ -164,7 +165,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return the number of stages of updates that are due in total after `num_transitions` transitions."""
+        """Return how many times `num_updates` updates are due, in total, after `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -176,8 +177,8 @@ class ReplayAlgorithm(Algorithm):
 
         Returns:
             Three values: group -> loss (), which is minimized over the parameters of that group alone and has its own
-            graph; name -> additional measure () without gradient, which `info` reports under that name; and the
-            absolute TD errors (B,) without gradient, for priorities.
+            autograd graph; name -> additional measure () without gradient, which `info` reports under that name; and
+            the absolute TD errors (B,) without gradient, for priorities.
         """
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:
@@ -191,11 +192,11 @@ class ReplayAlgorithm(Algorithm):
         """Compute the gradients of all groups at the current parameters; see `Algorithm`.
 
         Returns:
-            A gradient (P,) for each group; and the losses and measures as numbers by name, with `errors`, the absolute
-            TD errors (B,) float32 on the CPU, for priorities.
+            A gradient (P,) for each group; and a dictionary of the losses and measures, as numbers, and of `errors`,
+            the absolute TD errors (B,) float32 on the CPU, for priorities.
 
         Raises:
-            ContractError: `losses` of a subclass returned values of a wrong type or shape; only the first batch is
+            ContractError: `losses` of a subclass returned values of the wrong type or shape; only the first batch is
                 checked.
         """
         for group in self.groups.values():
@@ -224,7 +225,7 @@ class ReplayAlgorithm(Algorithm):
         return info
 
     def _move_targets(self) -> None:
-        """Set each target to polyak * target + (1 - polyak) * network; buffers of custom extractors are copied."""
+        """Set each target to polyak * target + (1 - polyak) * network; copy the buffers of custom extractors."""
         polyak, networks = self.options.polyak, self.actor.networks()
         for name, vector in self._target_vectors.items():
             if polyak == 0:
@@ -242,7 +243,7 @@ class ReplayAlgorithm(Algorithm):
         self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also has the number of updates and the generator of noise in losses."""
+        """See `Algorithm`; the state also contains the number of updates and the state of `update_generator`."""
         return {
             **super().state_dict(), "num_updates_made": self.num_updates_made,
             "update_generator": self.update_generator.get_state()}
@@ -262,7 +263,7 @@ class ReplayAlgorithm(Algorithm):
         yield from self.actor.state_buffers().items()
 
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, live tensor) of all other tensors that gradients depend on: critics and target networks."""
+        """Yield the tensors of the learning state, such as critics and target networks; see `Algorithm`."""
         acting = self.actor.acting_networks()
         for name, group in self.groups.items():
             if name not in acting:

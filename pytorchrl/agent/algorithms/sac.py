@@ -1,4 +1,4 @@
-"""Soft actor-critic: Haarnoja et al. 2018; for discrete actions: Christodoulou 2019."""
+"""Soft actor-critic: Haarnoja et al. 2018 and, for discrete actions, Christodoulou 2019."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from pytorchrl.errors import ConfigError
 
 @algorithm("sac", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class SAC(ReplayAlgorithm):
-    """Maximum-entropy reinforcement learning: the policy maximizes Q plus alpha times its entropy.
+    """Maximum-entropy reinforcement learning: the policy maximizes Q plus alpha times the policy's entropy.
 
-    With a and a' drawn from the policy at o and o', their log-densities logp and logp' on [-1, 1], alpha =
-    exp(log_alpha), and the n-step return R and discount DISC from the storage: y = R + DISC * (min_i Q'_i(o', a') -
-    alpha logp'); L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the
-    policy alone; L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete
-    actions, expectations are sums over all actions.
+    The actions a and a' are drawn from the policy at o and o', within [-1, 1]; their log-densities are logp and logp'.
+    With alpha = exp(log_alpha), and with the n-step return R, the discount DISC and the weight w of each sample from
+    the storage, the target is y = R + DISC * (min_i Q'_i(o', a') - alpha logp'). The losses are
+    L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the policy alone; and
+    L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete actions, sums over
+    all actions replace the samples a and a'.
 
     Attributes:
-        log_alpha: (), log of the entropy's weight, trained as group `alpha` if `learn_alpha` is set.
-        target_entropy: The policy entropy for which alpha is adapted.
+        log_alpha: (), logarithm of the entropy's weight; trained as group `alpha` if `learn_alpha` is set.
+        target_entropy: The entropy that the policy approaches while alpha is learned.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -50,11 +51,11 @@ class SAC(ReplayAlgorithm):
             None, help="Target of the entropy; None means minus the number of dimensions of an action, or "
                        "target_entropy_scale * log(n) for n discrete actions.")
         target_entropy_scale: float = option(
-            0.89, help="Target of the entropy for discrete actions, as a share of the largest entropy.", low=0.0,
-            high=1.0)
+            0.89, help="Target of the entropy for discrete actions, as a share of the largest possible entropy.",
+            low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse options without effect: of the target entropy without learned alpha, or of an unused scale."""
+            """Refuse options that only matter for a learned alpha if alpha is fixed, and a scale that is not used."""
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
@@ -129,7 +130,7 @@ class SAC(ReplayAlgorithm):
     def _continuous_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return soft values (B,) at o', values (num_critics, B) of the actions, policy loss () and entropy ()."""
+        """Return the soft values (B,) at o', the critics' values (num_critics, B), the policy loss and the entropy."""
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
@@ -142,7 +143,7 @@ class SAC(ReplayAlgorithm):
     def _discrete_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the terms of `_continuous_terms`, for discrete actions."""
+        """Return the same terms as `_continuous_terms`, but for discrete actions."""
         actor = self.actor
         with torch.no_grad():
             next_scores = critic_scores(self.targets["q"], next_obs).amin(0)
@@ -157,10 +158,10 @@ class SAC(ReplayAlgorithm):
 
 
 def _expectation(logp: Tensor, values: Tensor) -> Tensor:
-    """Return the mean (B,) of values (B, n) under log-probabilities (B, n)."""
+    """Return the mean (B,) of values (B, n) under distributions with the log-probabilities (B, n)."""
     return (logp.exp() * values).sum(-1)
 
 
 def _entropy(logp: Tensor) -> Tensor:
-    """Return the entropy (B,) of log-probabilities (B, n), to which forbidden actions contribute 0."""
+    """Return the entropies (B,) of distributions with the log-probabilities (B, n); forbidden actions add 0."""
     return -(logp.exp() * logp).sum(-1)

@@ -1,4 +1,4 @@
-"""The base class of algorithms that learn from rollouts of older policies by V-trace. T = steps, E = environments."""
+"""The base class of algorithms that use V-trace to learn from older policies' rollouts. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytorchrl.agent.data import DataKind, Obs, RolloutData
 
 
 class VTraceAlgorithm(OnPolicyAlgorithm):
-    """The base class of on-policy algorithms with targets from a `VTraceBuffer`, whose data may be a few updates old.
+    """The base class of on-policy algorithms that learn from a `VTraceBuffer`, whose data may be a few updates old.
 
     Collectors compute no values, because the learner needs values that are computed with its own weights.
     """
@@ -23,8 +23,8 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluate a rollout with the current weights, for V-trace, without gradient.
 
-        The memory is unrolled over each sequence from the stored first state, exactly as in the loss. For the last row
-        and for final observations, the stored state is used, as at the start of the next sequence.
+        The memory is unrolled over each sequence from the stored state of its first step, exactly as in the loss. The
+        values of the last row and of final observations are computed from the stored states of these observations.
 
         Args:
             rollout: T steps of E environments.
@@ -57,7 +57,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return the target policy's log-probabilities of the recorded actions, and the current values; each is (L, E).
 
-        The target policy is the actor's policy, unless a subclass chooses another policy. The method is called without
+        The target policy is the actor's policy, unless a subclass chooses a different one. The method is called without
         gradient.
 
         Args:

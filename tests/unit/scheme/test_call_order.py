@@ -59,7 +59,7 @@ def test_what_was_computed_by_hand_is_applied(make_scheme, microbatch_size):
 
 
 def test_algorithms_refuse_to_apply_what_was_never_computed(worker):
-    message = r"applies those of the last compute_gradients\(batch\), which was not called yet"
+    message = r"applies those of the last compute_gradients\(batch\), which has not been called yet"
     before = state_of(worker)
     with pytest.raises(CallOrderError, match=message):
         worker.algo.apply_gradients()

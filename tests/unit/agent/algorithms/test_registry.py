@@ -61,7 +61,7 @@ def test_a_cell_that_runs_again_replaces_its_class_and_no_other_takes_its_name()
 
     first, second = cell(), cell()
     assert registration_of("own").algorithm is second is not first
-    with pytest.raises(ConfigError, match=r"'own'.*Other.*Own has that name; choose another"):
+    with pytest.raises(ConfigError, match=r"'own'.*Other.*Own already has this name; choose a different one"):
         @algorithm("own", storage=GAEBuffer)
         class Other(A2C):
             pass
