@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := requirements.txt constraints.txt pyproject.toml setup.py
 THREADS := OMP_NUM_THREADS=1
-# Number of processes that run the tests, in the order of tests/conftest.py. All tests with Ray run in the same process.
-JOBS ?= 2
+# Number of processes that run the tests, in the order of tests/conftest.py. One of them runs all tests with Ray, and
+# mostly waits for the processes of Ray's workers.
+JOBS ?= 3
 # Processes that tests start load compiled files, even where Python is told not to write them.
 PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 

@@ -167,7 +167,8 @@ _ACTORS = [
 ]
 
 _ENVIRONMENTS = [
-    *_of("agent/env/autoreset.py", "agent/env/test_autoreset.py agent/env/test_vec_env.py",
+    *_of("agent/env/autoreset.py",
+         "agent/env/test_autoreset.py agent/env/test_vec_env.py agent/env/test_action_masks.py",
          ("self._previous_done = done\n", "self._previous_done = done | first\n"),
          ("array[index] for leaf, array in self._reader.read(observations)",
           "array[index[0]:index[-1] + 1] for leaf, array in self._reader.read(observations)"),
@@ -176,12 +177,12 @@ _ENVIRONMENTS = [
          ("self._returns += np.where(valid, reward, 0)", "self._returns += reward"),
          ("self._lengths[ended] = 0", "pass"),
          ("self._returns[cut] = 0.0", "pass")),
-    *_of("agent/env/vec_env.py", "agent/env/test_vec_env.py",
+    *_of("agent/env/vec_env.py", "agent/env/test_vec_env.py agent/env/test_autoreset.py",
          ("truncated = truncated & ~terminated", "pass"),
          ("lost = (lives < self._lives) & ~done", "lost = lives < self._lives"),
          ("{} if is_training else options.test_env_kwargs", "options.test_env_kwargs"),
          ("action = action + self._action_start", "pass")),
-    *_of("agent/env/restarts.py", "agent/env/test_restarts.py",
+    *_of("agent/env/restarts.py", "agent/env/test_restarts.py agent/env/test_restart_errors.py",
          ("if len(steps) >= self.limit:", "if len(steps) > self.limit:"),
          ("steps[0] <= now - WINDOW", "steps[0] < now"),
          ("spawn_key=(self._num_restarts,)", "spawn_key=()")),
@@ -194,7 +195,8 @@ _SCHEME = [
          ("self._passes = min(self._passes + 1, self._num_passes)", "pass"),
          ("return updates <= self._options.max_policy_lag", "return updates < self._options.max_policy_lag"),
          ("oldest = min(batches", "oldest = max(batches")),
-    *_of("scheme/collection/strategies.py", "scheme/test_preemption.py scheme/test_in_flight.py",
+    *_of("scheme/collection/strategies.py",
+         "scheme/test_preemption.py scheme/test_in_flight.py scheme/microbatching/test_microbatch_runs.py",
          ("return math.ceil(self._fraction_workers", "return math.floor(self._fraction_workers"),
          ("self._num_requests[index] = 0", "pass"),
          ("self._request_rounds(-(-num_steps // self._round_size))",
@@ -247,6 +249,9 @@ _RUNTIME_AND_COMMAND_LINE = [
     *_of("cli/enjoy.py", "cli/test_main.py -k stochastic",
          ("agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)",
           "agent.evaluate(given.episodes, seed=given.seed)")),
+    *_of("targets.py", "learner/test_checkpoints.py -k evaluates",
+         ("env_steps)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)",
+          "0)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)")),
 ]
 
 MUTATIONS = [*_STORAGES, *_ALGORITHMS, *_ACTORS, *_ENVIRONMENTS, *_SCHEME, *_RUNTIME_AND_COMMAND_LINE]

@@ -28,7 +28,7 @@ FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Run quick units first; then one process starts Ray once for all tests with Ray, beside the other slow tests."""
+    """Run quick units first. Of several processes, one starts Ray once, and runs all tests with Ray meanwhile."""
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.add_marker(pytest.mark.xdist_group("ray"))
@@ -38,14 +38,17 @@ def pytest_collection_modifyitems(items):
 def place_of(item):
     """Return the place of a test in the order; tests of equal places keep the order in which they were found."""
     folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else "unit"
-    has_ray, is_slow = (item.get_closest_marker(name) is not None for name in ("ray", "slow"))
-    return (0 if folder == "unit" and not has_ray and not is_slow else 1 if has_ray else 2), FOLDERS.index(folder)
+    if item.get_closest_marker("ray") is not None:  # the longest group starts first, in one of several processes
+        return 0 if "PYTEST_XDIST_WORKER" in os.environ else 2, FOLDERS.index(folder)
+    is_quick = folder == "unit" and item.get_closest_marker("slow") is None
+    return 1 if is_quick else 3, FOLDERS.index(folder)
 
 
 def pytest_runtest_setup(item):
     """Refuse versions of pytest and pytest-xdist that ignore groups: each process would start a Ray of its own."""
-    is_grouped = item.get_closest_marker("xdist_group") is not None and getattr(item.config.option, "loadgroup", False)
-    if is_grouped and not item.nodeid.endswith("@ray"):
+    group = item.get_closest_marker("xdist_group")
+    is_checked = group is not None and getattr(item.config.option, "loadgroup", False)
+    if is_checked and not item.nodeid.endswith(f"@{group.args[0]}"):
         pytest.fail(f"pytest {pytest.__version__} ignores groups with this pytest-xdist; install the versions of "
                     "constraints.txt", pytrace=False)
 
