@@ -39,7 +39,7 @@ class Role(enum.Enum):
     COLLECTOR = enum.auto()
     """Collects in a process or thread of its own, and sends copies of the data."""
     LEARNER = enum.auto()
-    """Collects in the thread of its gradient worker, and passes on the storage's own tensors without a copy."""
+    """Collects in the thread of its gradient worker, and passes on the storage's own tensors without copying them."""
     SERVER = enum.auto()
     """Has no environments and never collects; only its parameters are used."""
 
@@ -65,11 +65,11 @@ class CWorker(Worker):
         actor, algo, storage: The agent's parts.
         envs: The vector of environments; None without environments.
         num_envs: Number of environments in the vector of each collection worker.
-        version: Number of updates in the current weights.
+        version: Number of updates that led to the current weights.
         collected_steps: Number of env steps in all rollouts so far.
     """
 
-    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,  # noqa: PLR0913 - set by its set
+    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,  # noqa: PLR0913
                  role: Role = Role.COLLECTOR, initial_weights: Weights | None = None, device: str | None = None,
                  incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None,
                  journal: Journal | None = None) -> None:
@@ -91,7 +91,7 @@ class CWorker(Worker):
             envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts in vectors of environments before the current one
+        self._envs_restarted = 0  # restarts of environments in earlier vectors, before the current one
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
@@ -105,7 +105,7 @@ class CWorker(Worker):
         self._weights_traffic = Traffic()
         self._finds_errors = recipe.finds_errors
         self._sequence = 0
-        # Signals write these two from another thread; collection reads them once per step.
+        # `interrupt` and `preempt` write these two, even in another thread; collection reads them once per step.
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
@@ -114,9 +114,10 @@ class CWorker(Worker):
             self.set_weights(initial_weights)
 
     def get_weights(self) -> Weights:
-        """Return a snapshot of the acting state, which is made once per version.
+        """Return a snapshot of the acting state; its arrays are reused until the weights change.
 
-        If collection workers compute TD errors, the snapshot includes the learning state: target networks and critics.
+        If collection workers compute TD errors, the snapshot also contains the learning state: target networks and
+        critics.
         """
         with self.journal.lock:
             if self._snapshot is None or self._snapshot.version != self.version:
@@ -126,13 +127,13 @@ class CWorker(Worker):
                                          dict(self.storage.parameters))
             elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters,
                                                                                     self.storage.parameters):
-                self._snapshot = replace(  # schedules change parameters within a version
+                self._snapshot = replace(  # schedules change parameters, but not the version
                     self._snapshot, parameters=dict(self.algo.parameters),
                     storage_parameters=dict(self.storage.parameters))
             return self._snapshot
 
     def learning_state(self) -> dict[str, np.ndarray]:
-        """Return the arrays that gradients require beyond the acting state."""
+        """Return the arrays that the computation of gradients requires in addition to the acting state."""
         return {name: value.numpy() for name, value in self.algo.learning_state().items()}
 
     def set_weights(self, weights: Weights | Mapping[str, np.ndarray | Tensor]) -> None:
@@ -142,7 +143,7 @@ class CWorker(Worker):
             weights: A `Weights` message, or an acting state, which leaves the version unchanged.
 
         Raises:
-            WeightsError: Names or shapes do not fit.
+            WeightsError: Names or shapes differ from those of the actor.
         """
         if isinstance(weights, Weights):
             weights, traffic = receive(weights, self._now)
@@ -159,7 +160,7 @@ class CWorker(Worker):
             self._snapshot = None
 
     def take_weights_traffic(self) -> Traffic:
-        """Return the totals of weights decoded since the last call."""
+        """Return the total traffic of the weights received since the last call."""
         traffic, self._weights_traffic = self._weights_traffic, Traffic()
         return traffic
 
@@ -261,7 +262,8 @@ class CWorker(Worker):
     def reseed(self, seed: int) -> None:
         """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
-        Parameters and data are kept. A reset is not enough, because environments may keep state across episodes.
+        Parameters and data are kept. To reset the environments would not be enough, because they may keep state across
+        episodes.
         """
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
@@ -275,7 +277,7 @@ class CWorker(Worker):
         self._preemption = (sequence, max(1, min_steps))
 
     def preempt_next(self, min_steps: int) -> None:
-        """End the next rollout as soon as it has `min_steps` steps in each environment."""
+        """Make the next rollout end as soon as it has `min_steps` steps in each environment."""
         self.preempt(self._sequence + 1, min_steps)
 
     def preempt_running(self, min_steps: int) -> None:
@@ -297,7 +299,7 @@ class CWorker(Worker):
         """Update the actor once, and merge moments into its normalizers.
 
         Returns:
-            The algorithm's statistics; None if there was no update because the gradient is not finite.
+            The algorithm's statistics; None if there was no update because the gradient was not finite.
         """
         info: dict[str, float] | None = None
         with self.journal.writing():
@@ -319,7 +321,7 @@ class CWorker(Worker):
                     part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:
-        """Merge moments of rollouts into the actor's normalizers, outside an update."""
+        """Merge moments of rollouts into the actor's normalizers, without an update of the parameters."""
         with self.journal.writing():
             for part in parts:
                 self.actor.merge_moments(part)
@@ -329,7 +331,7 @@ class CWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and the number of env steps that are in no rollout.
+            The number of env steps since the worker was built, and how many of them no rollout contains.
         """
         if self.envs is not None:
             self.envs.close()

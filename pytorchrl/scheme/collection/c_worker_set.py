@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
     from pytorchrl.scheme.keywords import CollectionKeywords
 
-# Seconds for workers to build new environments.
+# Time limit, in seconds, within which workers must build new environments.
 _RESEED_TIMEOUT_S = 60.0
 
 
@@ -45,7 +45,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         col_communication: "synchronous" or "asynchronous" collection.
         initial_weights: Weights with which all workers start; None: the actor's own initialization.
         collects: False for a set without environments, whose gradient worker only serves parameters.
-        first_incarnation: Incarnation of the workers, above 0 if the gradient worker is a replacement.
+        first_incarnation: First incarnation of the workers, above 0 if the gradient worker is a replacement.
         journal: Journal of the gradient worker, which the local worker shares.
     """
 
@@ -55,7 +55,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     Options: TypeAlias = CWorkerOptions
     ReplayOptions: TypeAlias = ReplayCWorkerOptions
 
-    def __init__(self, factory: CWorkerSetFactory, index_parent: int = 0,  # noqa: PLR0913 - its parent knows them
+    def __init__(self, factory: CWorkerSetFactory, index_parent: int = 0,  # noqa: PLR0913
                  local_device: str | None = None, *, runtime: Runtime | None = None,
                  col_execution: Execution | str = CENTRAL, col_communication: Communication | str = SYNC,
                  initial_weights: Weights | None = None, collects: bool = True,
@@ -67,7 +67,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         params = {"recipe": factory, "index_parent": index_parent, "initial_weights": initial_weights,
                   "runtime": self.runtime}
         has_twin = asynchronous and not parallel
-        gpus = runtime.own_gpus()  # GPUs of this process; each remote worker determines its own
+        gpus = runtime.own_gpus()  # GPUs of this process; each remote worker determines its own GPUs
         local_device = check_device(local_device, gpus, "grad_device" if index_parent else "device")
         col_device = check_device(options.col_device, gpus, "col_device") if has_twin else options.col_device
         num_remote = 0 if not collects else factory.num_workers_of(index_parent) if parallel else int(has_twin)
@@ -84,8 +84,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Close and kill all collection workers; wait at most `timeout_s` seconds for their responses.
 
         Returns:
-            The number of env steps of all workers, None if a worker did not respond; and the number of env steps that
-            are in no rollout.
+            The number of env steps of all workers (None if a worker did not respond), and the number of env steps that
+            no rollout contains.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
@@ -95,7 +95,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return made, sum(undelivered for _, undelivered in counts)
 
     def reseed_remote(self, seed: int) -> None:
-        """Reseed all remote workers, except lost workers, whose replacements are new anyway; see `CWorker.reseed`."""
+        """Reseed all remote workers except lost workers, whose replacements are new anyway; see `CWorker.reseed`."""
         calls = [handle.submit(CWorker.reseed, seed) for handle in self.remote_workers()]
         for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S):
             if not isinstance(outcome.error, WorkerLostError):
@@ -133,12 +133,12 @@ class CWorkerSet(WorkerSet[CWorker]):
 class CWorkerSetFactory(CWorkerRecipe):
     """A recipe for the collection workers of each gradient worker; a call builds the set of one gradient worker."""
 
-    def __call__(self, index_parent: int = 0, local_device: str | None = None,  # noqa: PLR0913 - its parent knows them
+    def __call__(self, index_parent: int = 0, local_device: str | None = None,  # noqa: PLR0913
                  runtime: Runtime | None = None, *,
                  col_execution: Execution | str = CENTRAL, col_communication: Communication | str = SYNC,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
                  journal: Journal | None = None) -> CWorkerSet:
-        """Build a set; see `CWorkerSet` for the arguments, most of which a gradient worker passes."""
+        """Build a set; see `CWorkerSet` for the arguments, most of which are passed by a gradient worker."""
         return CWorkerSet(
             self, index_parent, local_device, runtime=runtime, col_execution=col_execution,
             col_communication=col_communication, initial_weights=initial_weights, collects=collects,

@@ -24,12 +24,12 @@ from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wa
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
-# Size of the queue of a thread that is built without a destination.
+# Size of the queue that a thread creates if it is built without a destination.
 _QUEUE_SIZE = 16
 
 
 class DrainingError(StoppedError):
-    """An error that ends the learner's request for data because its worker is about to be drained."""
+    """An error that ends the learner's request for data because the gradient worker is about to be drained."""
 
 
 class RolloutQueue:
@@ -37,7 +37,7 @@ class RolloutQueue:
 
     Attributes:
         queue: Bounded queue, whose entries are lists of rollouts that arrived together.
-        delays_requests: False.
+        delays_requests: Always False.
     """
 
     def __init__(self, runtime: Runtime, closing: threading.Event) -> None:
@@ -45,7 +45,7 @@ class RolloutQueue:
         self._closing, self.delays_requests = closing, False
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Enqueue rollouts; block while the queue is full, unless collection closes."""
+        """Enqueue rollouts; block while the queue is full, unless collection is closing."""
         while not self._closing.is_set():
             try:
                 self.queue.put(rollouts, timeout=POLL_INTERVAL_S)
@@ -88,8 +88,8 @@ class CollectorThread(threading.Thread):
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
-        collection: Options of collection, of a class that also inherits `Barrier.Options` or `OnArrival.Options`; they
-            replace the arguments above. None: those arguments, and default options.
+        collection: Options of collection, of a class that also inherits from `Barrier.Options` or `OnArrival.Options`.
+            They replace the last four arguments above. None: these four arguments, and defaults for all other options.
         destination: Receiver of the rollouts; None: a new queue.
         closing: Event that is set when collection is to end; None: a new event.
         runtime: Runtime of the remote workers; None: threads.
@@ -99,7 +99,7 @@ class CollectorThread(threading.Thread):
 
     Attributes:
         stopped: Whether collection is to end.
-        failure: The error that ended the thread; None without an error.
+        failure: The error that ended the thread; None if there was no error.
         queue: The queue of the destination.
         strategy: The strategy of collection.
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
@@ -110,7 +110,7 @@ class CollectorThread(threading.Thread):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options for waiting on collection."""
+        """Options for the learner's wait for data."""
 
         queue_timeout_s: float = option(
             300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error or, "
@@ -151,7 +151,7 @@ class CollectorThread(threading.Thread):
         self.strategy = self._make_strategy(collection)
         self.failure: BaseException | None = None
         self._pause_point = PausePoint(self._runtime)
-        # The last announced and the last completed drain; an announcement may arrive after its drain.
+        # Numbers of the last announced and the last completed drain; an announcement may arrive after its drain.
         self._drain_announced = self._drains = 0
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
@@ -162,12 +162,12 @@ class CollectorThread(threading.Thread):
             if self._destination.delays_requests:
                 return OnDemand(*shared, collection, self._destination.may_request)
             return OnArrival(*shared, collection)
-        assert isinstance(collection, Barrier.Options), f"{type(collection).__name__} is no kind of collection"
+        assert isinstance(collection, Barrier.Options), f"{type(collection).__name__} is not a kind of collection"
         return Barrier(*shared, collection, collection.queue_timeout_s)
 
     @property
     def rounds(self) -> RoundStrategy | None:
-        """The strategy, if the learner waits for its rounds; None for asynchronous collection."""
+        """The strategy of synchronous collection, whose rounds the learner waits for; None if it is asynchronous."""
         return self.strategy if isinstance(self.strategy, LocalCollection | Barrier) else None
 
     @property
@@ -220,7 +220,7 @@ class CollectorThread(threading.Thread):
     # Statistics
 
     def counters(self) -> WorkerCounters:
-        """Return total and current counts of workers and messages."""
+        """Return counts of workers and messages, some of them totals and some of them current numbers."""
         return WorkerCounters(
             weight_pushes=self._weights.num_sent, bytes_out=self._weights.bytes_out, restarts=self.supervisor.restarts,
             collectors=max(1, self.num_workers), workers=self.num_workers,
@@ -228,11 +228,11 @@ class CollectorThread(threading.Thread):
             requests_in_flight=self.strategy.num_in_flight())
 
     def take_times(self) -> Times:
-        """Return the times of delivering rollouts ("receive") and sending weights ("push") since the last call."""
+        """Return the times for delivering rollouts ("receive") and for sending weights ("push") since the last call."""
         return self._watch.take()
 
     def take_send_s(self) -> float:
-        """Return the transit time of requests and rollouts of synchronous rounds since the last call, in seconds."""
+        """Return how many seconds messages of synchronous rounds have spent in transit since the last call."""
         return self.strategy.take_send_s()
 
     @property
@@ -257,7 +257,7 @@ class CollectorThread(threading.Thread):
         self._drain_announced = max(self._drain_announced, number)
 
     def error(self) -> BaseException | None:
-        """Return the error that keeps data from arriving: `failure` or a `DrainingError`; None without an error."""
+        """Return the error that keeps data from arriving, `failure` or a `DrainingError`; None if there is no error."""
         if self.failure is None and self.is_draining:
             return DrainingError(f"GWorker {self.index_worker} is about to be drained")
         return self.failure
@@ -266,7 +266,8 @@ class CollectorThread(threading.Thread):
         """Wait for the rollouts in flight, and discard queued train batches.
 
         Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay;
-        without replay, they are discarded and stay in flight in the ledger. The learner must not take data meanwhile.
+        without replay, they are discarded, but the ledger still counts them as in flight. The learner must not take
+        data during the drain.
 
         Raises:
             WorkerLostError: The thread did not pause in time.

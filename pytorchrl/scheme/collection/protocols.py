@@ -15,13 +15,14 @@ class CollectionStrategy(Protocol):
     """A way to collect rollouts for a gradient worker.
 
     Attributes:
-        delivered_by_lost: Number of env steps that workers delivered before they were lost; their own counts are lost.
+        delivered_by_lost: Number of env steps that workers delivered before they were lost. The counts that these
+            workers kept themselves are lost, too.
     """
 
     delivered_by_lost: int
 
     def step(self, deliver: Deliver) -> None:
-        """Collect once, and pass the rollouts to `deliver`, booked as in flight in the ledger."""
+        """Collect once, book the rollouts in the ledger as in flight, and pass them to `deliver`."""
 
     def num_live(self) -> int:
         """Return the number of workers that are not lost."""
@@ -30,7 +31,7 @@ class CollectionStrategy(Protocol):
         """Return the number of requests to remote workers whose rollouts have not arrived."""
 
     def take_send_s(self) -> float:
-        """Return the transit time of requests and rollouts of synchronous rounds since the last call, in seconds."""
+        """Return how many seconds messages of synchronous rounds have spent in transit since the last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline are lost."""
@@ -43,10 +44,13 @@ class RoundStrategy(CollectionStrategy, Protocol):
     """A strategy that collects in rounds, for which the learner waits."""
 
     def collect(self) -> list[Rollout]:
-        """Return those rollouts of a round that have a valid step, booked as in flight in the ledger."""
+        """Collect a round, book its rollouts in the ledger as in flight, and return those with a valid step."""
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds on the remote workers to collect at least `num_steps` steps (`Rollout.size`)."""
+        """Start enough rounds in advance to collect at least `num_steps` steps, as counted by `Rollout.size`.
+
+        Only remote workers collect in advance.
+        """
 
 
 class Destination(Protocol):
@@ -64,19 +68,22 @@ class Destination(Protocol):
         """Whether rollouts are requested only while `may_request` returns True."""
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Accept rollouts that are in flight in the ledger; block while there is no room, unless collection closes."""
+        """Accept rollouts booked as in flight; block while there is no room, unless collection is closing."""
 
     def may_request(self, num_in_flight: int) -> bool:
-        """Return whether a rollout may be requested while others are in flight; used if `delays_requests`."""
+        """Return whether another rollout may be requested while `num_in_flight` rollouts are in flight.
+
+        This method is called only if `delays_requests` is True.
+        """
 
     def poll(self) -> None:
         """Handle pending responses between two rollouts, without blocking."""
 
     def begin_drain(self) -> None:
-        """Make room for rollouts, because the learner takes no more data; may be called repeatedly."""
+        """Make room for rollouts, because the learner no longer takes data; may be called repeatedly."""
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Accept rollouts that arrive during a drain, or discard them and leave their steps in flight in the ledger."""
+        """Accept rollouts that arrive during a drain, or discard them; the ledger counts these as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete the drain, once no rollout is in flight: discard queued data, or wait for replay to store it."""
+        """Complete the drain once no rollout is in flight: discard what is queued, or wait until replay has stored it."""

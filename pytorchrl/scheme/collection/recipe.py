@@ -1,4 +1,4 @@
-"""The recipe of collection workers: the agent's factories, options and a seed."""
+"""The recipe of collection workers: factories of the agent's parts, options of the workers, and a seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CWorkerOptions(Options):
 
     num_col_workers: int | tuple[int, ...] = option(
         1, low=1, help="Collection workers of each gradient worker, or a tuple with one number for each gradient "
-        "worker. A single one runs in the gradient worker's process; 2 or more are remote.")
+        "worker. By default, a single one runs in the gradient worker's process; 2 or more are always remote.")
     col_execution: Execution | None = option(
         None, help="Where collection runs: \"Central\" in the gradient worker's process, \"Parallel\" in remote "
         "workers, even if there is only one. None: \"Central\" for one collection worker, \"Parallel\" for several.")
@@ -52,7 +52,7 @@ class CWorkerOptions(Options):
 
     @property
     def num_workers(self) -> int:
-        """Largest number of collection workers of a gradient worker."""
+        """Largest number of collection workers of any gradient worker."""
         return max(self.numbers())
 
     @property
@@ -84,7 +84,7 @@ class CWorkerRecipe:
         algo_factory, actor_factory, storage_factory, train_envs_factory: Factories of the agent's parts.
         seed: Seed of the experiment.
         num_threads: PyTorch threads of each remote worker, unless `col_num_threads` is set.
-        num_parents: Number of gradient workers that have a set of this recipe.
+        num_parents: Number of gradient workers that build a set of collection workers from this recipe.
         compression: Codec of rollouts; None: they are not compressed.
     """
 
@@ -99,7 +99,7 @@ class CWorkerRecipe:
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up the codec of rollouts here, because a user's codec may be registered in this process only."""
+        """Look up the codec of rollouts here, because a user's codec may be registered only in this process."""
         object.__setattr__(self, "compression", Compression.of(DATA, self.options.compress_data_to_send))
 
     @property

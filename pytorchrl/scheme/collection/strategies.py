@@ -1,4 +1,8 @@
-"""Strategies of collection: by the local worker, in synchronous rounds, on arrival, or on demand."""
+"""Strategies of collection.
+
+The local worker collects in the learner's thread. Remote workers collect in synchronous rounds, or asynchronously: the
+next rollout is requested either when a rollout arrives, or when it will be recent enough at its first use.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,17 @@ from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
-# Interval, in seconds, at which a thread with delayed requests polls the learner's version: updates wake no thread.
+# Interval, in seconds, at which a thread that delays requests checks whether the learner has made an update, because
+# updates wake no thread.
 _DELAYED_INTERVAL_S = 0.01
 
 
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
-    """Return the numbers that a replayed run must repeat: env steps, version, checksum, steps if preempted (else 0)."""
+    """Return the numbers of a rollout that a replayed run must repeat.
+
+    These are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the number
+    of steps if the rollout was preempted (otherwise 0).
+    """
     checksum = 0
     for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
         checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
@@ -41,7 +50,7 @@ class LocalCollection:
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # times the delivery of rollouts ("receive"), including the wait for room
+        self._watch = watch  # measures the time to deliver rollouts ("receive"), including the wait for room
         self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
@@ -59,7 +68,7 @@ class LocalCollection:
 
     def _collect(self) -> Rollout:
         recorded = self._journal.upcoming_of("answer", 0)
-        if recorded is not None and recorded[-1]:  # preempted in the recorded run: end at the same step
+        if recorded is not None and recorded[-1]:  # it was preempted in the recorded run, so it ends at the same step
             self._local_worker.preempt_next(recorded[-1])
         rollout = self._local_worker.collect()
         if self._journal.is_kept:
@@ -94,29 +103,29 @@ class LocalCollection:
 
 
 class _RemoteCollection:
-    """The base of all strategies with remote workers: makes requests, and handles lost workers.
+    """The base class of all strategies with remote workers, which makes requests and handles lost workers.
 
     Args:
         workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
         runtime: Runtime of the workers.
         supervisor: Supervisor that replaces lost workers.
         ledger: The gradient worker's ledger.
-        weights: Broadcast that attaches new weights to requests.
+        weights: The part that attaches new weights to requests.
     """
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor = workers, runtime, supervisor
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # times the delivery of rollouts ("receive"), including the wait for room
-        self._delivered = [0] * len(workers)  # env steps delivered by the current incarnation
+        self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including the wait for room
+        self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
-        self._num_requests = [0] * len(workers)  # requests made to the current incarnation
+        self._num_requests = [0] * len(workers)  # requests to the current incarnation of each worker
         # Other threads use the requests and the rollouts below only after the collector thread has ended.
         self._in_flight: Requests[Rollout] = Requests(
             runtime, supervisor, self._journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget,
             self._request_replacement)
-        # Rollouts of incomplete rounds by worker, oldest first.
+        # For each worker, its rollouts of incomplete rounds, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._is_draining = False
 
@@ -166,12 +175,12 @@ class _RemoteCollection:
         self._delivered[index] = 0
 
     def _request_replacement(self, index: int) -> None:
-        """Repeat a request of a lost worker to the replacement, with the newest weights."""
+        """Make a request to the replacement of a lost worker, with the newest weights."""
         if not self._is_draining:
             self._refresh_and_request(index)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight and make no new requests; the next step starts like the first step.
+        """Deliver the rollouts in flight and make no new requests; the next step will start as the first step did.
 
         Raises:
             Exception: An error of a worker, or the supervisor's error for a lost worker.
@@ -182,7 +191,7 @@ class _RemoteCollection:
                 for _, rollout in self._poll():
                     self._deliver_late([rollout], deliver)
             for index in sorted(set(self._in_flight.owners())):
-                self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} delivered nothing until the "
+                self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} delivered nothing before the "
                                                             "end of drain()"))
         finally:
             self._is_draining = False
@@ -203,12 +212,12 @@ class _RemoteCollection:
 
 
 class Barrier(_RemoteCollection):
-    """Collection in synchronous rounds: one rollout from each worker, all with the same weights.
+    """Collection in synchronous rounds of one rollout from each worker, all collected with the same weights.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
         options: Options of synchronous collection.
-        timeout_s: Largest duration of a round, in seconds.
+        timeout_s: Time limit of a round, in seconds.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -237,11 +246,11 @@ class Barrier(_RemoteCollection):
         self._timeout_s, self._round_size = timeout_s, len(workers) * weights.local_worker.num_envs * rollout_size
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
-        self._num_pending = 0  # rounds that were requested and have not been delivered
+        self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds to collect at least `num_steps` steps; later calls of `collect` return them."""
+        """Start enough rounds to collect at least `num_steps` steps; later calls of `collect` return these rounds."""
         self._weights.attach_due()
         self._request_rounds(-(-num_steps // self._round_size))
 
@@ -257,7 +266,7 @@ class Barrier(_RemoteCollection):
         self._deliver(self._collect(), deliver)
 
     def collect(self) -> list[Rollout]:
-        """Return the rollouts of one round, ordered by worker; start a round unless one was started ahead.
+        """Return the rollouts of one round, ordered by worker; start a round unless one was started in advance.
 
         If a worker is lost, the round waits for a rollout of the replacement, collected with the same weights.
 
@@ -282,7 +291,7 @@ class Barrier(_RemoteCollection):
                 names = ", ".join(self._workers[index].name for index in missing)
                 raise CollectionError(f"no rollout from {names} within {self._timeout_s:.1f} s; raise queue_timeout_s "
                                       "if a rollout takes longer")
-            # A replayed run preempts the workers that were preempted in the record.
+            # A replayed run does not preempt here: `_request` repeats the preemptions of the recorded run.
             if len(self._arrived) >= self._num_enough and self._journal.upcoming() is None:
                 for index in missing:
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
@@ -295,12 +304,15 @@ class Barrier(_RemoteCollection):
         return rollouts
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight, including rounds that were started ahead; see `_RemoteCollection`."""
+        """Deliver the rollouts in flight, including rounds that were started in advance; see `_RemoteCollection`."""
         super().drain(deliver, deadline)
         self._num_pending = 0
 
     def take_send_s(self) -> float:
-        """Return the transit time since the last call, in seconds, without rounds that were started ahead."""
+        """Return how many seconds messages have spent in transit since the last call.
+
+        Rounds that were started in advance are excluded, because their messages are in transit during other work.
+        """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
 
@@ -311,7 +323,7 @@ class Barrier(_RemoteCollection):
         return math.ceil(self._fraction_workers * (len(self._workers) - gone) - 1e-9)
 
     def _missing(self) -> list[int]:
-        """Return the workers whose rollout of the oldest round has not arrived."""
+        """Return the indices of the workers whose rollouts for the oldest round have not arrived."""
         return [index for index in dict.fromkeys(self._in_flight.owners()) if index not in self._arrived]
 
     def _request_replacement(self, index: int) -> None:
@@ -320,7 +332,7 @@ class Barrier(_RemoteCollection):
 
     def _request(self, index: int) -> None:
         recorded = self._journal.upcoming_of("answer", index)
-        if recorded is not None and recorded[-1]:  # preempted in the recorded run: end at the same step
+        if recorded is not None and recorded[-1]:  # it was preempted in the recorded run, so it ends at the same step
             self._workers[index].submit(CWorker.preempt, self._num_requests[index] + 1, recorded[-1])
         super()._request(index)
 
@@ -337,7 +349,8 @@ class OnArrival(_RemoteCollection):
     class Options(BaseOptions):
         """Options of asynchronous collection."""
 
-        col_in_flight: int = option(2, low=1, help="Requests in flight to each asynchronous collection worker.")
+        col_in_flight: int = option(
+            2, low=1, help="Number of requests in flight to each asynchronous collection worker.")
         broadcast_interval: int = option(
             1, low=1, help="Number of updates after which an asynchronous collection worker receives new weights.")
         max_weight_sync_delay: int | None = option(
@@ -356,7 +369,7 @@ class OnArrival(_RemoteCollection):
         self._col_in_flight, self._is_started = options.col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:
-        """Poll once: deliver finished rollouts, oldest request first, and request the next rollout of each worker."""
+        """Poll once: deliver each finished rollout, oldest request first, and request the next one from its worker."""
         if not self._is_started:
             self._is_started = True
             for _ in range(self._col_in_flight):
@@ -385,7 +398,8 @@ class OnDemand(_RemoteCollection):
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
         options: Options of asynchronous collection; a worker has at most `col_in_flight` requests.
-        may_request: Function from the number of rollouts in flight to whether another may be requested.
+        may_request: Function that returns whether another rollout may be requested, given the number of rollouts in
+            flight.
     """
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -411,15 +425,15 @@ class OnDemand(_RemoteCollection):
         return False
 
     def _next_in_record(self) -> int | None:
-        """Return the worker of the next event in the record; None if the event is not a request."""
+        """Return the index of the worker that received the next recorded request; None if another event comes next."""
         event = self._journal.upcoming()
         return event[1] if event is not None and event[0] == "ask" else None
 
     def _free(self) -> list[int]:
-        """Return the workers with fewer than `col_in_flight` requests, in ascending order of their requests."""
+        """Return the workers with fewer than `col_in_flight` requests, those with the fewest requests first."""
         counts = Counter(self._in_flight.owners())
         live = (index for index in range(len(self._workers)) if index not in self._supervisor.gone)
         return sorted((index for index in live if counts[index] < self._col_in_flight), key=lambda index: counts[index])
 
     def _request_replacement(self, index: int) -> None:
-        """Do nothing, because the next step makes requests to a replacement as to any free worker."""
+        """Do nothing, because the next step treats a replacement like any other free worker."""

@@ -12,8 +12,8 @@ from pytorchrl.scheme.transport.weight_sync import WeightSync
 from pytorchrl.untyped import Payload
 
 Due = Callable[[int, int], bool]
-"""A function from the version of a worker's weights, and the number of env steps that the worker delivered since, to
-whether the worker should receive new weights."""
+"""A function that returns whether a worker should receive new weights, given the version of its weights and the number
+of env steps that it has delivered since these weights were attached."""
 
 
 class WeightBroadcast:
@@ -23,7 +23,7 @@ class WeightBroadcast:
         local_worker: The worker whose weights are sent.
         workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
         runtime: Runtime of the workers.
-        watch: Stopwatch that times the encoding and storing of weights ("push").
+        watch: Stopwatch that measures how long weights take to be encoded and stored ("push").
         broadcast_interval: Number of updates after which a worker is due for new weights.
         max_weight_sync_delay: Number of a worker's env steps after which the worker is due for new weights; if given,
             replaces `broadcast_interval`.
@@ -41,10 +41,10 @@ class WeightBroadcast:
         self.local_worker, self.watch, self._journal = local_worker, watch, local_worker.journal
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
-        self._attached: list[Payload] = [None] * len(workers)  # references to weights, until the next request
-        # -1, so that workers receive the initial weights, too: their own initialization may differ.
+        self._attached: list[Payload] = [None] * len(workers)  # references to weights, kept until the next request
+        # Versions start at -1, so that workers also receive the initial weights; their own initialization may differ.
         self._versions = [-1] * len(workers)
-        self._steps = [0] * len(workers)  # env steps that a worker delivered since weights were attached for it
+        self._steps = [0] * len(workers)  # env steps that each worker has delivered since weights were attached for it
         self.num_sent = self.num_rollouts_since = 0
 
     @property
@@ -70,7 +70,11 @@ class WeightBroadcast:
         self._attach(lambda version, steps: version < self.local_worker.version)
 
     def attach_due(self, only: int | None = None) -> None:
-        """Attach the local worker's weights to the next request of each due worker, or of worker `only` if due."""
+        """Attach the local worker's weights to the next request of each worker that is due for them.
+
+        Args:
+            only: Index of the only worker to consider; None: all workers.
+        """
         self._attach(self._due, only)
 
     def _due(self, version: int, steps: int) -> bool:
@@ -94,7 +98,7 @@ class WeightBroadcast:
                 self.watch.count("push", self.watch.now() - start)
 
     def take(self, index: int) -> Payload:
-        """Return a reference to the weights for a worker's next request; None: the worker keeps its weights.
+        """Return a reference to the weights for a worker's next request, or None if the worker keeps its weights.
 
         The runtime resolves the reference, so the worker receives the `Weights`.
         """
