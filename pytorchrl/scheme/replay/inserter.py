@@ -29,7 +29,7 @@ class Inserter:
         supervisor: The supervisor, which handles lost shards.
         states: The states of the shards, shared with the sampler.
         ledger: The gradient worker's ledger.
-        routing: How the shard of each rollout is chosen, one of `routing.ROUTINGS`.
+        routing: How the shard of each rollout is chosen; one of `routing.ROUTINGS`.
         add_in_flight: Largest number of unconfirmed rollouts per shard.
         seed: Seed of random routing.
     """
@@ -71,7 +71,7 @@ class Inserter:
         """Process confirmations, waiting at most `timeout_s` seconds for the first one, and replace lost shards.
 
         Raises:
-            Exception: A shard raised it, or the supervisor raised it because a shard was lost.
+            Exception: An error of a shard, or the supervisor's error for a lost shard.
         """
         lost = self._states.lost
         while lost:
@@ -93,7 +93,7 @@ class Inserter:
         self._states.changed.set()
 
     def _reset(self, index: int) -> None:
-        """Count all env steps in a lost shard, and in flight to the shard, as dropped."""
+        """Count all env steps that a lost shard contained, or that were in flight to it, as dropped."""
         in_flight = sum(rollout.num_env_steps for rollout in self._in_flight[index])
         self._ledger.drop(in_flight, "in_flight", DropReason.WORKER_LOST)
         self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)
@@ -103,12 +103,12 @@ class Inserter:
         self._states.changed.set()
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """Handle the loss of a shard that another component detected."""
+        """Handle the loss of a shard if another component detected the loss."""
         self._adds.lose(index, error)
 
     @property
     def owners(self) -> list[int]:
-        """The index of the shard of each rollout in flight."""
+        """For each rollout in flight, the index of its shard."""
         return self._adds.owners()
 
     def restore(self, index: int, state: ShardState) -> None:

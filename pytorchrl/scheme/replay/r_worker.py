@@ -1,4 +1,4 @@
-"""A replay shard."""
+"""The replay shard: a worker that stores a part of the agent's replay data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
 from pytorchrl.worker_names import replay_worker
 
-# Number of recent calls of a kind over which their time is averaged.
+# The mean duration of each kind of call is computed from this number of its last calls.
 _TIME_WINDOW = 100
 
 
@@ -39,8 +39,9 @@ class Sample(NamedTuple):
     """A batch of the shard's storage, or None if the shard is empty."""
     state: ShardState
     versions: np.ndarray
-    """(K, 2) int64, two versions for each transition, sequence or rollout in the batch: the version of the weights that
-    collected it (for a sequence, its first trained step), and the learner's version when it was sent to the shard."""
+    """(K, 2) int64, two versions for each transition, sequence or rollout in the batch: the version of the weights with
+    which it was collected, and the learner's version when it was sent to the shard. The versions of a sequence are
+    those of its first step after the burn-in."""
 
 
 class RWorker(Worker):
@@ -52,11 +53,11 @@ class RWorker(Worker):
         index_worker: Index of the shard in its set.
         index_parent: Index of the gradient worker to which the shard belongs.
         algo_factory, actor_factory, storage_factory: Factories of the agent's parts.
-        num_shards: Number of shards, which divide the storage's size equally. A single shard runs in the learner's
-            process; several shards are remote.
+        num_shards: Number of shards, each with an equal share of the storage's size. A single shard runs in the
+            learner's process; several shards are remote.
         seed: Seed of the experiment.
         incarnation: Number of earlier shards with the same index, all of them lost.
-        num_threads: PyTorch threads of the shard's process; None leaves the number unchanged.
+        num_threads: Number of PyTorch threads of the shard's process; None leaves the number unchanged.
         runtime: The runtime in which the shard runs; None: threads.
     """
 
@@ -104,7 +105,8 @@ class RWorker(Worker):
         """Sample a batch.
 
         Args:
-            size: Number of transitions or sequences; for whole rollouts, the smallest total of `RolloutData.size`.
+            size: Number of transitions or sequences; for whole rollouts, the total of `RolloutData.size` that they must
+                reach.
             smallest: The smallest sampling weight of any item in any shard.
             parameters: Current values of the storage's parameters, by name.
         """
@@ -130,7 +132,7 @@ class RWorker(Worker):
         the largest weight in this shard.
         """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.min_priority  # may have decreased since the shard last reported its state
+            own = self._storage.min_priority  # this priority may be lower than when the shard last reported its state
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
@@ -161,13 +163,13 @@ class RWorker(Worker):
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Record the duration of the block as one call of the kind `name`."""
+        """Record the duration of the block as that of one call of the kind `name`."""
         start = self._now()
         yield
         self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))
 
     def _pass_point(self, name: str) -> None:
-        """Run a fault injection point, if faults are configured."""
+        """Inject a fault here if one is configured for this point."""
         if self._point is not None:
             self._point(name)
 
@@ -190,16 +192,16 @@ class RWorker(Worker):
 
 
 def describe(storage: UserPart) -> MetricsDict:
-    """Return the statistics of a replay storage; with several policies, also `<name>/<policy>` for each policy.
+    """Return the statistics of a replay storage; with several policies, also those of each policy (`<name>/<policy>`).
 
     Args:
         storage: A `ReplayBuffer`, a `RolloutReplay`, or a `MultiAgentReplay`, whose `storages` belong to its policies.
 
     Returns:
-        `added` and `sampled`: transitions since the storage was created; `items`: items that can be sampled; `bytes`:
-        memory of the storage; `mass`: the sampling weight of the shard; `min_priority`: the smallest priority (None
-        without items); `stale_priorities`: errors that arrived for evicted items; `evicted_unused`: items that were
-        evicted without being sampled.
+        `added` and `sampled`: number of transitions added and sampled since the storage was created; `items`: number of
+        items that can be sampled; `bytes`: memory of the storage; `mass`: the sampling weight of the shard;
+        `min_priority`: the smallest priority (None without items); `stale_priorities`: number of errors that arrived
+        for evicted items; `evicted_unused`: number of items that were evicted without having been sampled.
     """
     counters, smallest = storage.counters, getattr(storage, "min_priority", 1.0)
     alpha = getattr(storage.options, "alpha", 1.0)  # stored priorities are raised to this power
@@ -209,7 +211,7 @@ def describe(storage: UserPart) -> MetricsDict:
              "stale_priorities": counters.get("stale_priorities", 0),
              "evicted_unused": counters.get("evicted_unused", 0)}
     policies = {policy: describe(own) for policy, own in getattr(storage, "storages", {}).items()}
-    if policies:  # the combined storage does not count these
+    if policies:  # these statistics are kept only by the storages of the policies
         found["min_priority"] = min(
             (own["min_priority"] for own in policies.values() if own["min_priority"] is not None), default=None)
         for name in ("stale_priorities", "evicted_unused"):
@@ -220,7 +222,7 @@ def describe(storage: UserPart) -> MetricsDict:
 def share_of(storage_factory: Factory[UserPart], index: int, num_shards: int) -> Factory[UserPart]:
     """Return a factory of the storage of shard `index` (0, 1, ...), with an equal share of the size.
 
-    If the size is not divisible by the number of shards, the first shards are larger by one.
+    If the size is not divisible by the number of shards, each of the first shards is larger by one env step.
     """
     size = storage_factory.options.size
     share = size // num_shards + (index < size % num_shards)

@@ -44,7 +44,7 @@ class RWorkerSet(WorkerSet[RWorker]):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(QueueOptions, PrefetchOptions):
-        """Options of the replay shards of each gradient worker, and of the messages between them."""
+        """Options of each gradient worker's replay shards, and of the messages that it exchanges with them."""
 
         num_replay_workers: int = option(
             1, low=1, help="Replay shards of each gradient worker, each with an equal share of the storage's size. A "
@@ -52,17 +52,17 @@ class RWorkerSet(WorkerSet[RWorker]):
         replay_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(FREE), help="Ray resources of each remote replay shard.")
         size: int | None = option(
-            None, low=1, help="Total capacity of all shards in env steps. Replay of whole rollouts needs it; for other "
-            "storages, it replaces their own option `size`.")
+            None, low=1, help="Total capacity of all shards in env steps. It must be set for replay of whole rollouts; "
+            "for other storages, it replaces the storage's own option `size`.")
 
         learning_starts: int | None = option(
             None, low=0, help="Env steps that must be in replay before learning starts; None: the algorithm's "
             "start_steps, or train_batch_size for replay of whole rollouts.")
         add_in_flight: int = option(
-            2, low=1, help="Largest number of rollouts in flight to each shard; collection waits when it is reached.")
+            2, low=1, help="Largest number of rollouts in flight to each shard; collection waits at this number.")
         routing: str = option(
             "round_robin", choices=ROUTINGS, help="How the shard of a rollout is chosen: in turn, at random, by the "
-            "fewest env steps, or fixed for each collection worker (always fixed for sequences that span rollouts).")
+            "fewest env steps, or fixed for each collection worker (as it always is for sequences that span rollouts).")
         min_replay_ratio: float | None = option(
             None, low=0.0, exclusive=True, help="Smallest ratio of env steps consumed to env steps collected; below "
             "it, collection waits for learning. None: no limit.")
@@ -75,9 +75,9 @@ class RWorkerSet(WorkerSet[RWorker]):
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:
-                raise ConfigError("replay_worker_resources is for remote shards, but num_replay_workers=1 is a thread "
-                                  "of the learner's process; set num_replay_workers to 2 or more, or leave "
-                                  "replay_worker_resources out")
+                raise ConfigError("replay_worker_resources is for remote shards, but with num_replay_workers=1 the "
+                                  "shard is a thread of the learner's process; set num_replay_workers to 2 or more, or "
+                                  "leave replay_worker_resources out")
             low, high = self.min_replay_ratio, self.max_replay_ratio
             if low is not None and high is not None and low > high:
                 raise ConfigError(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning "
@@ -130,7 +130,7 @@ class RWorkerSetFactory:
         options: Options of the shards.
         algo_factory, actor_factory, storage_factory: Factories of the agent's parts.
         seed: Seed of the experiment.
-        num_threads: PyTorch threads of each remote shard.
+        num_threads: Number of PyTorch threads of each remote shard.
     """
 
     options: RWorkerSet.Options

@@ -27,16 +27,16 @@ AnyRollout: TypeAlias = RolloutData | MultiRollout
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """Rollouts sampled from replay, from which the learner makes its batches."""
+    """A sample of rollouts from replay, which the learner divides into its own batches."""
 
     rollouts: list[AnyRollout]
-    """Rollouts as the collectors sent them, with the log-probabilities of the policy that acted."""
+    """Rollouts as the collection workers sent them, with the log-probabilities of the policy that acted."""
     ids: Tensor
     """(K,) int64, the number of env steps that were added before each rollout."""
     num_samples: int
-    """Env steps in the rollouts."""
+    """Number of env steps in the rollouts."""
     last: bool = False
-    """Whether no further batch is sampled before new data arrive."""
+    """Whether no further batch will be sampled before new data arrive."""
 
     def messages(self) -> list[Rollout]:
         """Return each rollout as a message that a gradient worker can process."""
@@ -60,8 +60,8 @@ class RolloutReplay:
     """A replay of the newest whole rollouts, sampled uniformly with replacement.
 
     Shards use this storage if the agent's own storage keeps no data, as is the case for `VTraceBuffer`. The learner's
-    `VTraceBuffer` then makes batches from the sampled rollouts. Collectors do not use `RolloutReplay`, and it needs
-    neither the actor nor the algorithm.
+    `VTraceBuffer` then makes batches from the sampled rollouts. Collection workers do not use `RolloutReplay`, which
+    needs neither the actor nor the algorithm.
 
     Args:
         options: Checked options.
@@ -95,7 +95,7 @@ class RolloutReplay:
         """Copy rollouts into replay, and evict the oldest whole rollouts to free space.
 
         Args:
-            rollouts: Rollouts of any lengths.
+            rollouts: Rollouts of any length.
             sources: Not used.
 
         Raises:
@@ -154,7 +154,7 @@ class RolloutReplay:
 
     @property
     def mass(self) -> float:
-        """The sampling weight of this storage among several shards, which is its number of rollouts."""
+        """Number of rollouts, which is the sampling weight of this storage among those of several shards."""
         return float(len(self._kept))
 
     @property
@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index of each rollout's first env step, (N,) int64 from 0, given the ids (N,) int64 of a batch."""
+        """Return the index (N,) of the first env step of each rollout in a batch, counted from 0, given the ids (N,)."""
         return ids
 
     def reset(self) -> None:
@@ -188,7 +188,7 @@ class RolloutReplay:
     # State
 
     def state_dict(self) -> StateDict:
-        """Return the state from which another storage continues exactly."""
+        """Return the state from which another storage can continue exactly as this one would."""
         return {"generator": self.generator.get_state(), "kept": [dataclasses.asdict(kept) for kept in self._kept],
                 "counters": dict(self._counters)}
 

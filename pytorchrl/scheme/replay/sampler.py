@@ -39,8 +39,8 @@ class Sampler:
         handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
         runtime: The runtime of the shards.
         states: The states of the shards, shared with the inserter.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of
-            `RolloutData.size`.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total of `RolloutData.size`
+            that they must reach.
         num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
             trained.
         max_requests: Largest number of batches in flight or waiting.
@@ -51,10 +51,10 @@ class Sampler:
 
     Attributes:
         versions: (K, 2) int64, versions of the last batch; see `Sample`.
-        num_waiting, num_pending: Numbers of batches that had arrived, and that were in flight, when the last batch was
-            taken.
-        watch: Times for requesting a batch ("draw"), receiving an arrived batch ("fetch"), and sending priorities
-            ("priorities").
+        num_waiting: Number of batches that had arrived when the last batch was taken.
+        num_pending: Number of batches that were in flight when the last batch was taken.
+        watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
+            arrived ("fetch"), and to send priorities ("priorities").
     """
 
     def __init__(self, handles: Sequence[Handle[RWorker]], runtime: Runtime, states: ShardStates, *,  # noqa: PLR0913
@@ -70,7 +70,7 @@ class Sampler:
         self._levels: list[int] = []
         self._requests: deque[_Request] = deque()
         self._current: _Request | None = None  # the request of the batch that was taken last
-        # For each shard, (ids, errors) that are sent once the shard has confirmed the previous update.
+        # For each shard, the pairs (ids, errors) to send once the shard has confirmed the previous update.
         self._unsent: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in handles]
         self._updates: list[tuple[int, Future[ShardState]] | None] = [None] * len(handles)
 
@@ -80,7 +80,7 @@ class Sampler:
         return len(self._requests)
 
     def poll(self, parameters: Mapping[str, float]) -> BatchOfKind | None:
-        """Request batches, and return the batch that was requested first, or None if it does not arrive in time.
+        """Request batches, and return the batch of the oldest request, or None if this batch does not arrive in time.
 
         Args:
             parameters: Current values of the storage's parameters, by name.
@@ -115,12 +115,12 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches after each batch taken since the last call."""
+        """Return, for each batch taken since the last call, the number of batches that were still waiting then."""
         levels, self._levels = tuple(self._levels), []
         return levels
 
     def _take(self) -> BatchOfKind | None:
-        """Return the batch of the oldest request, or None if it has not arrived or its shard is lost or empty."""
+        """Return the batch of the oldest request, or None if it has not arrived, or if the shard is lost or empty."""
         request = self._requests[0]
         if not self._runtime.wait([request.future], POLL_INTERVAL_S):
             if self._runtime.now() - request.asked > self._timeout_s:
@@ -152,8 +152,8 @@ class Sampler:
     def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
         """Send new priorities to the shard of the last batch, without blocking.
 
-        Each shard has at most one update in flight. Errors that arrive before its confirmation are sent together in
-        the next update.
+        At most one update is in flight to each shard. Priorities that are passed before the shard has confirmed this
+        update are sent together in the next update.
 
         Args:
             ids: (B,) int64, ids of the items.
@@ -190,7 +190,11 @@ class Sampler:
                 RWorker.update_priorities, ids, errors))
 
     def drain(self, deadline: float) -> int:
-        """Wait until the deadline for batches and priorities in flight; return the number of discarded batches."""
+        """Wait for the batches and priorities in flight, discard the batches, and return their number.
+
+        Args:
+            deadline: Time at which to stop waiting.
+        """
         num_discarded = 0
         while self._requests and self._runtime.now() < deadline:
             batch = self._take()
@@ -212,7 +216,7 @@ class Sampler:
         return any(update is not None for update in self._updates)
 
     def forget_requests(self) -> list[int]:
-        """Discard unanswered requests, and return the index of each request's shard."""
+        """Discard all requests without an answer, and return the index of each request's shard."""
         shards = [request.shard for request in self._requests]
         self._requests.clear()
         return shards

@@ -1,4 +1,4 @@
-"""Last known state of replay shards, shared by the collector thread and the learning thread of a gradient worker."""
+"""The last known states of replay shards, which a gradient worker's collector thread and learning thread share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NO_CONTENTS: Mapping[str, Statistic] = MappingProxyType({
 
 
 class ShardState(NamedTuple):
-    """The state of a shard, which is part of each response of the shard."""
+    """The state that a shard reports with its responses."""
 
     answers: int = 0
-    """Number of calls answered so far; a newer state has a larger number."""
+    """Number of calls that the shard has answered; of two states, the newer one has the larger number."""
     resident: int = 0
-    """Env steps in the shard."""
+    """Number of env steps in the shard."""
     evicted: int = 0
-    """Env steps evicted since the shard started."""
+    """Number of env steps evicted since the shard started."""
     mass: float = 0.0
     """Sum of the sampling weights of the shard's items."""
     smallest: float = float("inf")
@@ -38,10 +38,10 @@ class ShardState(NamedTuple):
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean duration of the last 100 calls of each kind, in milliseconds."""
     traffic: Traffic = Traffic()
-    """Measurements of decoding the rollout that was added last."""
+    """Traffic measured when the last added rollout was decoded."""
 
     def statistics(self) -> dict[str, Statistic]:
-        """Return the shard's metrics: `contents`, and the mean duration of its calls in ms (None before any call)."""
+        """Return the shard's metrics: `contents`, and the mean duration in ms of each kind of call (None: no call)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}
 
@@ -55,9 +55,10 @@ class ShardStates:
 
     Attributes:
         changed: The event; a waiting sampler clears it.
-        added: Env steps that shards have confirmed. Written by the inserter.
-        trained: Env steps sampled, multiplied by the passes over a batch. Written by the sampler.
-        lost: (shard, incarnation, error) for each shard that the sampler found lost; the inserter handles the entries.
+        added: Number of env steps that shards have confirmed. The inserter updates it.
+        trained: Number of env steps sampled, multiplied by the number of passes over a batch. The sampler updates it.
+        lost: (shard, incarnation, error) for each shard that the sampler found to be lost, until the inserter has
+            handled the loss.
     """
 
     def __init__(self, num_shards: int, changed: threading.Event) -> None:
@@ -78,7 +79,7 @@ class ShardStates:
             return list(self._states)
 
     def incarnation(self, index: int) -> int:
-        """Return the number of times that a shard was lost."""
+        """Return the incarnation of a shard, which is the number of times that the shard has been lost."""
         return self._incarnations[index]
 
     def snapshot(self) -> tuple[list[ShardState], list[int], int]:
@@ -112,12 +113,12 @@ class ShardStates:
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
         """Stop sampling from a lost shard, and record the loss for the inserter."""
         with self._lock:
-            if incarnation == self._incarnations[index]:  # a huge number of answers, so late responses are ignored
+            if incarnation == self._incarnations[index]:  # a huge number of answers makes late responses be ignored
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 
     def reset(self, index: int) -> None:
-        """Start a new, empty incarnation of a shard."""
+        """Record that a new, empty incarnation of a shard starts."""
         with self._lock:
             self._incarnations[index] += 1
             self._states[index] = ShardState()

@@ -1,4 +1,7 @@
-"""The replay shards of one gradient worker: a collector thread inserts rollouts, a learning thread samples batches."""
+"""The replay shards of one gradient worker.
+
+A collector thread inserts rollouts, and a learning thread samples batches.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,20 @@ class Shards:
         ledger: The gradient worker's ledger.
         options: Options of the shards.
         supervision: Options for lost shards; None: the defaults.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of
-            `RolloutData.size`.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total of `RolloutData.size`
+            that they must reach.
         batch_steps: Largest number of env steps in a batch; None: `batch_size`.
         num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
             trained.
         timeout_s: Longest time in seconds that the learner waits for a batch, and that all shards may take to return
             their contents for a checkpoint.
-        seed: Seed for drawing shards to sample from, and of random routing.
+        seed: Seed for drawing the shards from which batches are sampled, and for random routing.
         version: Function that returns the learner's version.
 
     Attributes:
         sampler: The sampler, for the learning thread only.
-        is_draining: Whether the learner has stopped sampling for a drain, so that collection does not wait for it.
+        is_draining: Whether the learner has stopped sampling for a drain, so that collection does not wait for the
+            learner.
         items_dropped: Number of batches that were sampled but not used.
     """
 
@@ -74,7 +78,7 @@ class Shards:
         self.is_draining = False
         self.items_dropped = 0
 
-    # For the collector thread
+    # Methods for the collector thread
 
     def add(self, rollout: Rollout, is_stopped: Callable[[], bool]) -> None:
         """Send a rollout to a shard; wait while no shard can accept it, or while learning must catch up.
@@ -90,7 +94,10 @@ class Shards:
             self.poll(POLL_INTERVAL_S)
 
     def _learning_lags(self) -> bool:
-        """Return whether collection must wait for learning. Without a shard to sample from, waiting would deadlock."""
+        """Return whether collection must wait for learning.
+
+        If no shard can be sampled, collection must not wait, because learning would wait for collection.
+        """
         counted = self._states.added - self._learning_starts
         return (not self.is_draining and counted > 0
                 and self._states.trained + self._batch_steps <= self._min_ratio * counted
@@ -100,7 +107,7 @@ class Shards:
         """Process confirmations, waiting at most `timeout_s` seconds for the first one, and replace lost shards.
 
         Raises:
-            Exception: A shard raised it, or the supervisor raised it because a shard was lost.
+            Exception: An error of a shard, or the supervisor's error for a lost shard.
         """
         self._inserter.poll(timeout_s)
 
@@ -115,7 +122,7 @@ class Shards:
         self.items_dropped += self.sampler.drain(deadline)
         for index in sorted({*self._inserter.owners, *self.sampler.forget_requests()}):
             name = self._handles[index].name
-            self._inserter.lose(index, WorkerLostError(f"{name} gave no answer until the end of drain()"))
+            self._inserter.lose(index, WorkerLostError(f"{name} gave no answer before the end of drain()"))
 
     def close(self, timeout_s: float) -> None:
         """Stop the shards after both threads have ended.
@@ -126,11 +133,11 @@ class Shards:
         for handle in self._handles:
             self._runtime.kill(handle)
 
-    # For the learning thread
+    # Methods for the learning thread
 
     def get(self, is_stopped: Callable[[], bool], failure: Callable[[], BaseException | None],
             parameters: Mapping[str, float]) -> BatchOfKind:
-        """Return the next batch, in the order of the requests.
+        """Wait for the batch of the oldest request, and return it.
 
         Args:
             is_stopped: Function that returns whether to stop waiting.
@@ -141,7 +148,7 @@ class Shards:
             StoppedError: `is_stopped` returned True.
             LearnerStarvedError: No batch arrived within `timeout_s` seconds. Until learning starts, each rollout that
                 is added restarts the timeout.
-            Exception: The collector thread failed with it, or a shard raised it.
+            Exception: The error that ended the collector thread, or an error of a shard.
         """
         deadline, added = self._runtime.now() + self._timeout_s, self._states.added
         while self._runtime.now() < deadline:
@@ -159,7 +166,7 @@ class Shards:
             "if collection or sampling takes longer")
 
     def _may_request(self, added: int, num_requested: int) -> bool:
-        """Return whether learning has started and one more batch stays within `max_replay_ratio`."""
+        """Return whether learning has started and one more batch would not exceed `max_replay_ratio`."""
         if added < self._learning_starts:
             return False
         if self._max_ratio is None:
@@ -176,7 +183,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches after each `get()` since the last call."""
+        """Return, for each call of `get` since the last call, the number of batches that were still waiting then."""
         return self.sampler.take_levels()
 
     @property
@@ -186,10 +193,10 @@ class Shards:
 
     @property
     def watch(self) -> Stopwatch:
-        """Times measured in the learning thread; see `Sampler`."""
+        """Stopwatch of the learning thread; see `Sampler`."""
         return self.sampler.watch
 
-    # For both threads
+    # Methods for both threads
 
     @property
     def states(self) -> list[ShardState]:
@@ -208,12 +215,12 @@ class Shards:
 
     @property
     def added(self) -> int:
-        """Env steps that shards have confirmed."""
+        """Number of env steps that shards have confirmed."""
         return self._states.added
 
     @property
     def trained(self) -> int:
-        """Env steps of all batches taken, multiplied by the passes over each batch."""
+        """Number of env steps in all batches taken, multiplied by the number of passes over each batch."""
         return self._states.trained
 
     @property
@@ -237,7 +244,7 @@ class Shards:
         return self._supervisor.restarts
 
     def state(self) -> StateDict:
-        """Return the contents of all shards after a drain; the contents of a lost shard are None.
+        """Return the contents of all shards after a drain, with None in place of the contents of a lost shard.
 
         A shard that does not answer within `timeout_s` seconds counts as lost.
         """

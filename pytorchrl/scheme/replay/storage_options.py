@@ -22,7 +22,7 @@ STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 
 
 def kind_of(factory: Factory[Storage]) -> str | None:
-    """Return the kind of data that shards sample from a storage: one of `KINDS`, or None if its data must be fresh."""
+    """Return the kind of data that shards sample from a storage, one of `KINDS`; None if its data must be fresh."""
     return _drawn(given_kind(factory), factory.cls)
 
 
@@ -35,7 +35,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
     Args:
         storage: Factory of the agent's storage.
-        size: Total capacity of all shards in env steps, for a storage without an option for it.
+        size: Total capacity of all shards in env steps; required if the storage itself does not keep its data.
 
     Raises:
         ConfigError: Data of the storage must come from the current policy, or the size is missing.
@@ -47,13 +47,13 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
             f"current policy; choose a storage whose data may be older: {names(fitting)}")
     if not given_kind(storage).is_kept:
         if size is None:
-            raise ConfigError("replay of whole rollouts needs size, the env steps that all shards keep together; the "
-                              f"size of {storage.cls.__name__} is the length of one rollout")
+            raise ConfigError("replay of whole rollouts needs size, the total number of env steps that the shards "
+                              f"keep; the size of {storage.cls.__name__} is the length of one rollout")
         RolloutReplay.create_factory(size)
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage: the agent's storage, or `RolloutReplay` if that keeps no data."""
+    """Return the factory of the shards' storage, which is `RolloutReplay` if the agent's own storage keeps no data."""
     return factory if given_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
@@ -73,12 +73,12 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
 
     Args:
         factory: Factory of a replay storage.
-        given: Option name -> value. None keeps the storage's value, and names that are not storage options are ignored.
-            `prioritized` turns a `ReplayBuffer` into a `PERBuffer` or back. A storage of rollouts keeps its own `size`,
-            which is the length of a rollout and not the capacity of the replay.
+        given: Mapping from option names to values. None keeps the storage's value, and names that are not storage
+            options are ignored. `prioritized` turns a `ReplayBuffer` into a `PERBuffer`, or the reverse. A storage of
+            rollouts keeps its own `size`, which is the length of a rollout and not the capacity of the replay.
 
     Raises:
-        ConfigError: The storage does not have an option, or a value is not allowed.
+        ConfigError: The storage lacks one of the options, or a value is not allowed.
     """
     prioritized = given.get("prioritized")
     if has_priorities(factory, given) != has_priorities(factory, {}):
@@ -101,7 +101,7 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
 
 
 def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
-    """Return the storage options that were given to a scheme, by their names in its settings; None: not given."""
+    """Return the storage options that were given to a scheme, by name; options that were not given are None."""
     options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
     if options["beta"] is not None:  # the storage has converted a function or a list of points to a schedule
         options["beta"] = getattr(factory.options, "beta", None)

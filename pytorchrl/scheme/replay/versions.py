@@ -1,4 +1,4 @@
-"""Versions of the weights that collected the contents of a shard."""
+"""Versions of the weights with which the contents of a shard were collected."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ _FEWEST = 16
 
 
 class Versions:
-    """The weights versions of the rows in replay, stored as three numbers per rollout.
+    """The versions of the weights for each row in replay, stored as three numbers per rollout.
 
     Rows are numbered from 0 in the order in which they are added; the rows of a rollout are consecutive.
     """
 
     def __init__(self) -> None:
-        # For each rollout: first row, version of the weights that collected it, the learner's version when it was sent.
+        # For each rollout: its first row, the version of the weights with which it was collected, and the learner's
+        # version when it was sent to the shard.
         self._blocks = np.zeros((3, _FEWEST), np.int64)
         self._begin = self._end = 0
 
@@ -25,8 +26,8 @@ class Versions:
 
         Args:
             first_row: First row of the rollout, greater than the first rows of all earlier rollouts.
-            collected: Version of the weights that collected the rollout.
-            sent: The learner's version when the rollout was sent.
+            collected: Version of the weights with which the rollout was collected.
+            sent: The learner's version when the rollout was sent to the shard.
         """
         if self._end == self._blocks.shape[1]:
             kept = self._blocks[:, self._begin:self._end]
@@ -41,7 +42,7 @@ class Versions:
         self._begin += max(0, int(np.searchsorted(firsts, first_row, "right")) - 1)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return `collected` and `sent`, (N, 2) int64, of the rollouts to which the rows (N,) belong."""
+        """Return `collected` and `sent` of the rollouts to which the rows (N,) belong, as an (N, 2) int64 array."""
         blocks = self._blocks[:, self._begin:self._end]
         places = np.searchsorted(blocks[0], rows, "right") - 1
         assert places.min(initial=0) >= 0, "the rollout of a row was never added, or its versions were discarded"

@@ -221,7 +221,7 @@ def test_the_preset_and_the_command_line_reach_it():
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    ({"size": None}, "replay of whole rollouts needs size, the env steps that all shards keep together"),
+    ({"size": None}, "replay of whole rollouts needs size, the total number of env steps that the shards keep"),
     ({"size": 0}, "size must be a whole number >= 1 or None, got 0"),
     ({"size": 400.0}, r"size must be a whole number >= 1 or None, got 400\.0"),
     ({"size": 14}, "size 14 over 2 shards is 7 each, less than train_batch_size 8; raise size"),
