@@ -86,4 +86,4 @@ class Destination(Protocol):
         """Accept rollouts that arrive during a drain, or discard them; the ledger counts these as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete the drain once no rollout is in flight: discard what is queued, or wait until replay has stored it."""
+        """Complete the drain when no rollout is in flight: discard what is queued, or wait until it is in replay."""

@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index (N,) of the first env step of each rollout in a batch, counted from 0, given the ids (N,)."""
+        """Return the indices (N,) of the first env steps of rollouts, counted from 0, given the ids (N,) of a batch."""
         return ids
 
     def reset(self) -> None:
