@@ -1,4 +1,4 @@
-"""Environments: one interface for single, vector, native and multi-process environments.
+"""Environments, with the same interface for all backends.
 
 Names are imported on first use, because worker processes need only the modules that do not import torch.
 """

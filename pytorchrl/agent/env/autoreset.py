@@ -29,9 +29,9 @@ class Settled(NamedTuple):
     """
 
     observations: Observation
-    """Observations for the next actions, batched as by the vector environment."""
+    """Observations from which the next actions are chosen, in the batched form of the vector environment."""
     info: Info
-    """`info` that belongs to `observations`."""
+    """The `info` that belongs to `observations`."""
     valid: np.ndarray | None
     """(E,) bool, whether each row is a transition; None if all rows are."""
     first: np.ndarray
@@ -74,7 +74,7 @@ class SameStep:
                 f"got none; info has {sorted(info)}")
         index = np.flatnonzero(done)
         final = info["final_obs"]
-        # Gymnasium returns an object array with gaps, ALE a dense batch in which only rows of ended episodes are valid.
+        # Gymnasium returns an object array with gaps; in ALE's whole batch, only rows of ended episodes are valid.
         if isinstance(final, np.ndarray) and final.dtype == object:
             rows = [final[i] for i in index]
             final_obs = self._reader.read_rows(rows)

@@ -1,4 +1,8 @@
-"""Build, seed and close vector environments: native, in this process, or with one process per environment."""
+"""Build, seed and close vector environments.
+
+There are three kinds: native vector environments, single environments that all run in this process, and single
+environments that each run in a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,9 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
 VectorMaker = Callable[..., AnyVectorEnv]
 
-# A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments. Stepping one environment
-# takes 17 us, plus 10 us for each further environment (benchmarks/env_backends.py). With this many, NumPy is faster.
+# A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments. Stepping single
+# environments takes 17 us for the first and 10 us for each further one (benchmarks/env_backends.py), so from this
+# number on, the NumPy vector environments are faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
@@ -40,7 +45,7 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
 
     Raises:
         ConfigError: The settings do not fit the environment, or a package is missing.
-        EnvError: The environment raised.
+        EnvError: The environment raised an exception.
     """
     if blueprint.backend == "envpool":
         from pytorchrl.agent.env.envpool import EnvPoolVector
@@ -71,19 +76,19 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
 
 
 def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observation, Info]:
-    """Reset all environments with `seeds`, or with the first seed if the vector environment takes only one."""
+    """Reset all environments with `seeds`; if the vector environment accepts only one seed, pass the first one."""
     if seeds is None:
         return envs.reset()
     if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
         return envs.reset(seed=seeds)  # type: ignore[arg-type] # a list[int] is a list[int | None] here
     if type(envs).__module__.startswith("ale_py"):
-        # An integer would mean seed, seed + 1, ..., and workers with adjacent seeds would play the same games.
-        return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # wider than Gymnasium's signature
+        # ALE would turn an integer into seed, seed + 1, ..., so workers with adjacent seeds would play the same games.
+        return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # ALE also accepts an array
     return envs.reset(seed=seeds[0])
 
 
 def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
-    """Close all environments; if one process failed, terminate all processes without waiting for replies."""
+    """Close all environments; if a process has failed, terminate all processes without waiting for replies."""
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
             process.terminate()
@@ -108,7 +113,7 @@ def _build_native(
     if "num_threads" in accepted:
         kwargs.setdefault("num_threads", blueprint.num_threads)
     if "reward_clipping" in accepted:
-        # Statistics need raw rewards, which no info contains; reward_transform="sign" clips rewards for learners.
+        # Statistics need raw rewards, which `info` does not contain; reward_transform="sign" clips learners' rewards.
         kwargs.setdefault("reward_clipping", False)
     if blueprint.max_episode_steps is not None:
         kwargs |= _time_limit(blueprint, spec, accepted)
@@ -127,7 +132,7 @@ def _build_native(
             "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
             f"{name_of(blueprint)} returned {envs}")
     _check_spaces(envs, blueprint.where)
-    # The argument is more reliable than the metadata of the environment, which several classes may share.
+    # The argument is more reliable than the environment's metadata, because several classes may share one dictionary.
     mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
         envs.close()
@@ -139,16 +144,16 @@ def _build_native(
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
-    """Raise `EnvError` if a native vector environment lacks one of its four spaces."""
+    """Raise `EnvError` if one of the four spaces of a native vector environment is missing or is not a `Space`."""
     names = ("single_observation_space", "single_action_space", "observation_space", "action_space")
     if problem := space_problem(envs, names):
         raise EnvError(f"{where}: {problem}")
 
 
 def _speed_up_action_check(envs: AnyVectorEnv) -> None:
-    """Replace `contains` of a batched Discrete action space with a function that takes a third of the time.
+    """Replace `contains` of a batched Discrete action space with a function that is three times as fast.
 
-    Gymnasium's vector environments call `contains` at every step, which takes a tenth of the step's time.
+    Gymnasium's vector environments call `contains` at every step, and this call takes a tenth of the step's time.
     """
     space = envs.unwrapped.action_space
     if type(space) is not MultiDiscrete or space.nvec.ndim != 1:
@@ -165,7 +170,7 @@ def _speed_up_action_check(envs: AnyVectorEnv) -> None:
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
     check_main_guard("backend='async'")
     restarts = blueprint.restarts
-    if restarts is not None:  # each process has its own budget; `restarts` limits their sum
+    if restarts is not None:  # each process has its own budget; `restarts` limits the total
         blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     first = makers[0]()
@@ -198,7 +203,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
-    """Return whether the native vector environment is the choice of "auto": it supports the options and is fastest."""
+    """Return whether "auto" chooses the native vector environment: it must support the options and be the fastest."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
@@ -234,13 +239,13 @@ def _check_native(blueprint: Blueprint) -> None:
 
 def _parameters(function: EnvFn) -> set[str]:
     try:
-        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # an object without a signature raises
+        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # raises for other objects
     except (TypeError, ValueError):  # some functions written in C have no signature
         return set()
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Gymnasium's `SyncVectorEnv` with a `step` that has a third of the overhead in the most frequent case."""
+    """Gymnasium's `SyncVectorEnv` with another `step`, whose overhead is only a third in the most frequent case."""
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
@@ -266,7 +271,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of the last observation of an environment, which stays in the buffer during a step."""
+        """Return a copy of an environment's last observation, which the buffer contains until the step is over."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 
@@ -278,14 +283,14 @@ class ProcessesVectorEnv(AsyncVectorEnv):
     """Restart budget shared by all environments; None if restarts are off."""
 
     def _add_info(self, vector_infos: Info, env_info: Info, env_num: int) -> Info:
-        """Add the `info` of one environment, after removing and counting its restarts."""
+        """Add the `info` of one environment; before that, count the restarts that it reports, and remove the report."""
         if self.restarts is not None:
             for fault in env_info.pop(RESTARTS, ()):
                 self.restarts.spend(fault, None)
         return super()._add_info(vector_infos, env_info, env_num)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the errors of all processes as one `EnvError`; Gymnasium would raise only the last error."""
+        """Raise the first error and the number of other errors as an `EnvError`; Gymnasium raises the last error."""
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])

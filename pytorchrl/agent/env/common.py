@@ -1,4 +1,4 @@
-"""Settings, seeds and files that `VecEnv` and `MultiAgentVecEnv` have in common."""
+"""Check settings, derive seeds and open monitor files for `VecEnv` and `MultiAgentVecEnv`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEED_SHIFT = 32
 
 
 def check_common_options(options: Any) -> None:  # options of VecEnv or of MultiAgentVecEnv
-    """Raise `ConfigError` for invalid values of `reward_transform`, `log_dir`, `wrappers` and the keyword arguments."""
+    """Raise `ConfigError` if `reward_transform`, `log_dir`, a wrapper or a keyword argument is invalid."""
     transform = options.reward_transform
     if isinstance(transform, str) and transform not in ("sign", "clip"):
         raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {transform!r}")
@@ -37,7 +37,7 @@ def check_common_options(options: Any) -> None:  # options of VecEnv or of Multi
                     "create it in the environment's constructor") from failure
     for wrapper in options.wrappers:
         if not callable(wrapper):
-            raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
+            raise ConfigError(f"wrappers must be functions that take and return an environment, got {wrapper!r}")
 
 
 def is_training_mode(mode: str) -> bool:
@@ -53,7 +53,7 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
     Args:
         seed: Seed of the experiment; None draws a random seed.
         is_training: Whether the environments are for training; test environments get other seeds.
-        path: Position of the vector in the worker tree: gradient worker, collection worker, incarnation.
+        path: Index of the gradient worker, index of the collection worker, and the collection worker's incarnation.
         num_envs: Number of environments.
     """
     root = secrets.randbits(63) if seed is None else check_seed(seed)
@@ -62,7 +62,7 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
 
 
 def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the function from raw rewards (E,) to rewards for learners; None if learners get raw rewards."""
+    """Return a function that maps raw rewards, (E,), to learners' rewards; None if learners receive raw rewards."""
     if transform is None:
         return None
     if transform == "sign":

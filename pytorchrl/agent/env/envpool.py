@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EnvPoolVector(AnyVectorEnv):
-    """Pool of environments that threads step together, with autoreset in the next step.
+    """Vector environment whose environments are stepped by EnvPool's threads and reset in the step after an episode.
 
     The constructor seeds the pool, so `reset` ignores seeds.
 
@@ -27,17 +27,17 @@ class EnvPoolVector(AnyVectorEnv):
         blueprint: The task, the number of environments, their seeds and the number of threads.
 
     Attributes:
-        pool: The environments of EnvPool.
+        pool: EnvPool's own object, which contains the environments.
 
     Raises:
-        ConfigError: EnvPool is not installed, has no such task, or refuses an option.
+        ConfigError: EnvPool is not installed, does not have the task, or refuses an option.
     """
 
     autoreset_mode = AutoresetMode.NEXT_STEP
 
     def __init__(self, blueprint: Blueprint) -> None:
         if blueprint.autoreset == "same_step":
-            raise ConfigError("EnvPool offers autoreset='next_step' only, got 'same_step'; use another backend")
+            raise ConfigError("EnvPool supports only autoreset='next_step', got 'same_step'; use another backend")
         task = _task_id(blueprint.env_fn)
         kwargs: EnvKwargs = dict(blueprint.env_kwargs)
         if blueprint.max_episode_steps is not None:

@@ -1,4 +1,4 @@
-"""Check the results of environments against their declared spaces, and for NaN and infinity."""
+"""Check that results of environments fit the declared spaces and contain neither NaN nor infinity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# Largest length of the text of an exception, because some environments put whole states into it.
+# The text of an exception is cut to this length, because some environments put whole states into the text.
 _MAX_CHARS = 2000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
@@ -41,7 +41,7 @@ _HINTS = (
 
 
 class GuardedEnv(AnyWrapper):
-    """Wrapper of one environment that checks the first results and adds the location to errors.
+    """Wrapper that checks an environment's results, and names the worker and the environment in errors.
 
     Args:
         env: The environment.
@@ -56,7 +56,7 @@ class GuardedEnv(AnyWrapper):
         self._form: tuple[type, object] | None = None
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Reset the environment; raise `EnvError` if the environment raises or violates its contract."""
+        """Reset the environment; raise `EnvError` if the environment raises an exception or violates its contract."""
         self._seed = seed if seed is not None else self._seed
         try:
             result = self.env.reset(seed=seed, options=options)
@@ -68,11 +68,11 @@ class GuardedEnv(AnyWrapper):
         return result
 
     def step(self, action: Action) -> StepResult:
-        """Step the environment; raise `EnvError` if the environment raises or violates its contract."""
+        """Step the environment; raise `EnvError` if the environment raises an exception or violates its contract."""
         self._num_steps += 1
         try:
             result = self.env.step(action)
-        except Exception as failure:  # noqa: BLE001 - raised again, or the environment is replaced
+        except Exception as failure:  # noqa: BLE001 - raised again, or followed by a restart
             return self._step_failed(failure)
         # The first step is checked fully; later steps with a result of the same form need no check.
         if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
@@ -93,7 +93,7 @@ class GuardedEnv(AnyWrapper):
 
 
 def _form(observation: Observation) -> object:
-    """Return the form of an observation, equal in all steps: dtype and shape of an array, else the type."""
+    """Return the form of an observation, which all steps share: an array's dtype and shape; otherwise the type."""
     if isinstance(observation, np.ndarray):
         return observation.dtype, observation.shape
     return type(observation)
@@ -120,7 +120,7 @@ def _text(failure: BaseException) -> str:
 def space_problem(
     env: AnyEnv | AnyVectorEnv, names: tuple[str, ...] = ("observation_space", "action_space"),
 ) -> str | None:
-    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; else None."""
+    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; None if all are."""
     for name in names:
         space = getattr(env, name, None)
         if not isinstance(space, spaces.Space):
@@ -130,14 +130,14 @@ def space_problem(
 
 
 def reset_problem(space: AnySpace, result: object) -> str | None:
-    """Return an error text for the result of a first `reset` if it violates the contract; else None."""
+    """Return an error text if the result of a first `reset` violates the contract; otherwise None."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         return f"expected (observation, info), got {_kind(result)}; return both; info may be empty"
     return observation_problem(space, result[0])
 
 
 def step_problem(space: AnySpace, result: object) -> str | None:
-    """Return an error text for the result of a first `step` if it violates the contract; else None."""
+    """Return an error text if the result of a first `step` violates the contract; otherwise None."""
     if not (isinstance(result, tuple) and len(result) == 5):
         return (f"expected (observation, reward, terminated, truncated, info), got {_kind(result)}; "
                 "split a single `done` into terminated and truncated")
@@ -153,9 +153,9 @@ def step_problem(space: AnySpace, result: object) -> str | None:
 
 
 def observation_problem(space: AnySpace, observation: Observation, name: str = "observation") -> str | None:
-    """Return an error text if the shape or dtype of `observation` differs from `space`; else None.
+    """Return an error text if the shape or dtype of `observation` differs from `space`; otherwise None.
 
-    If the space declares floats, other numeric dtypes are accepted; the cast is logged.
+    If the space declares floats, other numeric dtypes are accepted, and their conversion is logged.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
@@ -199,20 +199,20 @@ def _kind(value: object) -> str:
 
 
 def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1) -> None:
-    """Raise an error if an array of a rollout contains NaN or infinity; read each finite array only once.
+    """Raise an error if an array of a rollout contains NaN or infinity. Each finite array is read only once.
 
     Args:
-        leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are skipped.
+        leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are not checked.
         worker: The worker that collected the data, for the message.
         env_axis: Axis of the environments.
 
     Raises:
-        NonFiniteDataError: A value is not finite; the message names worker, environment and key.
+        NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
     for key, leaf in leaves.items():
         array = np.asarray(leaf)
-        # A sum is infinite or NaN if any term is, and takes a fraction of the time of isfinite. If only the sum has
-        # overflowed, isfinite finds no bad value.
+        # A sum is infinite or NaN if any of its terms is, and takes a fraction of the time that isfinite takes. If a
+        # sum of finite terms has overflowed, isfinite finds no bad value.
         with np.errstate(over="ignore", invalid="ignore"):
             if array.dtype.kind != "f" or np.isfinite(array.sum()):
                 continue

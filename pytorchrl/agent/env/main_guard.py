@@ -10,21 +10,22 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
-# Names in the condition of an `if` by which a script distinguishes its own run from its import by a new process.
+# A script whose own run must differ from its import by a new process uses one of these names in an `if` condition.
 _GUARDS = {"__name__", "current_process"}
 
 
 def check_main_guard(setting: str) -> None:
     """Refuse to start processes from a line of the script that those processes would run again.
 
-    A spawned process imports the main script first. If the line that leads here is not under `if __name__ ==
-    "__main__":`, the new process reaches the same line and fails, and this process waits for it forever.
+    A spawned process imports the main script first. If the line of the script that leads here is not inside
+    `if __name__ == "__main__":`, the new process reaches the same line and fails, and this process waits forever for
+    the new process.
 
     Args:
         setting: The setting that starts processes, for the message.
 
     Raises:
-        ConfigError: The line is not guarded; the message names it and the guard.
+        ConfigError: The line is not guarded; the message names the line and the missing `if`.
     """
     frame = _main_frame()
     if frame is None:
@@ -43,7 +44,7 @@ def check_main_guard(setting: str) -> None:
 
 
 def _main_frame() -> FrameType | None:
-    """Return the frame of the main script if a spawned process runs it; None for `python -m`, `-c` and notebooks."""
+    """Return the frame of the main script if spawned processes run it; None for `python -m`, `-c` and notebooks."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     is_module = spec is not None and spec.name.split(".")[-1] == "__main__"
@@ -56,7 +57,7 @@ def _main_frame() -> FrameType | None:
 
 
 def is_guarded(tree: ast.Module, line: int) -> bool:
-    """Return whether the line is inside an `if` that distinguishes the script's own run from its import."""
+    """Return whether the line is inside an `if` that is true when the script runs, but not when it is imported."""
     return any(
         isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line)
         and any(getattr(part, name, None) in _GUARDS for part in ast.walk(node.test) for name in ("id", "attr"))

@@ -46,7 +46,7 @@ class ActionMasks:
         """Return the masks of a step, (E, n) bool; None if the environment has none.
 
         Raises:
-            EnvError: The first reset had `info["action_mask"]`, and the `info` of this step does not.
+            EnvError: The `info` of the first reset contained `action_mask`, but the `info` of this step does not.
         """
         if self._reader.has_mask:
             return self._reader.mask(observations)
@@ -63,13 +63,15 @@ class ActionMasks:
     ) -> np.ndarray | None:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
-        Under NEXT_STEP, the last observation of an episode allows all actions unless a learner bootstraps from it,
-        because the action is ignored, and an environment that terminated may allow no action.
+        Under NEXT_STEP, the mask of an episode's last observation is replaced by a mask that allows all actions,
+        because the action is ignored, and a terminated environment may allow no action. A mask that a learner needs for
+        a bootstrap is kept.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
             return mask
-        # Learners bootstrap with masks only if an action is one choice; otherwise each choice needs an allowed action.
+        # Learners bootstrap with masks only if an action is one choice. Otherwise, all actions
+        # are allowed, because an action then consists of several choices, and each of them needs an allowed action.
         is_used = truncated & mask.any(axis=1) & self._has_one_choice
         return np.where((done & ~is_used)[:, None], True, mask)
 
@@ -79,8 +81,8 @@ class ActionMasks:
         """Return the masks of last observations, (K, n) bool; rows that would allow no action allow all actions.
 
         Args:
-            mask: (K, n) bool, the observation leaf; None if there is none.
-            final_index: (K,) int64, the environments.
+            mask: (K, n) bool, the leaf `action_mask` of the last observations; None if there is no such leaf.
+            final_index: (K,) int64, indices of the environments.
             last_info_of: Function from the index of an environment to the `info` of the last step of its episode.
         """
         if self._is_in_info and len(final_index):
@@ -89,7 +91,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Add masks that allow all actions to `info`, for the environments that raised (`cut`, (E,) bool)."""
+        """Add masks to `info` for environments that raised exceptions (`cut`, (E,) bool); they allow all actions."""
         if self._is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

@@ -1,7 +1,9 @@
-"""Replace environments that raise, and truncate their episodes, within the limits of a budget.
+"""Replace environments that raise exceptions, and truncate their episodes, within the limits of a budget.
 
-A step that raises is not a transition: it returns the last valid observation, truncated=True, and `info[CUT]`. The next
-reset, in every autoreset mode, closes the environment and builds a new one; a later reset that raises does so, too.
+A step that raises an exception is not a transition: it returns the last valid observation, truncated=True, and
+`info[CUT]`. In every autoreset mode, the next reset then closes the environment and builds a new one. An environment
+is also replaced if any reset but its first raises an exception.
+
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
 
@@ -23,11 +25,11 @@ from pytorchrl.terminal import Lines, get_logger
 logger = get_logger(__name__)
 
 CUT = "pytorchrl_cut"
-"""Key of `info` that marks a step that raised."""
+"""Key of `info` that marks a step in which the environment raised an exception."""
 RESTARTS = "pytorchrl_restarts"
-"""Key of `info` under which another process reports its `Fault`s."""
+"""Key of `info` under which another process reports its faults."""
 WINDOW = 1000
-"""Number of vector steps within which restarts are limited."""
+"""Number of vector steps in the time window in which restarts are counted and limited."""
 # Tracebacks are cut to this length, to limit the size of the log; the end is the most informative part.
 _TRACEBACK_CHARS = 8000
 # A new environment gets the upper 31 bits of a seed, as the first environment does.
@@ -48,12 +50,12 @@ class Fault(NamedTuple):
 
 
 class Restarts:
-    """Counter of the restarts of one worker's environments, which logs and limits them.
+    """Counts, logs and limits the restarts of one worker's environments.
 
     Args:
         limit: Number of restarts allowed within `WINDOW` steps.
         now: Function that returns the number of the vector's current step.
-        logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that does.
+        logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that logs.
 
     Attributes:
         total: Number of restarts so far.
@@ -75,8 +77,8 @@ class Restarts:
             cause: The exception itself; None if another process raised it.
 
         Raises:
-            EnvError: The limit is reached. The error is raised from `cause`, or from an error with the text of the
-                traceback.
+            EnvError: The limit is reached. The cause of the error is `cause` or, if that is None, an error with the
+                text of the traceback.
         """
         now, steps = self.now(), self._steps
         while steps and steps[0] <= now - WINDOW:
@@ -96,9 +98,9 @@ class Restarts:
 
 
 class RestartingEnv(GuardedEnv):
-    """A `GuardedEnv` that rebuilds its environment with another seed if the environment raises.
+    """A `GuardedEnv` that rebuilds its environment with another seed if the environment raises an exception.
 
-    Violations of the contract are raised as errors, because a new environment would violate the contract, too.
+    A violation of the contract is an error instead, because a new environment would violate the contract, too.
 
     Args:
         env: The first environment.
@@ -107,7 +109,7 @@ class RestartingEnv(GuardedEnv):
         restarts: The restart budget, shared by the environments of one process.
 
     Attributes:
-        last_observation: Function that returns a copy of the last observation; set by the object that stores it.
+        last_observation: Function that returns a copy of the last observation; set by whatever stores the observation.
     """
 
     last_observation: Callable[[], Observation]
@@ -125,10 +127,10 @@ class RestartingEnv(GuardedEnv):
         self._num_restarts = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Start an episode, in a new environment if the current environment raised before or raises now.
+        """Start an episode; if the environment has raised an exception, or raises one now, replace the environment.
 
         Raises:
-            EnvError: The first reset raised, the contract is violated, or the limit of restarts is reached.
+            EnvError: The first reset raised an exception, the contract is violated, or the limit is reached.
         """
         self._first_seed = seed if seed is not None else self._first_seed
         fault, self._fault = self._fault, None
@@ -168,7 +170,7 @@ class RestartingEnv(GuardedEnv):
         except Exception:
             logger.warning("%s: close raised as well", self._where, exc_info=True)
         self._num_restarts += 1
-        # The seed depends on the first seed and the number of restarts only, so that runs are reproducible.
+        # The seed depends only on the first seed and the number of restarts, so that runs are reproducible.
         self._seed = int(np.random.SeedSequence(self._first_seed, spawn_key=(self._num_restarts,)).generate_state(
             1, np.uint64)[0] >> np.uint64(_SEED_SHIFT))
         env = self._rebuild()
@@ -183,7 +185,7 @@ class RestartingEnv(GuardedEnv):
 
 
 class RememberingEnv(AnyWrapper):
-    """Wrapper of a `RestartingEnv` in another process that stores the last observation and reports restarts."""
+    """Wrapper that stores the last observation and reports the restarts of a `RestartingEnv` in another process."""
 
     def __init__(self, env: RestartingEnv) -> None:
         super().__init__(env)
@@ -212,12 +214,12 @@ class RememberingEnv(AnyWrapper):
 
 
 def cut_in(info: Info) -> np.ndarray | None:
-    """Return whether each environment raised, (E,) bool, from the `info` of a vector step; None if none raised."""
+    """Return from the `info` of a vector step which environments raised exceptions, (E,) bool; None if none did."""
     last = info.get("final_info", info)
     return last.get(CUT) if isinstance(last, Mapping) else None
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether the environment itself raised; contract violations would recur in a new environment."""
+    """Return whether a restart may help: a violation of the contract would recur in a new environment."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

@@ -21,7 +21,7 @@ from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 
-# Namespace of ids -> the module that registers them, and the extra that installs the module.
+# Namespace -> the module that registers the ids in this namespace, and the extra that installs the module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
 # Substring of an entry point -> the extra that the environment needs.
@@ -30,7 +30,7 @@ _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """Everything needed to build one vector environment; fields as in `VecEnv.Options`."""
+    """Settings from which one vector environment is built; most of them are options of `VecEnv`."""
 
     env_fn: EnvFn
     env_kwargs: EnvKwargs
@@ -47,11 +47,11 @@ class Blueprint:
     restarts: Restarts | None = None
     """Restart budget; if None, an exception in an environment ends the run."""
     needs_restarts: bool = False
-    """Whether `on_env_error="restart"` is set; vector environments without restarts are then refused."""
+    """Whether `on_env_error="restart"` is set; native vector environments, which cannot restart, are then refused."""
 
 
 def find_spec(env_id: str | EnvSpec) -> EnvSpec:
-    """Return the registered specification of an id.
+    """Return the specification that is registered for an id.
 
     Raises:
         ConfigError: The id is unknown (the message names the closest id), or its package is not installed (the message
@@ -70,7 +70,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     if name in gym.registry:
         return gym.registry[name]
     try:
-        return gym.spec(name)  # finds the newest version of an id without a version
+        return gym.spec(name)  # for an id without a version, finds the newest version
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "is its package imported?"
@@ -124,7 +124,10 @@ def _agents_hint(env: object) -> str:
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """Import the module of `spec` without deprecation warnings; as errors, Box2D's warnings crash the process."""
+    """Import the module of `spec` without deprecation warnings.
+
+    If Box2D's warnings are raised as errors, they crash the process.
+    """
     if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -134,7 +137,7 @@ def _load_quietly(spec: EnvSpec) -> None:
 def env_or_failure(
     maker: Callable[[], AnyEnv], observation_space: AnySpace, action_space: AnySpace,
 ) -> AnyEnv:
-    """Build an environment; if that fails, return a stub whose reset raises the error in the parent process."""
+    """Build an environment; if that fails, return a stub whose reset raises the error, for the parent process."""
     try:
         env = maker()
         return RememberingEnv(env) if isinstance(env, RestartingEnv) else env
@@ -162,7 +165,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` that names the extra to install if a missing package caused `failure`; else None."""
+    """If a missing package caused `failure`, return a `ConfigError` that names the extra; otherwise None."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""

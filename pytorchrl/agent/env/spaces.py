@@ -30,29 +30,29 @@ MIN_IMAGE_SIZE = 16
 def flatten_space(
     space: AnySpace | Mapping[str, AnySpace], *, keep_float64: bool = False,
 ) -> dict[str, AnySpace]:
-    """Return leaf -> space, the form in which actors and storages receive the observations of `space`.
+    """Return leaf -> space: the spaces of observations of `space` in the form that actors and storages receive.
 
     Nested names are joined (`"camera/left"`); the leaf of a plain space is called `"obs"`. float64 becomes float32,
     images with channels last become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is
-    removed, because networks do not get it as input. Flattening a flattened space changes nothing.
+    removed, because networks do not receive masks as input. Flattening a flattened space changes nothing.
 
-    float64 stays float64 with `keep_float64=True`, and in a plain dictionary of leaves, whose dtypes an environment
-    factory has already chosen.
+    float64 stays float64 if `keep_float64` is true, or if `space` is a plain dictionary of leaves, because an
+    environment factory has already chosen the dtypes of such leaves.
 
     An image has three axes; the last axis has length 1, 3 or 4, and the first axis has another length. The values are
     unsigned bytes, or floats whose bounds are 0 and 1 everywhere. Images of floats have at least 16 pixels in both
     directions.
 
     Raises:
-        SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, or has no elements; or there is no leaf
-            at all.
+        SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, a leaf has no elements, or there are no
+            leaves.
     """
     keep_float64 = keep_float64 or not isinstance(space, spaces.Space)
     leaves: dict[str, AnySpace] = {}
     for path, leaf in _walk(space, ()):
         name = _name(path)
         if name in leaves:
-            raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without '/'")
+            raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without a '/'")
         if path[-1:] != (MASK_LEAF,):
             _refuse_empty(leaf, f"observation leaf {name!r}", "a wrapper can drop it")
             leaves[name] = _seen_as(leaf, keep_float64)
@@ -76,14 +76,14 @@ def flatten_action_space(space: AnySpace) -> AnySpace:
 
 
 def action_start(space: AnySpace) -> np.ndarray | None:
-    """Return the offset to add to actions that count from 0, int64 () or (n,); None if there is no offset."""
+    """Return the offset to add to actions that count from 0, int64 () or (n,); None if the offset is 0."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         return np.asarray(space.start, dtype=np.int64)
     return None
 
 
 class ObservationReader:
-    """Converter of the observations of one space to leaves, which copies only where a dtype changes.
+    """Converts observations of one space to leaves; copies only leaves whose dtype changes.
 
     Args:
         space: Observation space of a single environment.

@@ -1,4 +1,4 @@
-"""Returns (sums of raw rewards) and lengths of episodes, and the monitor file."""
+"""Compute the returns (sums of raw rewards) and lengths of episodes, and write the monitor file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytorchrl.errors import ConfigError
 
 
 class EpisodeStatistics:
-    """Sums of raw rewards, and numbers of valid steps, of E running episodes.
+    """The sums of raw rewards and the numbers of valid steps in E running episodes.
 
     Args:
         num_envs: E, the number of environments.
@@ -38,7 +38,7 @@ class EpisodeStatistics:
         self._lengths[:] = 0
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Count one step with rewards (E,) of any numeric dtype; `valid` is (E,) bool, or None if all are valid."""
+        """Count one step with rewards (E,) of any numeric dtype; `valid` is (E,) bool; None: all steps are valid."""
         if valid is None:
             self._returns += reward
             self._lengths += 1
@@ -69,7 +69,7 @@ class EpisodeStatistics:
         return episodes
 
     def forget(self, cut: np.ndarray) -> None:
-        """Discard the sums of the environments in `cut`, (E,) bool, whose episodes a fault ended."""
+        """Discard the sums of the environments at which `cut`, (E,) bool, is true: a fault ended their episodes."""
         self._returns[cut] = 0.0
         self._lengths[cut] = 0
 
@@ -87,7 +87,7 @@ class Monitor:
 
     Args:
         path: The file.
-        keywords: Names of further columns, which contain entries of the `info` of the last step.
+        keywords: Keys in the `info` of an episode's last step; each key has a column, which contains its values.
 
     Raises:
         ConfigError: The file exists and has other columns.
@@ -105,7 +105,7 @@ class Monitor:
                 found = next(csv.reader(file), [])
             if found != columns:
                 raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
-        # Line buffering, so that a killed worker leaves complete rows.
+        # The file is line-buffered, so that a killed worker leaves complete rows.
         self._file: TextIO = path.open("a", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._file)
         if is_new:

@@ -1,4 +1,4 @@
-"""`VecEnv`: E environments stepped together, with the same behavior for all backends."""
+"""`VecEnv`: E environments that are stepped together, with the same behavior for all backends."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class VecEnv(Part):
 
     Args:
         options: See `VecEnv.Options`.
-        index_grad_worker: Index of the gradient worker. The two indices determine the seeds and the name of the monitor
-            file.
-        index_col_worker: Index of the collection worker among those of that gradient worker.
-        mode: "train" or "test". Testing uses raw rewards, complete games, `test_env_kwargs` and other seeds.
+        index_grad_worker: Index of the gradient worker.
+        index_col_worker: Index of the collection worker among those of that gradient worker. Both indices determine the
+            seeds and the name of the monitor file.
+        mode: "train" or "test". Tests use raw rewards, complete games, `test_env_kwargs` and other seeds.
         seed: Seed of the experiment; None draws a random seed.
         num_threads: Number of threads that a native vector environment may use.
         incarnation: Number of earlier restarts of this worker, which changes the seeds.
@@ -63,8 +63,8 @@ class VecEnv(Part):
         num_envs: E, the number of environments.
         vector: The Gymnasium vector environment that steps the environments.
         seeds: Seed of each environment.
-        observation_space: Leaf -> space of one environment, as from `flatten_space`.
-        action_space: Space of one environment, counting from 0.
+        observation_space: Leaf -> space of one environment, as returned by `flatten_space`.
+        action_space: Action space of one environment; discrete actions count from 0.
         action_shape: Shape of the actions of all environments, (E, ...).
         autoreset_mode: The autoreset mode of `vector`.
 
@@ -80,8 +80,8 @@ class VecEnv(Part):
         """Settings of a vector of environments."""
 
         env_fn: Any = option(  # `EnvFn`, checked below
-            help="Gymnasium id, EnvSpec, or a function of keyword arguments that builds one environment (or, if it "
-            "takes num_envs, a vector environment).")
+            help="Gymnasium id, EnvSpec, or a function that takes keyword arguments and builds one environment (or, if "
+            "it takes num_envs, a vector environment).")
         env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
         test_env_kwargs: EnvKwargs = option(
             default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
@@ -92,13 +92,13 @@ class VecEnv(Part):
             "sync, which is faster.",
             choices=("auto", "vector", "sync", "async", "envpool"))
         autoreset: str = option(
-            "auto", help="Start of a new episode: same_step is the step that ends the previous episode, next_step the "
-            "step after it. auto uses same_step if the environment supports it, else next_step.",
+            "auto", help="When a new episode starts: same_step in the step that ends the previous episode, next_step "
+            "in the step after it. auto uses same_step if the environment supports it, else next_step.",
             choices=("auto", "same_step", "next_step"))
         max_episode_steps: int | None = option(None, help="Number of steps after which an episode is truncated.", low=1)
         frame_stack: int = option(1, help="Number of most recent observations concatenated into one.", low=1)
-        wrappers: tuple[Any, ...] = option(  # of `EnvWrapper`, checked below
-            (), help="Functions from environment to environment, applied in order.")
+        wrappers: tuple[Any, ...] = option(  # `EnvWrapper`s, checked below
+            (), help="Functions that take and return an environment, applied in order.")
         reward_transform: str | float | None = option(
             None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
             "rewards.")
@@ -106,20 +106,21 @@ class VecEnv(Part):
             False, help="Whether a decrease of info['lives'] is a termination for learners; the game continues.")
         on_env_error: str = option(
             "auto", help="Reaction to an exception in one environment: restart replaces the environment and truncates "
-            "its episode; raise ends the run. auto restarts all but native vector environments, which always raise.",
+            "its episode; raise ends the run. auto means raise for native vector environments, and restart for others.",
             choices=("auto", "restart", "raise"))
         max_env_restarts: int = option(
-            _MAX_RESTARTS, help="Maximum number of restarts of one worker's environments within 1000 worker steps; "
-            "needs on_env_error='restart'.", low=1)
+            _MAX_RESTARTS, help="Maximum number of restarts of one worker's environments within 1000 steps of the "
+            "worker; needs on_env_error='restart'.", low=1)
         keep_float64: bool | None = option(
             None, help="Whether float64 observations stay float64, which doubles their memory. None keeps float64 if "
-            "the first observation has a value above 131072, where float32 has at most six binary places.")
-        log_dir: str | None = option(None, help="Folder for a CSV file of each worker with its finished episodes.")
+            "the first observation contains a value above 131072, where float32 has at most six binary places.")
+        log_dir: str | None = option(
+            None, help="Folder in which each worker writes its finished episodes to a CSV file.")
         info_keywords: tuple[str, ...] = option(
-            (), help="Entries of the last info of an episode that are written to the CSV file.")
+            (), help="Entries of an episode's last info that are written to the CSV file.")
 
         def __post_init__(self) -> None:
-            """Check the values that depend on several fields or on their contents."""
+            """Check combinations of fields, and the contents of fields."""
             super().__post_init__()
             if not (isinstance(self.env_fn, (str, gym.envs.registration.EnvSpec)) or callable(self.env_fn)):
                 raise ConfigError(
@@ -150,7 +151,7 @@ class VecEnv(Part):
         Raises:
             ConfigError: An option is invalid, the id is unknown (the message names the closest id), or a package is
                 missing (the message names the extra).
-            EnvError: The environment raises, or violates its contract, when it is built or reset.
+            EnvError: The environment raises an exception, or violates its contract, when it is built or reset.
         """
         kwargs = dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}
         built = build_options(cls, {"env_fn": env_fn, "env_kwargs": kwargs, "vec_env_size": vec_env_size, **options})
@@ -221,20 +222,20 @@ class VecEnv(Part):
 
     @property
     def num_restarts(self) -> int:
-        """Number of environments that were replaced because they raised."""
+        """Number of times that an environment was replaced because it raised an exception."""
         return self._restarts.total
 
     def reset(self) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Start new episodes in all environments and discard the running ones.
+        """Start new episodes in all environments, and discard the running episodes.
 
-        The first call seeds the environments; later calls continue with their generators.
+        The first call seeds the environments; later calls do not seed them again.
 
         Returns:
             obs, leaf -> (E, ...), and the mask of allowed actions, (E, n) bool, or None if the environment has no
             masks.
 
         Raises:
-            EnvError: An environment raised or violated its contract.
+            EnvError: An environment raised an exception or violated its contract.
         """
         seeds = self.seeds if self._num_steps < 0 else None
         try:
@@ -255,10 +256,10 @@ class VecEnv(Part):
         """Make one step in every environment.
 
         Args:
-            action: (E, ...), int64 counting from 0, or float32.
+            action: (E, ...), continuous actions as float32, others as int64 that count from 0.
 
         Raises:
-            EnvError: An environment raised, or `action` has the wrong shape.
+            EnvError: An environment raised an exception, or `action` has the wrong shape.
             NonFiniteDataError: An action contains NaN or infinity.
         """
         try:
@@ -327,7 +328,7 @@ class VecEnv(Part):
             self._masks.settled(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info`; under NEXT_STEP, add values for the environments that raised (`cut`, (E,) bool)."""
+        """Return `info`; under NEXT_STEP, add lives and masks for environments with exceptions (`cut`, (E,) bool)."""
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info
         info = dict(info)
@@ -385,12 +386,12 @@ class VecEnv(Part):
 
 @dataclass(frozen=True, repr=False)
 class EnvFactory(Factory[VecEnv]):
-    """Factory of vectors of environments, with their spaces."""
+    """Factory of vectors of environments, which also stores the spaces of one environment."""
 
     observation_space: dict[str, AnySpace]
-    """Leaf -> space of one environment, as from `flatten_space`."""
+    """Leaf -> space of one environment, as returned by `flatten_space`."""
     action_space: AnySpace
-    """Action space of one environment, counting from 0."""
+    """Action space of one environment; discrete actions count from 0."""
 
     @property
     def num_envs(self) -> int:
@@ -419,6 +420,6 @@ class EnvFactory(Factory[VecEnv]):
 
 
 def _is_large(leaf: np.ndarray) -> bool:
-    """Return whether the leaf has a number too large for float32 to keep more than six binary places."""
-    # float16 has no number as large as the bound.
+    """Return whether the leaf contains a number so large that float32 keeps at most six of its binary places."""
+    # The largest value becomes a Python float, because float16 cannot represent the bound.
     return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE

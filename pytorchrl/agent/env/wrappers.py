@@ -15,8 +15,8 @@ from pytorchrl.errors import ConfigError
 class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
     """Wrapper that concatenates the last observations of a Box space along the channel axis.
 
-    The channel axis is the last axis of (H, W, C) images, else the first axis. At the start of an episode, the stack
-    contains copies of the first observation.
+    The channel axis is the last axis of (H, W, C) images, and the first axis of other observations. At the start of an
+    episode, the stack contains copies of the first observation.
 
     Args:
         env: The environment.
@@ -40,7 +40,7 @@ class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset the environment, and fill the stack with copies of the first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        # Copies, because an environment may reuse the memory for its next observation.
+        # The observation is copied, because the environment may reuse the memory for its next observation.
         self._frames.extend([np.array(observation)] * (self._frames.maxlen or 1))
         return np.concatenate(self._frames, self._axis), info
 
