@@ -47,7 +47,7 @@ def atari_factory(
         "repeat_action_probability": _STICKY_PROBABILITY if sticky else 0.0, "noop_max": _NOOP_MAX,
         "use_fire_reset": True, "reward_clipping": False, "episodic_life": False, "life_loss_info": False,
     }
-    if options.get("backend") == "envpool":  # EnvPool uses another name, and its info always contains lost lives
+    if options.get("backend") == "envpool":  # EnvPool names an option differently and always reports lost lives
         kwargs["reward_clip"] = kwargs.pop("reward_clipping")
         del kwargs["life_loss_info"]
     return VecEnv.create_factory(

@@ -1,4 +1,4 @@
-"""Environments of classic control and toy text: CartPole, Pendulum, FrozenLake, ... No extra is needed."""
+"""Environments of classic control and toy text: CartPole, Pendulum, FrozenLake and others. No extra is needed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pytorchrl.untyped import OptionValue
 def make_factory(
     env_id: EnvFn, vec_env_size: int = 8, *, policy_of: PolicyOf = None, **options: OptionValue,
 ) -> EnvFactory:
-    """Return the factory for an id with the settings of its suite, such as the preprocessing of Atari for `ALE/...`.
+    """Return the factory for an id, with the settings of the id's suite, such as Atari's preprocessing for `ALE/...`.
 
     Args:
         env_id: A Gymnasium id, or anything else that `VecEnv.create_factory` accepts; for several agents, the name of a

@@ -1,4 +1,4 @@
-"""Task that cannot be solved without memory. The id is "pytorchrl/Recall-v0"; no extra is needed."""
+"""A task that cannot be solved without memory. The id is "pytorchrl/Recall-v0"; no extra is needed."""
 
 from __future__ import annotations
 

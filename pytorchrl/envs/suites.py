@@ -1,4 +1,4 @@
-"""Register suites of environments: the ids of a suite, and the function that returns their factories."""
+"""Register suites of environments: for each suite, a test for its ids, and a function that returns factories."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
             return VecEnv.create_factory(make_maze, {"env_id": env_id}, vec_env_size, **options)
 
     Args:
-        name: Name of the suite, which replaces an earlier suite of that name.
-        has: Function that returns whether an id, without a leading `module:`, belongs to the suite. If several suites
-            have an id, the suite registered last is used.
+        name: Name of the suite; an earlier suite of that name is replaced.
+        has: Function that returns whether an id, without a leading `module:`, belongs to the suite. If an id
+            belongs to several suites, the suite registered last is used.
     """
     def register(make_factory: F) -> F:
         _by_name.pop(name, None)
@@ -56,7 +56,7 @@ def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
 
 
 def suite_of(env: object) -> Suite | None:
-    """Return the suite of an id or of an `EnvSpec` of Gymnasium; None for other objects and ids of no suite."""
+    """Return the suite of an id or of an `EnvSpec` of Gymnasium; None for other objects, and for ids of no suite."""
     env_id = env.id if isinstance(env, EnvSpec) else env
     if not isinstance(env_id, str):
         return None
@@ -65,7 +65,7 @@ def suite_of(env: object) -> Suite | None:
 
 
 def is_made_by(package: str) -> Callable[[str], bool]:
-    """Return a function that returns whether the entry point of an id in Gymnasium contains `package`."""
+    """Return a function that returns whether the entry point registered for an id contains `package`."""
     def has(env_id: str) -> bool:
         spec = gym.registry.get(env_id)
         return spec is not None and package in str(spec.entry_point)

@@ -28,7 +28,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
     """Environment with unique observations and rewards, so that tests can identify and count its steps.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, last action), with t = 0 at reset. Reward: the number of
-    steps since the environment was built, from 1, plus `offset`. Numbers below 2**24 are exact in float32.
+    steps since the environment was built, counted from 1, plus `offset`. Numbers below 2**24 are exact in float32.
 
     Args:
         episode_length: Number of steps of an episode.
@@ -164,14 +164,14 @@ class FaultyEnv(CountingEnv):
         if fault == "step":
             raise RuntimeError("faulty step")
         if fault == "four_values":
-            return observation, reward, terminated or truncated, info  # type: ignore[return-value] # the fault
+            return observation, reward, terminated or truncated, info  # type: ignore[return-value] # on purpose
         if fault in ("nan_obs", "inf_obs"):
             observation[1] = np.nan if fault == "nan_obs" else np.inf
         if fault == "obs_dtype":
             observation = observation.astype(np.complex64)
         if fault == "obs_shape":
             observation = observation[:2]
-        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # or an array
+        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # it may be an array
         return observation, value, terminated, truncated, info
 
     def _reset_without_seed(self) -> ResetResult:
@@ -179,7 +179,7 @@ class FaultyEnv(CountingEnv):
 
 
 class RaisingEnv(AnyWrapper):
-    """Wrapper of any environment that makes random steps raise, as determined by the seed.
+    """Wrapper that makes randomly chosen steps of any environment raise an error; the seed determines the steps.
 
     Args:
         env: The environment. `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` wraps each environment.
@@ -205,7 +205,7 @@ class RaisingEnv(AnyWrapper):
 
 
 class MatchingGame:
-    """Game of several agents (PettingZoo's parallel API) with a known best score, learned within seconds.
+    """Game for several agents (PettingZoo's parallel API) whose best score is known and can be learned within seconds.
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. An agent gets 1 if its action
     is the symbol of the next agent. Observation: (num_agents * num_symbols,) float32, the symbols one-hot.

@@ -1,4 +1,4 @@
-"""Storages of transitions between acting and learning."""
+"""Storages, to which acting adds transitions and from which learning draws batches."""
 
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer

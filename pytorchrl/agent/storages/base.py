@@ -34,15 +34,15 @@ class StorageActor(Protocol):
 
 
 class Storage(Part, Updatable, ABC):
-    """Storage of transitions between acting and learning.
+    """Storage to which acting adds transitions and from which learning draws batches.
 
     A collector writes one row for each step and takes rollouts out of its storage. A learner inserts rollouts into its
-    storage and draws batches. One object serves both if collector and learner take turns. Memory is allocated only when
-    the first transition arrives.
+    storage and draws batches. If collector and learner take turns, one object serves both. Memory is allocated only
+    when the first transition arrives.
 
-    A subclass defines `Options` with the option `size`, `gives`, and the methods for the learner: `insert_data_slice`,
-    `generate_batches`, `reset` and `counters`. A subclass whose options may change during training also defines
-    `update_storage_parameter`.
+    A subclass defines `gives`, a class `Options` with the option `size`, and these methods for the learner:
+    `insert_data_slice`, `generate_batches`, `reset` and `counters`. A subclass whose options may change
+    during training also defines `update_storage_parameter`.
 
     Attributes:
         options: Checked options.
@@ -50,7 +50,7 @@ class Storage(Part, Updatable, ABC):
         algorithm: The algorithm of this worker.
         num_envs: E, the number of environments of the collector that fills the storage.
         device: Device of the batches.
-        generator: CPU generator for all random draws; part of `state_dict`.
+        generator: CPU generator for all random draws; its state is part of `state_dict`.
     """
 
     home: ClassVar[str] = "rollouts"
@@ -142,8 +142,8 @@ class Storage(Part, Updatable, ABC):
         """Return the t <= T steps of the current rollout; the next transition starts a new rollout from the last row.
 
         Args:
-            copy: Whether to return copies. If not, the tensors are views, valid until the next `insert_transition`, for
-                a learner that takes turns with this collector.
+            copy: Whether to return copies. If not, the tensors are views, which are valid until the next
+                `insert_transition`; a learner that takes turns with this collector can use them.
         """
         return self._rollout_rows.take(copy)
 
@@ -154,7 +154,7 @@ class Storage(Part, Updatable, ABC):
         """Insert rollouts to learn from."""
 
     def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
-        """Insert rollouts to learn from, and the collector of each rollout, which most storages ignore."""
+        """Insert rollouts to learn from; `sources` names each rollout's collector, but most storages ignore it."""
         self.insert_data_slice(list(rollouts))
 
     def plan_batches(self, num_rollouts: int) -> None:
@@ -167,13 +167,13 @@ class Storage(Part, Updatable, ABC):
         """Prepare the inserted rollouts for `generate_batches`."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Return count, mean and sum of squared deviations of the advantages of valid samples; the count may be 0."""
+        """Return count, mean and sum of squared deviations of valid samples' advantages; the count may be 0."""
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A with (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or policy -> `Moments`
+    def normalize_by(self, moments: Sequence[Any]) -> None:  # each is `Moments`, or policy -> `Moments`
         """Normalize the advantages with the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 
@@ -181,13 +181,13 @@ class Storage(Part, Updatable, ABC):
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
     ) -> Iterator[BatchOfKind]:
-        """Yield the batches to compute gradients on."""
+        """Yield the batches from which gradients are computed."""
 
     def after_gradients(self, batch: BatchOfKind, info: Mapping[str, object]) -> None:
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Return one error for each drawn item, (B,), from the algorithm's errors; called by `after_gradients`."""
+        """Compute one error for each drawn item, (B,), from the algorithm's errors; called by `after_gradients`."""
         return errors
 
     @abstractmethod
@@ -200,7 +200,7 @@ class Storage(Part, Updatable, ABC):
         """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
     def state_dict(self) -> StateDict:
-        """Return all that an exact continuation needs: the state of the generator and, in a replay, the contents."""
+        """Return all that an exact continuation needs: the generator's state and, in a replay buffer, the contents."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: StateDict) -> None:

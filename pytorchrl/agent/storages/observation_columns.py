@@ -106,7 +106,7 @@ class ObservationColumn(ABC):
         Args:
             obs: Observations, (N, ...).
             places: (N,) int64, places of these extra observations.
-            before: (N,) int64, for each observation the place of the row one step earlier.
+            before: (N,) int64, the place of the row one step before each observation.
         """
 
     @abstractmethod
@@ -178,11 +178,11 @@ class PlainColumn(ObservationColumn):
 
 
 class StackedColumn(ObservationColumn):
-    """Column of stacks of the last K frames, each frame stored once.
+    """Column of stacks of the last K frames, in which each frame is stored only once.
 
-    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below C are frames of rows, C is
-    a black frame, and larger numbers are extra frames. Older frames that the previous row does not contain (at the
-    start of an episode, with any padding) are stored as extra frames, so that every stack is restored exactly.
+    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below C denote frames of rows, C
+    denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row does not contain,
+    such as padding at the start of an episode, are stored as extra frames, so that every stack is restored exactly.
 
     Each extra frame is owned by one place, and is released with the observation at that place. A row is `broken` if
     older frames of its stack were evicted.
@@ -264,8 +264,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """See `ObservationColumn`."""
-        # A stack that contains an extra frame owned by a row also contains the newest frame of that row, so checking
-        # the newest frames suffices.
+        # A stack that contains an extra frame owned by a row also contains the newest frame of that row, so
+        # checking the newest frames of rows suffices.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -342,7 +342,7 @@ def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Return whether the stacks `after`, (N, K, pixels), are the stacks `before` shifted by one frame, (N,) bool."""
     size = before.shape[2]
     older, newer = before.reshape(len(before), -1)[:, size:], after.reshape(len(after), -1)[:, :-size]
-    if size * before.itemsize % 8 == 0:  # comparing eight bytes at once takes a fifth of the time
+    if size * before.itemsize % 8 == 0:  # comparing eight bytes at once is five times as fast
         older, newer = older.view(np.uint64), newer.view(np.uint64)
     return (older == newer).all(axis=1)
 
@@ -353,7 +353,8 @@ def _follow_on(frames: np.ndarray, newest: np.ndarray, base: np.ndarray) -> np.n
     Args:
         frames: (T+1, E, K) numbers, correct where `base` is true.
         newest: (T+1, E) numbers of the newest frames.
-        base: (T+1, E) bool, true in row 0; where false, the stack is that of the previous row, shifted by one frame.
+        base: (T+1, E) bool, true in row 0; where it is false, the stack is that of the previous row, shifted by one
+            frame.
     """
     num_rows, num_envs, num_frames = frames.shape
     row, env = np.arange(num_rows)[:, None], np.arange(num_envs)[None]

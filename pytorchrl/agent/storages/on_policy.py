@@ -1,4 +1,4 @@
-"""Storages of on-policy algorithms, which draw each sample once per epoch. T = steps, E = environments."""
+"""Storages for on-policy algorithms; each sample is drawn once per epoch. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Derive the algorithm's `num_mini_batch` from its `mini_batch_size`, if set, for passes over whole rollouts.
+        """If the algorithm's `mini_batch_size` is set, derive its `num_mini_batch`, for passes over whole rollouts.
 
         The number is the same for every pass, even if fewer steps have arrived, because workers that average their
         gradients must make the same number of updates.
@@ -118,7 +118,7 @@ class VanillaOnPolicyBuffer(Storage):
         self._counters["inserted"] += self._samples.num_valid
 
     def advantage_moments(self) -> tuple[int, float, float]:
-        """Return count, mean and sum of squared deviations of the advantages of valid samples."""
+        """Return the count, the mean and the sum of squared deviations of the advantages of valid samples."""
         if self._samples is None or not self._samples.num_valid:
             return 0, 0.0, 0.0
         values = self._samples.advantage[self._samples.valid].double()
@@ -140,7 +140,7 @@ class VanillaOnPolicyBuffer(Storage):
         normalizes the advantages over all stored samples.
 
         Args:
-            num_mini_batch: Number of minibatches per epoch; lower if there are fewer samples.
+            num_mini_batch: Number of minibatches per epoch; limited to the number of samples or sequences.
             mini_batch_size: Largest size of a minibatch; overrides `num_mini_batch`.
             num_epochs: Number of passes over the samples.
         """
@@ -220,7 +220,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`; with memory, a rollout must have at least one sequence for each minibatch."""
+        """See `Part`; with memory, a rollout must contain at least one sequence for each minibatch."""
         size, length = agent.storage.size, agent.storage.sequence_length
         if length is not None and agent.has_memory is False:
             return f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net"

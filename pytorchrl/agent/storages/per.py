@@ -89,7 +89,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors for already evicted transitions."""
+        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors that arrived after an eviction."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
@@ -113,7 +113,7 @@ class PERBuffer(ReplayBuffer):
     def add_errors(self, rollout: RolloutData) -> None:
         """Compute the absolute TD errors of a rollout with this algorithm's weights, for the initial priorities.
 
-        N-step returns end with the rollout, as in replay until the next rollout arrives.
+        N-step returns end at the end of the rollout, as they do in the buffer until the next rollout arrives.
 
         Args:
             rollout: T >= 1 steps. The method adds `other["error"]`, (T, E) float32, which is 0 in rows without a
@@ -134,7 +134,7 @@ class PERBuffer(ReplayBuffer):
             errors: (N,) float, signed TD errors.
 
         Raises:
-            ValueError: Lengths differ, an error is not finite, or an id was never assigned to a row.
+            ValueError: The lengths differ, an error is not finite, or an id was never assigned to a row.
         """
         if len(ids) != len(errors):
             raise ValueError(f"expected one error for each id, got {len(ids)} ids and {len(errors)} errors")
@@ -163,7 +163,7 @@ class PERBuffer(ReplayBuffer):
         self._set_leaves(inserted.rows, np.where(valid, priorities ** self.options.alpha, 0.0))
 
     def _priorities(self, errors: np.ndarray) -> np.ndarray:
-        """Return |error| + epsilon for errors (N,), (N,) float64, and update the largest value so far.
+        """Return |error| + epsilon, (N,) float64, for N errors, and update the largest value so far.
 
         Raises:
             ValueError: An error is not finite.

@@ -236,7 +236,7 @@ class ReplayBuffer(Storage):
         self.load_schedules(state["schedules"])
         super().load_state_dict(state)
 
-    # Overridden by prioritized replay and by replay of sequences
+    # Prioritized replay and replay of sequences override the following methods.
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         """Append a rollout of at least one step."""

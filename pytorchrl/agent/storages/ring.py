@@ -2,9 +2,9 @@
 
 Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
 ids from `first` to `total - 1` are resident. The rows of one environment in a rollout are consecutive. The *link* of a
-row is the place of its true next observation: another row, or an extra observation (see `observation_columns`).
-Rollouts of one source are consecutive in time. The last observation of a rollout is an extra observation until the next
-rollout of the source arrives and begins with the same observation.
+row is the place of its true next observation, which is in another row or is an extra observation (see
+`observation_columns`). Rollouts of one source are consecutive in time. The last observation of a rollout is an extra
+observation until the next rollout of the source arrives and begins with the same observation.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Ring:
         """Evict the `count` oldest rows.
 
         Returns:
-            Places of later rows that depend on the evicted rows, so that they can no longer be drawn.
+            Places of later rows that can no longer be drawn, because they depend on the evicted rows.
         """
         if count <= 0:
             return np.zeros(0, dtype=np.int64)
@@ -176,7 +176,7 @@ class Ring:
         return self._break(link[link >= 0], start, count)
 
     def clear(self) -> None:
-        """Evict all rows; the memory stays allocated, and ids continue."""
+        """Evict all rows; the memory stays allocated, and later rows do not reuse ids."""
         if self.columns:
             self.evict(self.total - self.first)
             self.columns["drawable"][:] = False
@@ -208,8 +208,9 @@ class Ring:
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
         """Return the n-step transitions that begin at `rows`, (B,) places.
 
-        Each has m steps, the smallest of n, the steps to the end of the episode, and the steps to the newest row. Its
-        return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}; its discount is gamma^m (1 - terminated_{t+m-1}).
+        Each has m steps, where m is the smallest of n, the number of steps to the end of the episode, and the number of
+        steps to the newest row. Its return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}; its discount is
+        gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
         last, ret = rows.copy(), column["reward"][rows].astype(np.float64)
@@ -333,7 +334,7 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the source's last rows to `rows`, the (E,) places of row 0, where the observations are equal.
+        """Where the observations are equal, link the source's last rows to the new rows 0, at the (E,) places `rows`.
 
         Returns:
             (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.

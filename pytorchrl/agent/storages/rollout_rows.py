@@ -94,7 +94,7 @@ class RolloutRows:
         if t >= self.size:
             raise RuntimeError(f"the rollout is complete at {self.size} steps; take it first")
         row = self._transition_rows[t]
-        # An assignment takes a fifth of the time of torch's copy_, and a third of the time of NumPy's copyto.
+        # An assignment is five times as fast as torch's copy_, and three times as fast as NumPy's copyto.
         row.action[...] = acting.action
         for name, target in row.other:
             target[...] = acting.other[name]

@@ -40,12 +40,12 @@ class RolloutSequenceBuffer(ReplayBuffer):
 
     In a drawn rollout, the T steps of each environment form one sequence of a `SequenceBatch`. The sequence begins with
     the stored memory state, and the memory is reset at the start of each episode. The true last observation of an
-    episode has a row of its own, which is not a trained step. Targets end with the rollout: a step shortly before the
-    end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in, so all
-    steps are trained.
+    episode has a row of its own, which the loss does not cover. Targets end with the rollout: a step shortly before the
+    end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in: the
+    loss covers all steps.
 
-    A rollout is evicted as a whole when a newer rollout needs any of its rows. Rollouts without a transition are not
-    stored.
+    A rollout is evicted as a whole when a newer rollout needs the place of any of its rows. Rollouts without a
+    transition are not stored.
     """
 
     gives = DataKind.SEQUENCES
@@ -75,7 +75,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             ring.evict(gone.num_steps * gone.num_envs)
         kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
             name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
-        # Each rollout is its own source, so that rollouts share no observations and can be evicted independently.
+        # Each rollout has a source of its own, so that rollouts share no observations and can be evicted independently.
         ring.insert(rollout, source=kept.first)
         ring.make_drawable(self._place(kept))  # one row represents the whole rollout
         self._kept.append(kept)
@@ -119,7 +119,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             begin += rows.shape[1]
             places[:, columns] = link[-1]
             places[own + 1, columns] = link
-            places[own, columns] = rows  # overwrites links that lead to the following step
+            places[own, columns] = rows  # overwrites the links to following steps
             is_step[own, columns] = column["valid"][rows]
         return Walk(places, is_step, 0, n_step)
 

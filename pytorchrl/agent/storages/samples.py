@@ -1,4 +1,4 @@
-"""The learner's half of an on-policy storage: samples in a layout in which a batch is one selection per tensor.
+"""The learner's half of an on-policy storage: samples, laid out so that a batch needs only one selection per tensor.
 
 T = steps, E = environments, N = samples, L = steps of a sequence, C = sequences.
 """
@@ -139,7 +139,10 @@ def _leaves(
 
 
 def _chunks(part: Tensor, length: int, fill: float | bool) -> Tensor:
-    """Cut (T, E, ...) into chunks side by side, (length, ceil(T / length) * E, ...); pad the last with `fill`."""
+    """Cut a tensor (T, E, ...) into chunks, and place them side by side, (length, ceil(T / length) * E, ...).
+
+    The last chunk is padded with `fill`.
+    """
     num_steps = part.shape[0]
     missing = -num_steps % length
     if missing:

@@ -1,6 +1,7 @@
 """Build sequence batches from a ring of rows, for storages that draw sequences.
 
-B = sequences, W = steps of burn-in, L = trained steps, n = rewards of an n-step return, H = size of a memory state.
+B = sequences, W = steps of burn-in, L = trained steps (steps that the loss covers), n = rewards of an n-step return,
+H = size of a memory state.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 
 
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return R, discount and m of the L trained rows, (L, B) each; see `Ring.window`.
+    """Return the returns, discounts and numbers of steps of the L trained rows, (L, B) each; see `Ring.window`.
 
-    `rows` contains places >= 0, (W+L+n, B).
+    `rows`, (W+L+n, B), contains the places in `walk`, with 0 for the places of extra observations.
     """
     rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
     column = ring.columns

@@ -1,9 +1,9 @@
 """Prioritized replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
 
 Each step is stored only once. A sequence is a *window* of steps in one episode of one environment: up to `burn_in`
-steps, which only warm up the memory, and then `length` trained steps. The first trained row of a window identifies the
-window, and has its priority. E = environments, B = windows drawn, H = size of a memory state, W = steps of burn-in,
-L = `length`, n = `n_step`.
+steps, which only warm up the memory, and then `length` trained steps, which the loss covers. The first trained row of a
+window identifies the window and has its priority. E = environments, B = windows drawn, H = size of a memory state,
+W = steps of burn-in, L = `length`, n = `n_step`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Ids of the first rows, and of the first trained rows, of pending windows, which cannot be drawn yet.
+        # Pending windows cannot be drawn yet; these are the ids of their first rows, and of their first trained rows.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -148,9 +148,9 @@ class SequenceBuffer(PERBuffer):
         beta: float | Schedule = option(
             0.6, low=0.0, exclusive=True, updatable=True,
             help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
-        length: int = option(80, help="Number of trained steps in a sequence.", low=1)
+        length: int = option(80, help="Number of steps of a sequence that the loss covers.", low=1)
         burn_in: int = option(
-            40, help="Largest number of warm-up steps of the memory before the trained steps.", low=0)
+            40, help="Largest number of earlier steps of a sequence, which only warm up the memory.", low=0)
         period: int = option(
             40, help="Number of steps between the starts of consecutive sequences of an environment.", low=1)
         priority_eta: float = option(
@@ -190,7 +190,7 @@ class SequenceBuffer(PERBuffer):
             options: Options of this storage.
             num_envs: Number of environments of each source.
             num_sources: Number of collectors, whose rollouts arrive in turn.
-            share: Capacity of the storage in steps; None for the option `size`.
+            share: Capacity of the storage in steps; None: the option `size`.
 
         Raises:
             ConfigError: The size is too small; the message names the smallest sufficient size.
@@ -201,7 +201,7 @@ class SequenceBuffer(PERBuffer):
             raise ConfigError(
                 f"a shard must hold burn_in + length = {least} steps, got {size}; raise size, or lower burn_in or "
                 "length")
-        # The steps of a window and of its last targets, rounded up to whole rollouts.
+        # The largest number of rollouts over which the steps of a window and its last targets can extend.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
@@ -321,7 +321,7 @@ class SequenceBuffer(PERBuffer):
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
         """Return the rows of windows, given the places of their first trained rows, which become row `burn_in`.
 
-        A burn-in is shorter than others only at the start of an episode, where earlier rows do not affect the memory.
+        Only a burn-in at the start of an episode is shorter; the padding before it does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
@@ -332,7 +332,7 @@ class SequenceBuffer(PERBuffer):
             places[i] = at
             row = np.maximum(at, 0)
             here = is_step[i] = (i >= begin) & goes_on & (at >= 0) & column["valid"][row]
-            # The link of an episode's last step is the place of its true last observation, which ends the sequence.
+            # The last step of an episode links to the episode's true last observation, which ends the sequence.
             goes_on = (i < begin) | (here & ~(column["terminated"][row] | column["truncated"][row]))
             at = np.where(here, column["link"][row], at)
         return Walk(places, is_step, burn_in, self.options.n_step)
@@ -349,7 +349,7 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times the mean.
+        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times their mean.
 
         Args:
             batch: The drawn batch.

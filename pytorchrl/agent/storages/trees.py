@@ -37,7 +37,7 @@ class _Tree:
             values: (N,) float, or one value for all ids; neither negative nor NaN.
 
         Raises:
-            ValueError: An id is out of range, a value is negative or NaN, or lengths differ.
+            ValueError: An id is out of range, a value is negative or NaN, or the lengths differ.
         """
         ids = self._checked(ids)
         values = np.asarray(values, dtype=np.float64)
@@ -94,7 +94,7 @@ class _Tree:
 
 
 class SumTree(_Tree):
-    """Tree for range sums, and for the search of a value by its prefix sum, in O(log capacity)."""
+    """Tree that computes sums over ranges, and finds a value by its prefix sum, in O(log capacity)."""
 
     _operation, _neutral = np.add, 0.0
 
@@ -133,7 +133,7 @@ class SumTree(_Tree):
 
 
 class MinTree(_Tree):
-    """Tree for range minima; unset values are infinite."""
+    """Tree that computes minima over ranges; unset values are infinite."""
 
     _operation, _neutral = np.minimum, np.inf
 

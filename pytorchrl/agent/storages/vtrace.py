@@ -1,4 +1,4 @@
-"""Storage for algorithms that learn from rollouts of slightly older policies. T = steps, E = environments."""
+"""Storage for algorithms that learn from rollouts of slightly outdated policies. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
     """Storage of rollouts with V-trace targets and advantages, which correct for the policy updates since collection.
 
     Rollouts arrive with log-probabilities only. The learner computes values and the current policy's log-probabilities
-    with its own weights, once for all batches of a train batch.
+    with its own weights, once for all minibatches of a train batch.
     """
 
     @dataclass(frozen=True, kw_only=True)
