@@ -226,7 +226,7 @@ class Actor(Part, nn.Module, ABC):
         return {**obs, **narrow, **normalised}
 
 
-def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # which dtype, is known only at run time
+def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # its scalar type is known only at run time
     """Return the dtype in which storages store a leaf."""
     return np.dtype(space.dtype or np.int64)
 

@@ -1,4 +1,4 @@
-"""Action distributions, whose methods take their parameters as one tensor, so that no objects are created per call.
+"""Action distributions, whose parameters are passed to each method as one tensor, so that calls create no objects.
 
 The action space determines the distribution of an actor; the distribution determines the number of outputs of the
 policy head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks

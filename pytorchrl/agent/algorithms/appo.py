@@ -176,7 +176,7 @@ class APPO(VTraceAlgorithm, PPO):
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also contains the number of updates, on which the next renewal depends."""
+        """See `Algorithm`; the state also contains the number of updates, which determines the next renewal."""
         return {**super().state_dict(), "num_updates": self._num_updates}
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -19,9 +19,10 @@ Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class CompiledGradient:
-    """A function that computes a gradient; it is compiled at the first batch, with all passes in one graph.
+    """A function that computes a gradient, and that is compiled into a single graph at the first batch.
 
-    The graph contains the backward pass, does not use the autograd engine, and writes the gradients into one vector.
+    The graph contains the forward pass, the loss and the backward pass. It does not use the autograd engine, and writes
+    the gradients into one vector.
     The current values of updatable options are inputs of the graph, so neither a change of these values nor a batch of
     another size causes a new compilation.
     """

@@ -183,8 +183,8 @@ class OnPolicyAlgorithm(Algorithm):
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
             return value, torch.zeros(0)
-        # Row t + 1 of `rhs` is the state after o_t: where an episode starts, the stored state is not reset; the network
-        # resets it.
+        # Row t + 1 of `rhs` is the state after o_t. Stored states are not reset where an episode starts; networks reset
+        # them.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},

@@ -52,9 +52,9 @@ class R2D2(DQN):
     Each sequence begins with the state that the memory had during acting. From this state, the online network and the
     target network both process the first W steps of the sequence, the burn-in, without gradient. For each of the L
     steps after the burn-in, delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`. The
-    return R, the discount DISC and the number m <= n of steps that they cover come from the storage. The action a* is
-    argmax_a Q(o_{t+m}, a) if the option `double` is set, and otherwise argmax_a Q_target(o_{t+m}, a). The loss is the
-    sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
+    return R, the discount DISC, the number m <= n of steps that they cover, and the weights w come from the storage.
+    The action a* is argmax_a Q(o_{t+m}, a) if the option `double` is set, and otherwise argmax_a Q_target(o_{t+m}, a).
+    The loss is the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
