@@ -1,6 +1,6 @@
 """Write and read the checkpoints of a run, which are files in `checkpoints/` of its directory.
 
-step-000000123456.pt    a dictionary of plain values and tensors, named by env steps
+step-000000123456.pt    a dictionary of plain values and tensors; the number counts env steps
 
 A file is written completely or not at all. Reading a file executes no code from it, and detects damage by the checksums
 of its parts.
@@ -64,7 +64,7 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> 
 def _save(checkpoint: Mapping[str, object], file: IO[bytes]) -> None:
     try:
         torch.save(dict(checkpoint), file)
-    except RuntimeError as error:  # torch raises it for a full disk
+    except RuntimeError as error:  # torch raises this error if the disk is full
         raise OSError(str(error)) from error
 
 
@@ -78,7 +78,7 @@ def read(path: Path) -> StateDict:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: The file is missing, damaged, or not a checkpoint.
+        CheckpointError: The file is missing or damaged, or is not a checkpoint.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch itself does not verify checksums
@@ -98,7 +98,7 @@ def read(path: Path) -> StateDict:
 def newest(directory: Path) -> StateDict | None:
     """Return the newest readable checkpoint, or None if there are no checkpoints.
 
-    Unreadable newer checkpoints are renamed to `.damaged`, with a warning.
+    Newer checkpoints that cannot be read get the suffix `.damaged`, and a warning is logged.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be read.
@@ -108,12 +108,12 @@ def newest(directory: Path) -> StateDict | None:
     for path in paths(directory):
         try:
             checkpoint = read(path)
-        except CheckpointError as error:  # noqa: PERF203 - there are two
+        except CheckpointError as error:  # noqa: PERF203 - there are few checkpoints
             logger.warning("%s", error)
             problem = problem or error
             damaged.append(path)
         else:
-            for newer in damaged:  # otherwise they would count among the newest two of the resumed run
+            for newer in damaged:  # otherwise, the resumed run would count them among its newest two
                 newer.replace(newer.with_name(f"{newer.name}.damaged"))
             return checkpoint
     if problem is not None:

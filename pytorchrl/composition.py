@@ -59,8 +59,8 @@ class OptionSpec:
         default: Default of the option.
         help: Description in one or two sentences.
         choices: All allowed values, if they are a closed set; otherwise None.
-        group: Group of the option in `--help`: for an option of the scheme a key of `scheme_options.GROUPS`, otherwise
-            `part`.
+        group: Group of the option in `--help`: for an option of the scheme, a key of `scheme_options.GROUPS`;
+            otherwise, `part`.
         is_users: Whether a class outside this package declares the option.
     """
 
@@ -100,15 +100,15 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     if registration.rollout_storage is not None:
         found.append(OptionSpec(
             name="kind", part="storage", own_name="kind", hint=str | None, default=None, choices=_KINDS, group="replay",
-            help="Data that replay shards sample: \"sequence\" (the default), or \"batch\", whole rollouts."))
+            help="Data that replay shards sample: \"sequence\" (the default) or, for whole rollouts, \"batch\"."))
     found.append(OptionSpec(
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
              "agent (independent), or a mapping from agent to policy."))
-    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other storages of replay have this option
+    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other replay storages have it themselves
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
-            help="Env steps of the rollouts that all shards store in total; with num_replay_workers.", group="replay"))
+            help="Env steps that all replay shards store in total; used with num_replay_workers.", group="replay"))
     specs: dict[str, OptionSpec] = {}
     for spec in found:
         if spec.name in specs:
@@ -132,7 +132,7 @@ def _known(registration: Registration) -> Known:
 
 
 def _declared(part: str, owner: type) -> list[OptionSpec]:
-    options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # each part has them
+    options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # all parts have it
     renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
     if issubclass(owner, ReplayBuffer):
         renamed = _RENAMED_IN_REPLAY
@@ -171,7 +171,7 @@ def compose(
     """Pass flat options to their owners; the options override the preset for this algorithm and environment.
 
     Returns:
-        The agent, the scheme's keyword arguments, and the learner's options (`target_steps` among them).
+        The agent, the scheme's keyword arguments, and the learner's options (including `target_steps`).
 
     Raises:
         ConfigError: An option is unknown or wrong; the message suggests the nearest known option.
@@ -194,10 +194,10 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage; with several policies, all have the same options."""
+    """Return the factories of algorithm, actor and storage; if there are several policies, they share options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
-        registration.actor.create_factory)  # type: ignore[attr-defined] # each actor has it
+        registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have it
     of_actor = dict(parts["actor"])
     storage = storage_factory(registration, parts["storage"])
     if not isinstance(envs, MultiAgentEnvFactory):
@@ -212,7 +212,8 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
 
     Args:
         registration: The algorithm.
-        options: Options of the storage, `prioritized`, and `kind`; kind="batch" chooses the storage of whole rollouts.
+        options: Options of the storage, and possibly `prioritized` and `kind`; `kind="batch"` chooses the storage of
+            whole rollouts.
 
     Raises:
         ConfigError: An option is wrong, or has no effect in this storage.
@@ -239,7 +240,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
 
 def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[UserPart]:
     """Return a factory of `storage`; raise `ConfigError` with the reason `why` for options that `storage` lacks."""
-    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # all have them
+    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # all storages have it
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
     return storage.create_factory(**options)

@@ -27,7 +27,7 @@
     │ ├ NonFiniteDataError              in data of an environment or actor
     │ └ NonFiniteUpdateError            in a loss or gradient
     ├ CheckpointError                   a saved model or checkpoint cannot be read
-    ├ ReplayError                       a run differs from its record
+    ├ ReplayError                       a replayed run differs from its record
     ├ StoppedError                      a learner, scheme or worker was used after stop()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
     └ WeightsError                      weights do not fit the actor
@@ -49,7 +49,7 @@ class ConfigError(PyTorchRLError, ValueError):
 
 
 class FactoryError(ConfigError, TypeError):
-    """A factory is not callable, has another signature, or returns another type."""
+    """A factory is not callable, has a wrong signature, or returns an object of a wrong type."""
 
 
 class FactorySerializationError(ConfigError):
@@ -96,11 +96,11 @@ class EnvError(WorkerError):
 
 
 class CollectionError(WorkerError):
-    """No data arrives, because workers sent nothing within their deadline."""
+    """No data arrived, because workers sent nothing within their deadline."""
 
 
 class LearnerStarvedError(WorkerError, TimeoutError):
-    """A learner with asynchronous collection had to wait for data longer than `queue_timeout_s`."""
+    """A learner with asynchronous collection had to wait for data for longer than `queue_timeout_s`."""
 
 
 class WorkerLostError(WorkerError):
@@ -116,18 +116,18 @@ class RankLostError(WorkerLostError):
 
 
 class RanksDifferError(WorkerError):
-    """Gradient workers that average gradients, and apply the same updates, have different parameters."""
+    """Gradient workers have different parameters although they average gradients and apply the same updates."""
 
 
 class CrashLoopError(WorkerLostError):
     """A worker was lost repeatedly and is not replaced again."""
 
 
-class NoWorkersLeft(WorkerLostError):  # noqa: N818 - it describes a state
+class NoWorkersLeft(WorkerLostError):  # noqa: N818 - the name describes a state
     """All workers of a set are lost, and lost workers are not replaced."""
 
 
-class InjectedFault(WorkerError):  # noqa: N818 - a requested fault
+class InjectedFault(WorkerError):  # noqa: N818 - the user requested the fault
     """The error that `raise` in a fault plan raises."""
 
 
@@ -174,11 +174,11 @@ def install_hint(extra: str) -> str:
     """Return a command that installs the packages of an extra, for the error about a missing package.
 
     The command names the packages listed in the metadata of this installation. It never names this project, because a
-    package index may have another project of the same name, which pip would install instead.
+    package index may contain another project of the same name, which pip would install instead.
     """
     try:
         listed = importlib.metadata.requires("pytorchrl") or []
-    except importlib.metadata.PackageNotFoundError:  # the source folder is on the path without an installation
+    except importlib.metadata.PackageNotFoundError:  # the package runs from its source folder, not installed
         listed = []
     packages = [requirement.partition(";")[0].strip() for requirement in listed if f'extra == "{extra}"' in requirement]
     if not packages:

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM while training: the first signal asks for a clean end, the second ends immediately."""
+"""Handle Ctrl-C and SIGTERM during training: the first signal asks for a clean end, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Unblocked(BaseException):
 
 
 class Interrupts:
-    """Context manager that records signals instead of raising; it does nothing outside the main thread.
+    """Context manager that records signals instead of raising exceptions; it does nothing outside the main thread.
 
     Only the main thread, in which Python runs signal handlers, uses this object. The exception is the timer's thread,
     which only sets `_forcing` and sends a signal to the main thread.
@@ -40,7 +40,7 @@ class Interrupts:
         return self
 
     def finish_starting(self) -> None:
-        """Let a first signal wait for the current update from now on.
+        """Make the first signal from now on wait for the end of the current update.
 
         Until this call, there is nothing to wait for or to save.
         """

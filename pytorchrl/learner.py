@@ -1,4 +1,4 @@
-"""Drive one scheme to a number of env steps, with progress reports, records, evaluations and checkpoints."""
+"""Drive one scheme until a number of env steps is reached; report, record, evaluate and checkpoint the run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from pytorchrl.untyped import Json, MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
 
-# Four updates per second of the progress line look continuous; drawing the line costs up to 5 ms.
+# A progress line that is redrawn four times per second looks continuous; drawing it takes up to 5 ms.
 _LOOK_INTERVAL_S = 0.25
 
 
 @brief_errors_of("__init__", "start", "step", "train", "evaluate", "save_model")
 class Learner:
-    """Driver of a scheme until `target_steps` env steps have reached the learner.
+    """Driver that runs a scheme until `target_steps` env steps have reached the learner.
 
     Nothing starts before the first `step()` or `train()`. As a context manager, a learner stops its scheme at the end:
 
@@ -65,20 +65,20 @@ class Learner:
     class Options(BaseOptions):
         """Options of a learner."""
 
-        target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
+        target_steps: int = option(help="env steps of the whole experiment; 0 only checks and starts everything", low=0)
         log_dir: str | os.PathLike[str] | None = option(
             None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which "
             "this run gets a new numbered directory; without log_dir, no files are written")
         eval_every: int | None = option(
             None, help="env steps between evaluations; the last evaluation follows training; none: never", low=1)
-        eval_episodes: int = option(10, help="episodes of each of these evaluations", low=1)
+        eval_episodes: int = option(10, help="episodes per evaluation", low=1)
         log_every: int | None = option(
             None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
-        tensorboard: bool = option(True, help="also write TensorBoard files, if it is installed")
-        overwrite: bool = option(False, help="rename a run that log_dir already contains, instead of refusing it")
+        tensorboard: bool = option(True, help="also write TensorBoard files, if TensorBoard is installed")
+        overwrite: bool = option(False, help="rename a run that log_dir already contains, instead of failing")
         progress: bool = option(True, help="show a progress line on stderr")
         checkpoint_every: int | None = option(
-            None, help="env steps between checkpoints, which resume continues from; none: never", low=1)
+            None, help="env steps between checkpoints, from which resume continues; none: never", low=1)
         resume: bool = option(
             False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
 
@@ -163,7 +163,7 @@ class Learner:
         """Make one step of the scheme: `updates_per_step` updates.
 
         Returns:
-            The algorithm's statistics of these updates, by name; empty if all were skipped, see `Scheme.step`.
+            The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).
 
         Raises:
             StoppedError: After `stop()`.
@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting is too slow for every update. The steps that have reached the learner never exceed the scheme's.
+        # Counting after every update would be too slow. No more steps reach the learner than the scheme has counted.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -191,7 +191,7 @@ class Learner:
     def done(self) -> bool:
         """Return whether `target_steps` have reached the learner; the call changes nothing.
 
-        If collection and learning take turns, the last rollout must also be used as often as every other rollout. A
+        If collection and learning take turns, the last rollout must also have been used as often as the others. A
         replayed run is done at the end of its record.
         """
         if self.scheme.replay_is_over is not None:
@@ -235,7 +235,7 @@ class Learner:
             while not interrupts.received and not self.done():
                 self.step()
             if not interrupts.received:
-                self._save()  # before the last evaluation, so that its failure does not lose the model
+                self._save()  # before the last evaluation, whose failure would otherwise lose the model
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
                 if self.options.checkpoint_every is not None and last_steps != self.env_steps:
                     self.save_checkpoint()
@@ -247,7 +247,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # Native code replaces `Unblocked` by other exceptions, and the signal may have ended worker processes.
+            # Native code may replace `Unblocked` by another exception, and the signal may have ended worker processes.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -291,7 +291,7 @@ class Learner:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training up to the last update, without start-up."""
+        """The seconds of training up to the last update, excluding start-up."""
         return self._measured.seconds
 
     @property
@@ -301,14 +301,14 @@ class Learner:
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """The mean raw return of each policy over its last 100 training episodes; empty with a single policy."""
+        """The mean raw return of each policy over its last 100 training episodes; empty if there is only one policy."""
         return self._measured.policy_return_means
 
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now, as documented on the page about statistics.
 
-        `algorithm` contains means of statistics since the last record, or the means in that record if there was no
-        update since. Before `start()` all numbers are zero; the call does not start the scheme.
+        `algorithm` contains means of statistics since the last record; if there was no update since then, it contains
+        the means in that record. Before `start()`, all numbers are zero; the call does not start the scheme.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 
@@ -336,10 +336,10 @@ class Learner:
     def evaluate(self, num_episodes: int = 10) -> Evaluation:
         """Play `num_episodes` whole episodes with the current policy in the test environments and wait for the result.
 
-        Actions are deterministic, rewards are raw, and normalisers are frozen; training is not affected.
+        Actions are deterministic, rewards are raw, and normalizers are frozen; training is not affected.
 
         Raises:
-            ConfigError: The scheme has no `test_envs_factory`, or `num_episodes` is not a whole number from 1.
+            ConfigError: The scheme has no `test_envs_factory`, or `num_episodes` is not a whole number >= 1.
             StoppedError: After `stop()`.
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
@@ -426,7 +426,7 @@ class Learner:
         raise TypeError("a Learner cannot be pickled: it owns running workers; save_model() saves the agent")
 
     def _look(self, now: float) -> None:
-        """Take finished episodes and evaluations, and redraw the progress line, four times per second."""
+        """Collect finished episodes and evaluations, and redraw the progress line; called four times per second."""
         self._next_look = now + _LOOK_INTERVAL_S
         self._measured.add_rate(now)
         self._measured.take_episodes()

@@ -71,7 +71,7 @@ class Measurements:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training up to the last update, without start-up."""
+        """The seconds of training up to the last update, excluding start-up."""
         return self.ended_at - self._started_at
 
     @property
@@ -81,7 +81,7 @@ class Measurements:
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """The mean raw return of each policy over its last 100 training episodes; empty with a single policy."""
+        """The mean raw return of each policy over its last 100 training episodes; empty if there is only one policy."""
         return self._episodes.policy_return_means
 
     def of_scheme(self) -> MetricsDict:

@@ -11,12 +11,12 @@ from pytorchrl.run_directory import METRICS_FILE, no_run
 
 
 def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return two columns of a run's records, and skip records that lack one of the two numbers.
+    """Return two columns of numbers from a run's records, skipping records that lack one of the two numbers.
 
     Args:
         run_dir: Directory of the run.
         x: Name of a number, with `/` between levels, such as "algorithm/loss".
-        y: Name of another number.
+        y: Name of the other number.
 
     Raises:
         ConfigError: There are no records, or no record has both numbers.

@@ -1,4 +1,4 @@
-"""Define settings that work out of the box, by algorithm and suite of environments; users' options replace them."""
+"""Define default settings for each algorithm and suite of environments; options that users give replace them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pytorchrl.untyped import OptionValue
 # The arguments of atari_factory, repeated so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-# The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with a number
-# of steps for a first run. Learning rates decay to zero because the last policy is saved.
+# The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with
+# numbers of steps that suit a first run. Learning rates decay to zero because the last policy is saved.
 _CONTINUOUS: dict[str, dict[str, OptionValue]] = {
     "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000,
                 "update_every": 1, "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64),
@@ -45,7 +45,7 @@ _REPLAY_PRESETS |= {
     ("dqn", "atari"): {
         **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
         "target_steps": 10_000_000, **_ATARI},
-    # Each step is used 8 to 16 times. With many collectors, `max_replay_ratio` can limit this to once, as in
+    # Each step is used 8 to 16 times. With many collectors, `max_replay_ratio` can reduce this to one use, as in
     # Kapturowski et al. 2019.
     ("r2d2", "classic"): {
         **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32,
@@ -110,8 +110,8 @@ _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
     ("impala", "atari"): {
         "num_envs": 10, "num_steps": 50, "lr": linear(5e-4, 0.0), "target_steps": 10_000_000, **_ATARI,
     },
-    # MuJoCo follows Sample Factory (Petrenko et al. 2020): rollouts of 64 steps, an effective batch size of 1024, and
-    # two epochs.
+    # The MuJoCo settings follow Sample Factory (Petrenko et al. 2020): rollouts of 64 steps, an effective batch size of
+    # 1024, and two epochs.
     ("appo", "classic"): {
         "num_envs": 8, "num_steps": 64, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(1e-3, 0.0), "gamma": 0.98,
         "vtrace_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,
@@ -133,21 +133,21 @@ _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
 
 
 def register(algorithm: str, suite: str, options: Mapping[str, OptionValue]) -> None:
-    """Register the default options of an algorithm in a suite, which options of the user replace.
+    """Register the default options of an algorithm in a suite; options that users give replace them.
 
     An earlier registration is replaced.
 
     Args:
         algorithm: Name under which the algorithm is registered.
-        suite: Name of a suite: "classic", "box2d", "mujoco", "atari" or a suite of the user. The presets of "classic"
-            also apply to environments that belong to no suite.
+        suite: Name of a suite: "classic", "box2d", "mujoco", "atari", or a suite that the user has registered. The
+            presets of "classic" also apply to environments that belong to no suite.
         options: Options of `train`, by name.
     """
     _presets[algorithm, suite] = MappingProxyType(dict(options))
 
 
 def registered() -> Mapping[tuple[str, str], Mapping[str, OptionValue]]:
-    """Return all presets by (name of the algorithm, name of the suite)."""
+    """Return all presets, keyed by (name of the algorithm, name of the suite)."""
     return MappingProxyType(_presets)
 
 
@@ -165,7 +165,7 @@ def preset(
                                                                               "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
-    if options.get("kind") == "batch":  # each rollout is replayed as one sequence, so it has the sequence's length
+    if options.get("kind") == "batch":  # each rollout is one sequence, so `num_steps` is the length of a sequence
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
     return found
@@ -174,6 +174,6 @@ def preset(
 def environments(
     env: str | Callable[..., object], options: Mapping[str, OptionValue], num_test_envs: int,
 ) -> tuple[EnvFactory, EnvFactory]:
-    """Return the factories for training and for evaluation. One environment is built to read its spaces."""
+    """Return factories of training and of evaluation environments. To read the spaces, one environment is built."""
     train = make_factory(env, **options)
     return train, dataclasses.replace(train, options=dataclasses.replace(train.options, vec_env_size=num_test_envs))

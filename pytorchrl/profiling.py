@@ -1,7 +1,8 @@
 """Find the bottleneck of a run, and the option that would remove it, from the seconds that each level reports.
 
-The seconds of each level are in `metrics()["time_s"]`. If two levels take turns, each update costs the time of both
-levels, and the parts of both are compared. If the levels run concurrently, only the level that is never idle counts.
+The seconds of each level (collection, gradients and update) are in `metrics()["time_s"]`. If two levels take turns,
+each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
+level that is never idle counts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _WORK: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Advice about a part.
+    """Advice about one part of the work of a level.
 
     Attributes:
         part: "level/part".
@@ -222,8 +223,8 @@ def explain(
     """Return the bottleneck of a run and the option that would remove it.
 
     Args:
-        metrics: The result of `Scheme.metrics()`, or `between` of two results.
-        options: All options in force, see `options_of`; the defaults describe a synchronous, central scheme.
+        metrics: The result of `Scheme.metrics()`, or of `between` for two such results.
+        options: All options in force (see `options_of`); None: those of a synchronous, central scheme.
         cores: CPU cores of all machines; None: the cores of this machine.
         gpus: GPUs of all machines; None: the GPUs of this machine.
 
@@ -247,9 +248,10 @@ def explain(
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     """Return the parts that an update waits for, and the share of the update's time that each part takes.
 
-    If two levels take turns, "idle" of the lower level is the time that the upper level waits beyond the lower level's
-    work. If two levels run concurrently, only one of them counts: the lower level if the upper level waits for a larger
-    share of its time than the lower level is idle, otherwise the upper level.
+    If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
+    lower level works. If two levels run concurrently, only one of them counts: the lower level if the upper level waits
+    for a larger share of its time than the lower level is idle (and for more than a tenth of its time), otherwise the
+    upper level.
 
     Args:
         time_s: Seconds by level and part.
@@ -289,7 +291,7 @@ def _whose(candidates: Mapping[str, float]) -> str:
         return "the time from update to update"
     if "gradients" in levels:
         return "the time of gradient workers"
-    return "the time of collection workers, for whom learning waits,"
+    return "the time of collection workers, for which learning waits,"
 
 
 def shares(time_s: TimeS) -> dict[str, dict[str, float]]:

@@ -85,7 +85,7 @@ def _not_imported(run_dir: Path, reference: str) -> str:
 
 
 def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str, object]) -> dict[str, object]:
-    """Return the recorded options as arguments of `compose`, without code that loading does not need."""
+    """Return the recorded options as arguments of `compose`, leaving out code that loading does not need."""
     specs = option_specs(algorithm)
     code = {name: value for name, value in recorded.items() if _has_code(value)}
     if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
@@ -123,7 +123,7 @@ def _to_json(value: object) -> object:
 
 
 def _has_code(value: object) -> bool:
-    """Return whether an option in `run.json`, or an item of a list, is the name of code."""
+    """Return whether an option in `run.json`, or an item of an option that is a list, is the name of code."""
     return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
 
 

@@ -37,7 +37,7 @@ _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
 def plain(value: Json) -> Json:
-    """Return `value` as JSON: numbers that are not finite become None, and objects of unknown types become text."""
+    """Return `value` in JSON's types: numbers that are not finite become None, objects of unknown types become text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if value is None or isinstance(value, (bool, int)):
@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
     for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco", "pettingzoo"):
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - eight names
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - there are only eight names
             continue
     return found
 
@@ -172,7 +172,7 @@ class RateWindow:
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
 
     def add(self, now: float, steps: int) -> None:
-        """Record the total number of steps at a time in seconds; both never decrease."""
+        """Record the total number of steps at the time `now` in seconds; neither number ever decreases."""
         has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
         if self._intervals:  # otherwise the window is the whole run
@@ -186,7 +186,7 @@ class RateWindow:
 
     @property
     def rate(self) -> float:
-        """The steps per second; 0 until steps have arrived between two calls."""
+        """The steps per second; 0 until steps have arrived between two calls of `add`."""
         if len(self._points) < 2:
             return 0.0
         (start, first), (end, last) = self._points[0], self._points[-1]
@@ -194,7 +194,7 @@ class RateWindow:
 
 
 class EpisodeWindow:
-    """Window of the last `size` training episodes and, with several policies, of the last `size` of each policy."""
+    """Window of the last `size` training episodes; with several policies, also of the last `size` of each policy."""
 
     def __init__(self, size: int = 100) -> None:
         self._size = size
@@ -228,7 +228,7 @@ class EpisodeWindow:
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """The mean raw return of each policy over its last `size` episodes; empty with a single policy."""
+        """The mean raw return of each policy over its last `size` episodes; empty if there is only one policy."""
         return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
 
     def state(self) -> StateDict:
@@ -281,7 +281,7 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 
 
 def progress_text(status: Status) -> str:
-    """Return a line with steps, share, steps per second, return, lag, time left, and workers if some are missing."""
+    """Return a line with steps, share, rate, return, lag and time left, and with workers if some are missing."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"
@@ -311,7 +311,7 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """The progress line on stderr: one redrawn line in a terminal (by rich if installed), separate lines elsewhere."""
+    """The progress line on stderr: one redrawn line in a terminal (by rich, if installed), separate lines elsewhere."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream: IO[str] | None = stream if stream is not None else sys.stderr
@@ -321,13 +321,13 @@ class Progress:
         self._pause_s, self._next_line = 1.0, 0.0
         try:
             self._terminal = self._stream is not None and self._stream.isatty()
-        except ValueError:  # closed
+        except ValueError:  # the stream is closed
             self._terminal, self._stream = False, None
         if self._terminal:
             self._live = _rich_progress(self._stream)
 
     def tell(self, text: str, *, stays: bool = False) -> None:
-        """Show a line of text before training begins. In a terminal, the next line overwrites it unless `stays`."""
+        """Show a line of text before training begins. In a terminal, the next line overwrites it if not `stays`."""
         if self._stream is None:
             return
         text = printable(text)
@@ -382,7 +382,7 @@ class Progress:
 
 
 class _RichLine:
-    """The progress line with a bar, which rich redraws in `update` and not in a thread."""
+    """The progress line with a bar, which rich redraws only in `update`, and not in a thread."""
 
     def __init__(self, progress: RichProgress) -> None:
         self._progress = progress

@@ -3,7 +3,7 @@
 run.json         settings, seed and versions, written once when training starts
 metrics.jsonl    one JSON object per line, the learning curve
 result.json      the summary, written when the run ends
-monitor_*.csv    finished training episodes, one file per collection worker (only from `train` and the command line)
+monitor_*.csv    finished training episodes, one file per collection worker (only with `train` and the command line)
 model.pt         the agent
 checkpoints/     files from which a run is resumed
 
@@ -40,10 +40,10 @@ def prepare_log_dir(
     A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it, named
     `<run_name>-1` or with the next free number. Several processes may call this function at the same time.
 
-    If any other `log_dir` contains an earlier run, that run is refused by default; renamed (`runs/a` to `runs/a.1`) if
-    `overwrite`; and kept if `resume`, unless it ended before its first checkpoint: then it is renamed, too. A directory
-    that contains the files of a run is never a directory of runs, whether its name ends in a slash or not. Nothing is
-    ever removed.
+    Any other `log_dir` that contains an earlier run is refused by default. With `overwrite`, the earlier run is renamed
+    (`runs/a` to `runs/a.1`). With `resume`, it is kept; only if it ended before its first checkpoint, it is renamed,
+    too. A directory that contains the files of a run is never a directory of runs, whether its name ends in a slash or
+    not. Nothing is ever removed.
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
@@ -86,7 +86,7 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the message for a directory without the file `missing`; it names the newest run of a directory of runs."""
+    """Return the message for a directory without the file `missing`; in a directory of runs, name the newest run."""
     newest = _newest_run(path)
     if newest is None:
         return f"{str(path)!r} holds no run: {missing} is missing"
@@ -99,7 +99,7 @@ def _newest_run(runs: Path) -> Path | None:
 
 
 def _needs_one_run(runs: Path, option: str) -> str:
-    """Return the message for `option` with a directory of runs; it names the newest run there."""
+    """Return the message for using `option` with a directory of runs; the message names the newest run there."""
     newest = _newest_run(runs)
     name = f", for example {str(newest)!r}, the newest" if newest else f", for example {str(runs / 'a')!r}"
     return (f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; "
@@ -138,7 +138,7 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _runs_beside(path: Path) -> str:
-    """Return the directory of runs to suggest for a run in `path`: its parent if named `runs`, else a sibling."""
+    """Return the directory of runs to suggest for a run in `path`: its parent if called `runs`, otherwise a sibling."""
     return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 
@@ -175,7 +175,7 @@ class Lock:
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` atomically at the end, and is removed if writing fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # left by a killed process with the same id
+    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left it
     try:
         with open(temporary, "xb", opener=open_no_follow) as file:
             yield file
@@ -188,5 +188,5 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=open_no_follow)`: refuse symbolic links, and create with mode 0666 & ~umask."""
+    """Open a file for `open(..., opener=open_no_follow)`: refuse symbolic links; new files get mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)

@@ -25,7 +25,7 @@ class SchemeOption:
     """One setting of the scheme.
 
     Attributes:
-        name: Name of the setting, which is the same everywhere.
+        name: Name of the setting, the same in `Scheme` and `train`.
         group: Level of the setting, a key of `GROUPS`.
         hint: Type of the setting.
         default: Default of the setting.
@@ -44,11 +44,11 @@ class SchemeOption:
 def scheme_options() -> list[SchemeOption]:
     """Return the settings of the scheme; `preset`, the name of an architecture, is the first.
 
-    `size` is left out: it is an option of the storage, and `train` has it as `replay_size`.
+    `size` is left out, because it is also an option of the storage; `train` calls it `replay_size`.
     """
     found = [SchemeOption(
         "preset", "collection", str | None, None,
-        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings apply unless you give "
+        "An architecture from the literature, such as `impala` for `Scheme.impala`; its settings apply unless you give "
         "others.",
         (None, *PRESETS))]
     for level in LEVELS:

@@ -12,7 +12,7 @@ _RECORDS_PER_RUN = 200
 class Target:
     """The end of a run: a number of env steps that have reached the learner.
 
-    If collection and learning take turns, the last rollout must also be used as often as every other rollout.
+    If collection and learning take turns, the last rollout must also have been used as often as the others.
 
     Args:
         scheme: The scheme of the run.
@@ -49,7 +49,7 @@ class Target:
 
 
 def _passes_of(scheme: Scheme) -> int:
-    """Return the least number of times that each collected step is used."""
+    """Return the smallest number of times that each collected step is used."""
     options = scheme.agent.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 

@@ -1,8 +1,8 @@
 """Escape untrusted text in terminal output: the command line's output, the progress line, warnings and logs.
 
 Names of environments, policies and info entries, and the errors of environments and of users' code, may contain control
-characters. Printed unescaped, these could clear the screen, overwrite other text, or forge lines. Files of a run
-contain all texts unchanged, as JSON.
+characters. If they were printed unescaped, they could clear the screen, overwrite other text, or forge lines. Files of
+a run contain all texts unchanged, as JSON.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Shown:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    """Escape the arguments and the exception of a record; its message is the package's own text."""
+    """Escape the arguments and the exception of a record; its message, the package's own text, stays unchanged."""
     if isinstance(record.args, tuple):
         record.args = tuple(map(_shown, record.args))
     if record.exc_info and record.exc_info[1] is not None:

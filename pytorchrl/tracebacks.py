@@ -24,10 +24,10 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 
 
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a `ConfigError` of a public function point at the line that called it.
+    """Make a `ConfigError` of a public function point at the line that called the function.
 
-    The message of a `ConfigError` is sufficient, so the frames of the check and the errors that caused it are removed.
-    They are kept if they contain a frame of the user's own code, for example in an environment or an algorithm.
+    The message of a `ConfigError` is sufficient, so the frames of the check and earlier errors in the chain are
+    removed. They are kept if they contain a frame of the user's own code, for example in an environment.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -37,7 +37,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
             if os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__):
                 raise
             brief, cause = error.with_traceback(None), _users_cause(error)
-        raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows where
+        raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows all frames
     return entry
 
 

@@ -48,14 +48,14 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
 
 
 def _constructor(preset: str | None) -> Callable[..., Scheme]:
-    """Return `Scheme`, or the constructor of the architecture with that name."""
+    """Return the constructor of the architecture called `preset`; None: `Scheme` itself."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
     return Scheme if preset is None else getattr(Scheme, preset)
 
 
 def named_settings(preset: str) -> dict[str, object]:
-    """Return the settings of the architecture with that name; empty if there is none."""
+    """Return the settings of the architecture called `preset`; empty if there is none."""
     return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
 
 
@@ -83,7 +83,7 @@ def train(
             (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
         target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
         log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
-            new directory in it, `runs/ppo-CartPole-v1-1` and so on. None writes no files.
+            new directory in it, such as `runs/ppo-CartPole-v1-1`. If it is None, no files are written.
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
             `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
             policies to several agents: "shared", "independent", or a mapping or function from agent to policy. If `env`
@@ -110,16 +110,16 @@ def train(
 def load(
     run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
 ) -> TrainedAgent:
-    """Return the agent that a run of `train` (or `pytorchrl train`) with a `log_dir` has saved.
+    """Return the agent that a run of `train` (or `pytorchrl train`) with a `log_dir` saved.
 
     Args:
         run_dir: Directory of the run.
         model: Name of the model in that directory, without `.pt`.
-        algorithm: Class of the algorithm, or "module:Class", which is imported. None: the algorithm that the run names.
-            It must be in this package or already imported by this process; `load` does not import it.
+        algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
+            names. It must be in this package or already imported by this process; `load` does not import it.
 
     Raises:
-        CheckpointError: There is no run or no such model, its files cannot be read, or the run was composed in Python
+        CheckpointError: There is no run or no such model, the files cannot be read, or the run was composed in Python
             or with an algorithm that is not imported.
         ConfigError: `algorithm` is not an algorithm.
     """
@@ -139,7 +139,7 @@ def read_model(path: Path) -> dict[str, torch.Tensor]:
     """Return the acting state in a saved model. Nothing in the file is executed.
 
     Raises:
-        CheckpointError: The file is missing, or not a model of this package.
+        CheckpointError: The file is missing, or is not a model of this package.
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -158,7 +158,7 @@ class TrainedAgent:
 
     Attributes:
         agent: The factories of the agent.
-        acting_state: Tensors that acting needs, by name: parameters and the statistics of normalisers.
+        acting_state: Tensors that acting needs, by name: parameters and the statistics of normalizers.
         seed: Seed of the experiment.
         summary: Figures of the run, as `pytorchrl train --json` prints them; empty after `load`.
         log_dir: Directory of the run; None if no files were written.
@@ -173,7 +173,7 @@ class TrainedAgent:
 
     @property
     def return_mean(self) -> float | None:
-        """The mean raw return of the last 100 training episodes; None if there were none, or after `load`."""
+        """The mean raw return of the last 100 training episodes; None if none has ended, or after `load`."""
         return self.summary.get("return_mean")
 
     def evaluate(
@@ -186,13 +186,13 @@ class TrainedAgent:
         short episodes.
 
         Args:
-            num_episodes: Number of episodes, from 1.
+            num_episodes: Number of episodes, at least 1.
             deterministic: Whether the policy takes its best action instead of sampling one.
             seed: Seed of the environments and of sampled actions; None: the seed of the experiment.
             envs: Other environments with the same spaces.
 
         Raises:
-            ConfigError: `num_episodes` is not a whole number from 1, or the seed is not valid.
+            ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")

@@ -43,7 +43,7 @@ def record_video(
         agent: The agent that plays.
         video_dir: Directory of the files, `<environment>-episode-<n>.mp4`, created if missing. Existing files are
             replaced.
-        num_episodes: Number of episodes, from 1.
+        num_episodes: Number of episodes, at least 1.
         deterministic: Whether the policy takes its best action instead of sampling one.
         seed: Seed of the environment; None: the seed of the experiment.
 
@@ -73,14 +73,14 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
         raise ConfigError(f"{env} renders no pictures: it has no render mode 'rgb_array'")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the folder exists because we have created it
+        warnings.simplefilter("ignore", UserWarning)  # it warns that the folder exists, which was created above
         return gym.wrappers.RecordVideo(
             env, video_dir, episode_trigger=lambda number: number < num_episodes, name_prefix=name,
             disable_logger=True)
 
 
 def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
-    """Return the factory of one test environment that renders, with the recorder and the same preprocessing."""
+    """Return the factory of one test environment that renders images, with its preprocessing and the recorder."""
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")
@@ -94,7 +94,7 @@ def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
 
 
 def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, OptionValue]:
-    """Return the options of one game with Gymnasium's wrappers, whose observations equal the vector environment's.
+    """Return the options of one game with Gymnasium's wrappers; its observations equal those of the vector environment.
 
     Raises:
         ConfigError: These wrappers lack a setting of the vector environment.
@@ -123,8 +123,8 @@ def _preprocessed(env: _Env, noop_max: int, fires: bool) -> _Env:
 class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):
     """A wrapper that presses FIRE at each reset, to start games that wait for it."""
 
-    def reset(self, **options: Any) -> tuple[object, dict[str, Any]]:  # as gym.Env.reset
-        """Reset, and press FIRE if the game has it."""
+    def reset(self, **options: Any) -> tuple[object, dict[str, Any]]:  # the options of gym.Env.reset
+        """Reset the game, and press FIRE if the game has this action."""
         obs, info = self.env.reset(**options)
         meanings = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
         if "FIRE" not in meanings:
