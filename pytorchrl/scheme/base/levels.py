@@ -45,13 +45,13 @@ def as_keywords(options: Options) -> dict[str, object]:
 
 
 def build(options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
-    """Build options of a class from the keywords in `given` that are fields of the class."""
+    """Build an object of the class `options` from the keywords in `given` that are fields of the class."""
     names = options.declarations()
     return options(**{name: value for name, value in given.items() if name in names})
 
 
 def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
-    """Build options of a class from keywords; raise `ConfigError`, with a suggestion, if a name is not a field."""
+    """Build an object of the class `options` from keywords; raise `ConfigError` if one of them is not a field."""
     refuse_unknown(given, {name: ("scheme", name) for name in options.declarations()}, f"{owner} has no option")
     return options(**given)
 
@@ -97,7 +97,7 @@ class Reader:
         self.given, self.problems = dict(given), list[str]()
 
     def read(self, options: type[OptionsT]) -> OptionsT | None:
-        """Return options of a class, or None if a value is not allowed."""
+        """Return an object of the class `options`, or None if a value is not allowed."""
         try:
             return build(options, self.given)
         except ConfigError as error:

@@ -35,7 +35,7 @@ class Communication(_Choice):
 
 
 class Execution(_Choice):
-    """The place where an operation runs: in the parent worker, or in remote workers."""
+    """The place where an operation runs: in the parent worker or in remote workers."""
 
     CENTRAL = "Central"
     PARALLEL = "Parallel"
@@ -97,5 +97,5 @@ class Worker(Peer):
         keep_freed_memory()
 
     def ready(self) -> object:
-        """Return when the worker is built; subclasses may also wait for the workers below them."""
+        """Return once the worker is built; subclasses may also wait for the workers below them."""
         return self.index_worker

@@ -215,7 +215,7 @@ class Record:
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a record; ignore an incomplete last line, which a killed run leaves.
+    """Read a record; ignore an incomplete last line, which a killed run may leave.
 
     Raises:
         ConfigError: The file does not exist, or is not a record.

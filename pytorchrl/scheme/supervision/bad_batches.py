@@ -44,7 +44,7 @@ def check_directory(name: str, value: object) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a path exists, as `os.path.lexists` does, but raise every other error of the path."""
+    """Return whether a path exists, as `os.path.lexists` does, but raise every error except `FileNotFoundError`."""
     try:
         os.lstat(path)
     except FileNotFoundError:

@@ -28,7 +28,7 @@ _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time: each imports torch and builds environments on cores that
-# working workers use.
+# the other workers are using.
 _MAX_STARTING = 4
 # A worker counts as hung at the earliest after the first factor times the longest call so far. The timeout of its first
 # call is multiplied by the second factor, because that call includes the start of the worker.
@@ -46,7 +46,7 @@ class Supervisor:
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
-        replace: Kills the worker at an index of the list and starts a replacement.
+        replace: Function that kills the worker at an index of `workers` and starts a replacement.
         runtime: Provides the clock.
         options: Reaction and time limit; None: the defaults.
         seed: Seed of the random variation of pauses.

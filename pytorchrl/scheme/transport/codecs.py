@@ -43,7 +43,7 @@ class Codec:
         name: Name in options.
         encode: Function from a flat contiguous array to the arrays that are sent; it returns None if the codec cannot
             represent the values.
-        decode: Function from the arrays that were sent, a dtype and a number of values to the flat array.
+        decode: Function of the arrays that were sent, a dtype and a number of values; it returns the flat array.
         is_lossless: Whether arrays of every dtype are restored bit for bit; other codecs are for float32 only.
         has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
             sender's next array; only for gradients, because only their sum matters.
@@ -196,9 +196,9 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
     """Encode the tenth of the values with the largest magnitudes, and their indices.
 
-    See Lin et al. 2018, Deep gradient compression. Read as integers, the bits of floats without the sign bit are in the
-    order of the magnitudes, with NaN last. A histogram of the upper 16 bits therefore finds the bin with the smallest
-    value to keep, and only the values in that bin are partitioned.
+    See Lin et al. 2018, Deep gradient compression. If the bits of floats, without the sign bit, are read as integers,
+    these integers have the order of the magnitudes, with NaN last. A histogram of the upper 16 bits therefore shows
+    which bin contains the smallest value to keep, and only the values in that bin are partitioned.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -246,8 +246,8 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
         name: Name of the codec in options.
         encode: Function from a flat contiguous array to the arrays that are sent. It returns None if the codec cannot
             represent the values, which are then sent without encoding.
-        decode: Function from the arrays that were sent (read-only), the dtype and the number of values to the flat
-            array, which must not share memory with them.
+        decode: Function of the arrays that were sent (read-only), the dtype and the number of values. It returns the
+            flat array, which must not share memory with the arrays that were sent.
         is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive only float32
             arrays, and never those of rollouts.
         has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
@@ -257,8 +257,8 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
         ConfigError: The name belongs to a built-in codec, is "auto", or contains a colon.
     """
     if not isinstance(name, str) or not name or ":" in name or name == "auto" or name in _BUILT_IN:
-        raise ConfigError(f"a codec's name must be new, without a colon, and not 'auto', got {name!r}; existing codecs "
-                          f"are {codec_names()}")
+        raise ConfigError(f"a codec's name must be new, contain no colon, and not be 'auto', got {name!r}; existing "
+                          f"codecs are {codec_names()}")
     if is_lossless and has_feedback:
         raise ConfigError(f"codec {name!r} is lossless, so has_feedback has no remainder to add; leave one of the two "
                           "out")

@@ -156,7 +156,7 @@ class Gradients:
     skipped: bool = False
     """Whether the worker skipped the update, if it applies the mean itself; all ranks then skip the update."""
     queue_levels: tuple[int, ...] = ()
-    """Number of queued train batches (with shards: of waiting batches) after each removal since the last message."""
+    """Number of queued train batches (with shards: waiting batches) after each removal since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
     """Policy -> number of valid samples behind its vectors, which is their weight in a mean. The order is that of
     `vectors`. A single policy is called `""`, and has `num_samples` samples by default."""

@@ -203,7 +203,10 @@ class AsynchronousUpdates(RemoteUpdates):
             self._request(index, skip=False)
 
     def drain(self, timeout_s: float) -> None:
-        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does; `step` asks all workers."""
+        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does.
+
+        The next step sends requests to all workers again.
+        """
         self._drop_gradients()
         super().drain(timeout_s)
         self._to_request, self._started = {}, False

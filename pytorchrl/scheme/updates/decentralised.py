@@ -186,7 +186,7 @@ class DecentralisedUpdates(RemoteUpdates):
                 self._workers[index].signal(GWorker.leave_group, self._generation)
 
     def _form_new_group(self) -> None:
-        """Form a group of all live workers, with equal state."""
+        """Form a group of all live workers, which then have the same state."""
         while self._is_broken:
             self._gather()  # waits for replacements
             self._num_breakups = 1 if self._num_lost else self._num_breakups + 1

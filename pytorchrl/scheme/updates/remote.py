@@ -102,7 +102,7 @@ class RemoteUpdates:
         return gradients
 
     def forget_weights(self) -> None:
-        """Send the weights to every worker again with its next request."""
+        """Make the next request to each worker contain the weights again."""
         self._versions = [-1] * len(self._workers)
         self._weight_sync.forget()
 
@@ -188,9 +188,9 @@ class RemoteUpdates:
 
     def _call_all(self, method: Callable[Concatenate[GWorker, ...], R],
                   arguments: Mapping[int, tuple[object, ...]]) -> list[R | None]:
-        """Call the workers with the given arguments; return their answers by index, with None for a lost worker.
+        """Call a method of the workers with the given arguments; return the answers in worker order.
 
-        The next step handles a lost worker.
+        The answer of a lost worker is None; the next step handles the loss.
         """
         calls = {index: self._workers[index].submit(method, *own) for index, own in arguments.items()
                  if index not in self.supervisor.gone}

@@ -29,7 +29,7 @@ class UpdateStrategy(Protocol):
         """Announce, from another thread, that a drain follows, so that a step that is waiting for data ends."""
 
     def drain(self, timeout_s: float) -> None:
-        """Finish or discard all work, so that nothing is in flight or queued; the next step resumes."""
+        """Finish or discard all work, so that nothing is in flight or queued; the next step resumes work."""
 
     @property
     def is_between_items(self) -> bool:

@@ -127,7 +127,7 @@ class UWorker(Worker):
         grad_workers: The set of gradient workers.
         local_worker, remote_workers: Members of the set.
         updater: The thread that makes updates.
-        statistics: Ledger, lags, episodes and statistics.
+        statistics: Ledger, lags, episodes and further statistics.
     """
 
     @dataclass(frozen=True, kw_only=True)
