@@ -1,6 +1,6 @@
 """Write and read the checkpoints of a run, which are files in `checkpoints/` of its directory.
 
-step-000000123456.pt    a dictionary of plain values and tensors; the number counts env steps
+step-000000123456.pt    a dictionary of plain values and tensors; the name contains the env steps
 
 A file is written completely or not at all. Reading a file executes no code from it, and detects damage by the checksums
 of its parts.

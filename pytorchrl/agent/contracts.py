@@ -185,7 +185,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
             return super().__getattribute__(name)
 
     actor.options = watched = copy.copy(options)
-    object.__setattr__(watched, "__class__", Watched)  # a frozen dataclass has no other way
+    object.__setattr__(watched, "__class__", Watched)  # a frozen dataclass refuses assignment
     try:
         yield
     finally:

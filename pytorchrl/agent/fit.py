@@ -198,7 +198,7 @@ def _takes(
     algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations],
     learned: DataKind | None = None,
 ) -> bool:
-    """Return whether an algorithm can learn from a storage; `learned` is its kind of data if options determine it."""
+    """Return whether an algorithm can learn from a storage; `learned`, if given, replaces its `learns_from`."""
     is_kind = (learned or algorithm.learns_from) is given
     return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
@@ -292,7 +292,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # callers read declarations of the classes
-    """Return the imported parts of these kinds (keys of `names_elsewhere.HOMES`) whose classes are not abstract."""
+    """Return all imported classes of these kinds of parts (keys of `names_elsewhere.HOMES`) that are not abstract."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 

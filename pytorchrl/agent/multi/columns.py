@@ -119,7 +119,7 @@ class ColumnsStep:
         self._terminated[column], self._truncated[column] = terminated, truncated
 
     def add_end(self, column: int, observation: Observation | None, info: object) -> None:
-        """Record the end of an agent's episode; if `observation` is None, the previous observation is its last."""
+        """Record the end of an agent's episode with its last observation; None stands for the previous observation."""
         columns = self._columns
         self._ended.append(column)
         self._last.append(
