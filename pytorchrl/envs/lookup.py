@@ -70,5 +70,5 @@ def names_module(name: str) -> bool:
         return False
     try:
         return "." in name or importlib.util.find_spec(name) is not None
-    except ValueError:  # a loaded module without a spec, such as __main__
+    except ValueError:  # raised for a loaded module without a spec, such as __main__
         return True

@@ -294,7 +294,7 @@ class ProcessesVectorEnv(AsyncVectorEnv):
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])
-            more = f"; {num_failed - 1} more environments failed" if num_failed > 1 else ""
+            more = f"; number of other environments that failed: {num_failed - 1}" if num_failed > 1 else ""
             _, kind, failure, trace = reports[0]
             raise EnvError(f"{failure if issubclass(kind, EnvError) else describe(failure)}{more}") from RuntimeError(
                 f"in the environment's process:\n{trace}")

@@ -137,7 +137,7 @@ def _load_quietly(spec: EnvSpec) -> None:
 def env_or_failure(
     maker: Callable[[], AnyEnv], observation_space: AnySpace, action_space: AnySpace,
 ) -> AnyEnv:
-    """Build an environment; if that fails, return a stub whose reset raises the error, for the parent process."""
+    """Build an environment; if that fails, return a stub whose reset reports the error to the parent process."""
     try:
         env = maker()
         return RememberingEnv(env) if isinstance(env, RestartingEnv) else env

@@ -139,7 +139,9 @@ class Storage(Part, Updatable, ABC):
         self._rollout_rows.insert(acting, step)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """Return the t <= T steps of the current rollout; the next transition starts a new rollout from the last row.
+        """Return the t <= T steps of the current rollout.
+
+        The next transition starts a new rollout, whose first row is the last row of the current rollout.
 
         Args:
             copy: Whether to return copies. If not, the tensors are views, which are valid until the next

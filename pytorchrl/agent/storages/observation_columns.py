@@ -309,7 +309,7 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store all frames of stacks (N, K, pixels) except the newest; return the numbers of all frames, (N, K)."""
+        """Store all frames of stacks (N, K, pixels) except their newest; return the numbers of all frames, (N, K)."""
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest
         for k in range(self._num_frames - 2, -1, -1):

@@ -89,7 +89,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors that arrived after an eviction."""
+        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors of evicted transitions."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:

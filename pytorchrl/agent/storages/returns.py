@@ -93,7 +93,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the temporal differences r + gamma V' - V (0 if invalid), and the valid rows that end no episode."""
+    """Return the temporal differences r + gamma V' - V (0 if invalid), and which valid rows end no episode."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

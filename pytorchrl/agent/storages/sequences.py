@@ -87,7 +87,7 @@ class Episode:
         return wanted, list(self._open(lambda k: self._trained_from(k) + steps <= self.num_steps))
 
     def finish(self) -> list[_Window]:
-        """End the episode; return the windows that can now be drawn, up to the window that reaches the end."""
+        """End the episode; return the windows that can now be drawn, up to the first window that reaches the end."""
         length = self._options.length
         return list(self._open(lambda k: k == 0 or self._trained_from(k - 1) + length < self.num_steps))
 
@@ -406,7 +406,7 @@ class _Run(NamedTuple):
 
 
 def _runs(rollout: RolloutData) -> list[list[_Run]]:
-    """Return the runs of rows of each environment in a rollout, in order of time."""
+    """Return the runs of rows of each environment in a rollout, in chronological order."""
     valid, first = rollout.valid.numpy(), rollout.done.numpy()[:-1]
     last = rollout.terminated.numpy() | rollout.truncated.numpy()
     begins = first | ~valid
