@@ -95,7 +95,7 @@ class Supervisor:
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker's call, or since its last answer if it had several calls."""
+        """Return the seconds since a worker was called, or since its last answer if that came later."""
         return self._runtime.now() - self._since[index]
 
     def answered(self, index: int, seconds: float, more: bool) -> None:

@@ -31,7 +31,7 @@ class Watch(Protocol):
         """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker's call, or since its last answer if it had several calls."""
+        """Return the seconds since a worker was called, or since its last answer if that came later."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
         """Record a result for which a worker needed `seconds`."""

@@ -15,7 +15,7 @@ from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPattern(Options):
-    """The flat keywords that choose the kind of gradients."""
+    """The flat keywords of `Scheme` that choose the kind of gradients."""
 
     grad_communication: Communication = option(
         SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "

@@ -53,7 +53,7 @@ class Lags:
 
 
 def summary(histogram: Mapping[int, int]) -> dict[str, float]:
-    """Return the mean, maximum, median and 90 % quantile (nearest rank) of a histogram of lags; 0 if it is empty."""
+    """Return the mean, maximum, median and 90 % quantile (nearest rank) of a histogram; all are 0 if it is empty."""
     if not histogram:
         return {"mean": 0.0, "max": 0, "p50": 0, "p90": 0}
     values = np.array(sorted(histogram))

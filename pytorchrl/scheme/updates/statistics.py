@@ -73,7 +73,7 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the last update; empty if it was skipped.
         num_workers: Number of remote gradient workers.
-        missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates them.
+        missing: Indices of remote gradient workers that are lost and not replaced; the supervisor maintains this.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
