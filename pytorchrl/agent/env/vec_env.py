@@ -80,8 +80,8 @@ class VecEnv(Part):
         """Settings of a vector of environments."""
 
         env_fn: Any = option(  # `EnvFn`, checked below
-            help="Gymnasium id, EnvSpec, or a function that takes keyword arguments and builds one environment (or, if "
-            "it takes num_envs, a vector environment).")
+            help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment "
+            "(or, if it takes num_envs, a vector environment).")
         env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
         test_env_kwargs: EnvKwargs = option(
             default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
@@ -386,7 +386,7 @@ class VecEnv(Part):
 
 @dataclass(frozen=True, repr=False)
 class EnvFactory(Factory[VecEnv]):
-    """Factory of vectors of environments, which also stores the spaces of one environment."""
+    """Factory of vectors of environments; it also stores the spaces of one environment."""
 
     observation_space: dict[str, AnySpace]
     """Leaf -> space of one environment, as returned by `flatten_space`."""
