@@ -1,1 +1,1 @@
-"""Gradient workers: sample queue, batches, gradients, and averaging among the workers."""
+"""Gradient workers: queues of samples, batches, gradients, and the averaging of gradients among the workers."""

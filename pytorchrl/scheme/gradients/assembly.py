@@ -1,4 +1,4 @@
-"""Assembly of the parts of a gradient worker."""
+"""Assemble the parts of a gradient worker."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Parts:
     """The parts of a gradient worker.
 
     Attributes:
-        ledger: Count of the collection workers' env steps, by place.
-        stats: Statistics for the next message.
+        ledger: Counts of the collection workers' env steps, by where the steps are.
+        stats: Statistics for the next message to the update worker.
         group: The group of ranks that average gradients.
         plan: Sizes of train batches and microbatches.
         shards: The connection to replay shards; None without a replay level.
@@ -64,9 +64,9 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         replay_workers: Set of replay shards; None without a replay level.
         collection: Options of collection.
         supervision: Options for lost workers.
-        runtime: The gradient worker's runtime, with the clock.
+        runtime: The gradient worker's runtime, which provides the clock.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
-        point: Function that injects faults in simulations; None: no faults.
+        point: Function that injects faults in simulations; None: no faults are injected.
     """
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup()

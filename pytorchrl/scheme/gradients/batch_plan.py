@@ -19,11 +19,11 @@ class BatchPlan:
     """Sizes of a gradient worker's train batches and microbatches.
 
     Attributes:
-        train_batch_size: Least number of steps in a train batch; None: one round or one rollout.
+        train_batch_size: Least number of steps in a train batch; None: a train batch is one round or one rollout.
         microbatch_size: Largest number of env steps in one backward pass; None: no limit.
-        is_streamed: Whether each microbatch is discarded after its gradient.
+        is_streamed: Whether each microbatch is discarded once its gradient has been computed.
         prefetch: Number of microbatches that are requested while a gradient is computed.
-        least_steps: Least number of steps in a preempted rollout.
+        least_steps: Least number of steps per environment in a preempted rollout.
     """
 
     train_batch_size: int | None
@@ -38,9 +38,9 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
 
     Args:
         collection: Options of collection.
-        worker: The local collection worker, whose storage keeps the train batches.
+        worker: The local collection worker, whose storage stores the train batches.
         num_remote: Number of remote collection workers.
-        warns: Whether to warn of batch normalization layers, which would normalize over each microbatch.
+        warns: Whether to warn about batch normalization layers, which would normalize over each microbatch.
     """
     train = options_of(GWorkerOptions, collection).train_batch_size
     size = options_of(GradAccumulator.Options, collection).microbatch_size

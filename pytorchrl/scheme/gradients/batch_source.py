@@ -32,28 +32,28 @@ logger = get_logger(__name__)
 
 
 class TrainBatchSource(Protocol):
-    """A way to get train batches."""
+    """A source of train batches."""
 
     def take(self) -> TrainBatch:
-        """Wait for the next train batch, whose `uses` includes this use."""
+        """Wait for the next train batch and return it; its `uses` includes this use."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""
 
     def counters(self) -> WorkerCounters:
-        """Return total and current numbers of train batches."""
+        """Return counters of train batches, some of them totals and some of them current numbers."""
 
     def take_times(self) -> Times:
-        """Return the times of operations since the last call."""
+        """Return the durations of the source's operations since the last call."""
 
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting batches at each `take` since the last call."""
 
 
 class RoundSource:
-    """Synchronous collection in the learner's thread, where one or several rounds make a train batch.
+    """Synchronous collection in the learner's thread; a train batch consists of one or several rounds.
 
-    Train batches that a user added to the queue are used first.
+    Train batches that a user has added to the queue are used first.
 
     Args:
         collector: Collector of the rounds.
@@ -61,7 +61,8 @@ class RoundSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps that are collected between two checks of `goal`; None: `goal`.
+        microbatch: Least number of steps to collect before it is checked (again) whether `goal` is reached; None:
+            `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -99,7 +100,7 @@ class RoundSource:
                 return self._by_hand.take(0.0)
             if not self._collector.stopped:
                 rollouts = rounds.collect()
-            # If collection was stopped during the round, its rollouts stay in flight, and are dropped later.
+            # If collection was stopped during the round, its rollouts stay booked as in flight until they are dropped.
             if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
@@ -108,18 +109,18 @@ class RoundSource:
         return TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts], uses=1)
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do nothing, because each train batch is used once."""
+        """Do nothing, because each train batch is used only once."""
 
     def counters(self) -> WorkerCounters:
         """Return the counters of the queue to which users may add train batches."""
         return self._by_hand.counters()
 
     def take_times(self) -> Times:
-        """Return no times, because the gradient worker measures the wait for a round itself."""
+        """Return an empty mapping, because the gradient worker itself measures the wait for a round."""
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return 0 for each round, and the levels of the queue to which users may add train batches."""
+        """Return a 0 for each round, followed by the levels of the queue to which users may add train batches."""
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
@@ -130,7 +131,7 @@ class QueueSource:
     Args:
         collector: The collector thread.
         samples: The sample queue.
-        runtime: Runtime whose clock is used.
+        runtime: Runtime that provides the clock.
         stats: The gradient worker's statistics.
         timeout_s: Seconds without data after which the learner reacts according to `on_starved`.
         on_starved: "raise", "warn" (once) or "wait".
@@ -162,8 +163,8 @@ class QueueSource:
                 return self._samples.take(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
-            # This test has no race, because a dead thread adds no data. Raising outside the handler keeps the error's
-            # own cause.
+            # There is no race here, because a thread that has failed adds no data. The error is raised outside the
+            # handler of `queue.Empty`, so that it keeps its own cause.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -187,7 +188,7 @@ class QueueSource:
         return self._samples.counters()
 
     def take_times(self) -> Times:
-        """Return no times, because the gradient worker measures the wait for a train batch itself."""
+        """Return an empty mapping, because the gradient worker itself measures the wait for a train batch."""
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
@@ -196,16 +197,16 @@ class QueueSource:
 
 
 class BatchSource:
-    """Loads train batches into the storage, and yields the batches of which gradients are computed.
+    """Loads train batches into the storage, and provides the batches from which gradients are computed.
 
     Args:
         worker: The local collection worker, with the storage and the algorithm.
         source: Source of train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        group: The group of ranks, which may normalize advantages over the data of all ranks.
-        is_streamed: Whether a train batch is one microbatch of an update; its advantages are normalized over the
-            microbatch, if at all.
+        group: The group of ranks, which may normalize advantages over the data of all ranks together.
+        is_streamed: Whether a train batch is only one microbatch of an update. Its advantages are then normalized over
+            the microbatch, if at all.
         is_local: Whether the local worker collects, so that rollouts contain tensors of this process.
 
     Attributes:
@@ -231,7 +232,7 @@ class BatchSource:
 
     @timed("copy")
     def next(self) -> Batch:
-        """Return the next batch; load train batches until there is one, as replay has none before learning starts."""
+        """Return the next batch. Load train batches until there is a batch; replay has none before learning starts."""
         if isinstance(self._source, ReplaySource) and self._storage.gives.is_kept:
             return cast("Batch", self._source.draw())
         batch = None if self._batches is None else next(self._batches, None)
@@ -255,7 +256,7 @@ class BatchSource:
                     self.stats.add_rollout(replace(queued.rollout, data=None), queued.version_queued,
                                            self._worker.version)
             self._unused_steps = current.num_new_steps
-            with self.stats.watch.part("decode"):  # later uses of the train batch find tensors
+            with self.stats.watch.part("decode"):  # at later uses, the train batch already contains tensors
                 if not self._is_local:
                     for place, queued in enumerate(current.rollouts):
                         received, traffic = receive(queued.rollout, self.stats.watch.now)
@@ -269,7 +270,7 @@ class BatchSource:
             self._book_as_resident()
 
     def _book_as_resident(self) -> None:
-        """Move the train batch to "resident" in the ledger, and steps that the storage evicted for it to "evicted"."""
+        """Count the train batch as "resident" in the ledger, and the steps that it displaced as "evicted"."""
         evicted = self._storage.counters["evicted"]
         self._ledger.move(self._unused_steps, "queued", "resident")
         self._unused_steps = 0
@@ -281,7 +282,7 @@ class BatchSource:
         """Return an iterator over the batches of the stored train batch.
 
         Args:
-            advantage_moments: Moments of the advantages of all gradient workers, which normalize together; None: the
+            advantage_moments: Moments of the advantages of all gradient workers, which normalize together. None: this
                 worker normalizes alone, or together with the other ranks of its group.
         """
         if self._is_streamed:
@@ -300,7 +301,7 @@ class BatchSource:
         self._unused_steps -= num_new_steps
 
     def end_pass(self) -> None:
-        """End the pass over the current train batch, even if batches are left."""
+        """End the pass over the current train batch, even if some of its batches have not been used."""
         self._batches = None
 
     def release(self) -> None:
@@ -314,9 +315,9 @@ class BatchSource:
             self._source.cancel_uses(self._current)
 
     def skip_remaining(self, reason: DropReason) -> None:
-        """Discard the rest of the current train batch; its unused steps are dropped in the ledger.
+        """Discard the rest of the current train batch; the ledger counts its unused steps as dropped.
 
-        If it has not been divided into batches, only its remaining uses are cancelled.
+        If the train batch has not been divided into batches yet, only its remaining uses are canceled.
         """
         self.cancel_uses()
         if self._batches is not None:
@@ -324,7 +325,7 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """Discard the current train batch if it is in use, and drop its unused steps in the ledger."""
+        """Discard the current train batch if it is in use; the ledger counts its unused steps as dropped."""
         if not self.is_loaded:
             self.cancel_uses()
             self._batches = None
@@ -335,12 +336,12 @@ class BatchSource:
         self._unused_steps = 0
 
     def clear(self) -> None:
-        """Discard the current train batch without a change in the ledger."""
+        """Discard the current train batch without changing the ledger."""
         self._batches = self._current = None
         self.is_loaded, self._unused_steps = False, 0
 
     def restored(self) -> None:
-        """Copy the count of evicted steps from a storage that was restored from a checkpoint."""
+        """Copy the number of evicted steps from the storage after it was restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
     def counters(self) -> WorkerCounters:
@@ -351,7 +352,7 @@ class BatchSource:
         return counters
 
     def take_times(self) -> Times:
-        """Return the times of the source's operations since the last call."""
+        """Return the durations of the source's operations since the last call."""
         return self._source.take_times()
 
     def take_levels(self) -> tuple[int, ...]:
@@ -360,5 +361,5 @@ class BatchSource:
 
 
 def _copied(rollout: Rollout) -> Rollout:
-    """Return a rollout whose data are copied, unless they come from another process and are copies already."""
+    """Return a rollout with copied data, unless the data come from another process and therefore are copies already."""
     return replace(rollout, data=rollout.data.map(Tensor.clone)) if is_made_of(rollout.data, Tensor) else rollout

@@ -1,4 +1,4 @@
-"""Errors of remote gradient workers, which carry events of the journal to the update worker."""
+"""Attach events of the journal to errors of remote gradient workers, to send them to the update worker."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Return the method with errors that carry the journal's events as `part`, because no message will follow."""
+    """Make errors of a method carry the journal's events in an attribute `part`, because no message will follow."""
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            if self.index_worker > 0:  # the update worker takes the events of a local worker itself
+            if self.index_worker > 0:  # the update worker itself takes the events of a local worker's journal
                 error.part = self.take_part()  # type: ignore[attr-defined]
             raise
 

@@ -31,9 +31,9 @@ from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Enco
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.untyped import StateDict
 
-# A replacement GWorker numbers the incarnations of its workers from a multiple of this, so that no number repeats.
+# The incarnations of a replacement GWorker's workers start at a multiple of this number, so that no number repeats.
 _INCARNATIONS = 64
-# Seconds that stop() waits for workers to end their current call; stop() as a whole must take at most 10 s.
+# Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
 
 __all__ = ["CollectorThread", "GWorker"]
@@ -52,7 +52,7 @@ class GWorker(Worker):
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
         collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
-            None: the arguments above, and default options.
+            None: the arguments above, and the defaults of all other options.
         supervision: Options for lost workers; None: defaults.
         runtime: Runtime of the remote collection workers; None: threads.
         collects: False for a worker that only serves parameters and applies gradients.
@@ -68,14 +68,14 @@ class GWorker(Worker):
         actor, algo, storage: The agent's parts, which the local collection worker has built.
         collector, inqueue: The CollectorThread, and the `queue.Queue` of train batches (`CollectorThread.queue`).
         encoder: Encoder of gradients.
-        ledger: Count of the env steps of its collection workers, by place.
+        ledger: Counts of the env steps of its collection workers, by where the steps are.
         replay_workers, shards: The RWorkerSet and the connection to it; None without a replay level.
-        stats: Statistics for the next message.
+        stats: Statistics for the next message to the update worker.
     """
 
     Options: TypeAlias = GWorkerOptions
 
-    def __init__(self, index_worker: int, col_workers_factory: Callable[..., CWorkerSet],  # noqa: PLR0913 - public signature
+    def __init__(self, index_worker: int, col_workers_factory: Callable[..., CWorkerSet],  # noqa: PLR0913
                  col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
                  col_execution: Execution | str = "Central",
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
@@ -113,7 +113,7 @@ class GWorker(Worker):
         self.ledger, self.stats, self._group, self._plan = parts.ledger, parts.stats, parts.group, parts.plan
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
-        self._collected_before = 0  # env steps in the restored ledger
+        self._collected_before = 0  # env steps that were collected according to the restored ledger
         self._preparing = 0  # `number` of the last call of prepare()
         self._final: LedgerSnapshot | None = None
 
@@ -155,7 +155,7 @@ class GWorker(Worker):
         """Compute gradients of the batch that `get_data` returned.
 
         Args:
-            distribute_gradients: If True, average the gradients over all gradient workers, each of which applies them.
+            distribute_gradients: If True, average the gradients over all gradient workers, which all apply the mean.
 
         Returns:
             One flat float32 gradient per optimized group, and the algorithm's statistics.
@@ -165,7 +165,7 @@ class GWorker(Worker):
         """
         if self._gradients.batch is None:
             raise CallOrderError("get_grads() needs a batch of get_data(), and uses each batch once; call get_data() "
-                                 "first, or step() for both")
+                                 "first, or call step(), which does both")
         return self._gradients.differentiate_taken(distribute_gradients, self.get_data, self.compute_gradients)
 
     def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
@@ -194,11 +194,11 @@ class GWorker(Worker):
             moments: Moments of rollouts, for the normalizers.
 
         Returns:
-            The algorithm's statistics; None if the gradient is not finite, in which case parameters, optimizer and
-            version do not change, and the caller counts the skipped update.
+            The algorithm's statistics; None if the gradient is not finite. In this case, the parameters, the optimizer
+            and the version do not change, and the caller has to count the skipped update.
 
         Raises:
-            CallOrderError: `gradients` is None, but there is no computed gradient, or the last batch had no sample.
+            CallOrderError: `gradients` is None, and this worker has no gradients, or its last batch had no sample.
         """
         if gradients is None and not (gradients := self._gradients.grads):
             raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there "
@@ -211,7 +211,7 @@ class GWorker(Worker):
     # Requests of the update worker
 
     def take_part(self) -> WorkersPart | None:
-        """Return (name, incarnation, events of the journal since the last call); None if the journal is not kept."""
+        """Return (name, incarnation, events of the journal since the last call), or None if no journal is kept."""
         part = self._journal.take()
         return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
 
@@ -220,8 +220,8 @@ class GWorker(Worker):
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Load the next train batch, unless an unused train batch is loaded.
 
-        Synchronous gradient workers normalize advantages over the train batches of all of them, as a single worker
-        would. Until this call returns, `preempt(number)` ends a rollout that this worker collects itself.
+        Synchronous gradient workers normalize advantages over the train batches of all these workers, as a single
+        worker would. Until this call returns, `preempt(number)` ends a rollout that this worker collects itself.
 
         Returns:
             (count, mean, M2) of the advantages in the train batch, and the result of `take_part`.
@@ -252,7 +252,7 @@ class GWorker(Worker):
             skip_remaining: Whether to discard the rest of the current train batch first.
             distribute_gradients: Whether to average the gradient over all gradient workers, and to apply the mean.
             parameters: Current parameters of the algorithm and the storage, for a request without weights.
-            check: Whether to return a checksum of the parameters after the update.
+            check: Whether to include a checksum of the parameters in the result.
         """
         self._begin_request(weights, parameters, skip_remaining)
         if self.batch_source.is_loaded and advantage_moments is not None:
@@ -286,8 +286,8 @@ class GWorker(Worker):
         """Apply the mean gradient, as all ranks do.
 
         Returns:
-            The vectors for the message, None if they were applied; and the algorithm's statistics, None if the update
-            was skipped.
+            The vectors for the message (None if there was a mean gradient), and the algorithm's statistics (None if the
+            update was skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # moments are shared once, even if the exchange fails
         self._group.store(moments)
@@ -299,13 +299,13 @@ class GWorker(Worker):
             return None, self.apply_gradients(grads, moments=shared)
 
     def skip_remaining(self) -> None:
-        """Discard the rest of the current train batch; its unused steps are dropped in the ledger."""
+        """Discard the rest of the current train batch; the ledger counts its unused steps as dropped."""
         self.batch_source.skip_remaining(DropReason.EARLY_STOP)
         if self._group.is_member:
             self.local_worker.merge_moments(self._group.share())
 
     def preempt(self, number: int) -> None:
-        """Signal that the rollout of `prepare(number=number)` is to end, once it has the least number of steps."""
+        """Signal that the rollout of `prepare(number=number)` is to end as soon as it has enough steps."""
         if number == self._preparing:
             self.local_worker.preempt_running(self._plan.least_steps)
 
@@ -327,13 +327,13 @@ class GWorker(Worker):
         self._group.join(self._runtime, meeting, place)
 
     def leave_group(self, generation: int) -> None:
-        """Signal that the group of this generation has ended; an exchange in progress fails."""
+        """Signal that the group of this generation has ended; an exchange that is in progress fails."""
         self._group.leave(generation)
 
     def give_up(self, generation: int) -> Candidate:
-        """Leave the group of this generation, discard the current train batch, and return a candidate for the next."""
+        """Leave the group of this generation, discard the train batch in use, and return a candidate for the next."""
         self._group.leave(generation)
-        if not self.batch_source.is_loaded:  # an unused train batch is kept
+        if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)
             self._gradients.batch = None
         return Candidate(self.actor_version, self._incarnation, self.ledger.snapshot(), *propose_address())
@@ -352,11 +352,11 @@ class GWorker(Worker):
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
 
     def whole_state(self) -> WholeState:
-        """Return everything that the next update depends on, except data."""
+        """Return everything except data that the next update depends on."""
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
-        """Save the actor to a file in an existing folder, in plain types for `torch.load`; return the path."""
+        """Save the actor to a file in an existing folder, as plain values for `torch.load`; return the file's path."""
         with self._journal.lock:
             state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         torch.save(state, fname)
@@ -386,13 +386,13 @@ class GWorker(Worker):
 
         Args:
             number: Number of the drain: 1, 2, ...
-            timeout_s: Seconds after which workers that have not responded count as lost.
+            timeout_s: Number of seconds after which workers that have not responded count as lost.
 
         Returns:
             The worker's incarnation, and a ledger with nothing in flight or queued.
         """
         self.collector.drain(number, timeout_s)
-        if not self.storage.gives.is_kept:  # batches from replay are copies, which may be kept
+        if not self.storage.gives.is_kept:  # batches from replay are copies, so they need not be discarded
             self.batch_source.clear()
             self._gradients.batch = None
             self._group.discard()
@@ -400,11 +400,11 @@ class GWorker(Worker):
         return self._incarnation, self.ledger.snapshot()
 
     def state(self) -> StateDict:
-        """Return the state of a drained worker for a checkpoint: replay, ledger, and remainders of the codec.
+        """Return a drained worker's state for a checkpoint: the replay data, the ledger, and the codec's remainders.
 
-        The update worker saves parameters and optimizers; random generators and episodes are not saved.
+        Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
         """
-        shards = None if self.shards is None else self.shards.state()  # counts shards that do not respond as lost
+        shards = None if self.shards is None else self.shards.state()  # first, because lost shards change the ledger
         return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
                 "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
 
@@ -445,6 +445,6 @@ class GWorker(Worker):
             self.ledger.drop_all(DropReason.SHUTDOWN)
             before = self._collected_before + self.collector.delivered_by_lost
             self._group.leave()
-            # The collection workers' own count makes the ledger's equation an independent check.
+            # The collection workers count their steps themselves, so this is an independent check of the ledger.
             self._final = self.ledger.snapshot(None if made is None else before + made)
         return self._final

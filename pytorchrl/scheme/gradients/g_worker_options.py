@@ -1,4 +1,4 @@
-"""Options for the data of a gradient worker."""
+"""Options that control the batches of a gradient worker."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True, kw_only=True)
 class GWorkerOptions(Options):
-    """Options for the data of each gradient worker."""
+    """Options that control the batches of each gradient worker."""
 
     train_batch_size: int | None = option(
         None, low=1, help="Least number of steps in a train batch, including steps in which an environment is reset. "
         "A train batch consists of whole rounds (synchronous collection) or whole rollouts (asynchronous collection); "
         "None: a single round or rollout. With replay workers, the number of transitions or sequences sampled for an "
-        "update (None: the algorithm's mini_batch_size); with replay of whole rollouts, their least number of steps "
-        "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`).")
+        "update (None: the algorithm's mini_batch_size); if whole rollouts are sampled, the least number of steps "
+        "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`) that they contain.")
     keep_bad_batches: str | os.PathLike[str] | None = option(
-        None, help="Directory for the first batches of each gradient worker with a loss or gradient that is not "
-        "finite; None: they are not kept.")
+        None, help="Directory in which each gradient worker saves its first batches whose loss or gradient is not "
+        "finite; None: such batches are not saved.")
 
     def __post_init__(self) -> None:
         """Refuse a directory that cannot be created, and make its path absolute."""
@@ -34,5 +34,5 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return the options if they include those of an owner, else the owner's default options."""
+    """Return `collection` if it is an instance of the options class `owner`, and otherwise the default options."""
     return collection if isinstance(collection, owner) else owner()

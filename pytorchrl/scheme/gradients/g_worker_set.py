@@ -45,7 +45,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
         grad_worker_resources: Ray resources of each remote worker.
         compress_grads_to_send: Codec of gradients.
-        factory: Recipe of the set with all options; None: a recipe of the other arguments.
+        factory: Recipe of the set, with all options; None: a recipe that is made from the other arguments.
         runtime: Runtime of the remote workers; None: threads.
 
     Attributes:
@@ -60,8 +60,8 @@ class GWorkerSet(WorkerSet[GWorker]):
         """Options of the gradient workers."""
 
         num_grad_workers: int = option(
-            1, low=1, help="Number of gradient workers. A single one runs in the update worker's process; 2 or more "
-            "are remote.")
+            1, low=1, help="Number of gradient workers. By default, a single one runs in the update worker's process; "
+            "2 or more are always remote.")
         grad_execution: Execution | None = option(
             None, help="Where gradients are computed: \"Central\" in the update worker's process, \"Parallel\" in "
             "remote workers, even if there is only one. None: \"Central\" for one gradient worker, \"Parallel\" for "
@@ -93,7 +93,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             """Whether the gradient workers are remote."""
             return self.num_grad_workers > 1 if self.grad_execution is None else self.grad_execution is PARALLEL
 
-    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913 - the reference API
+    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: CWorkerSetFactory, col_fraction_workers: float,
                  grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool | str = False, *,
@@ -141,13 +141,15 @@ class GWorkerSet(WorkerSet[GWorker]):
             compress_grads_to_send: Codec of gradients.
             grad_worker_resources: Ray resources of each remote worker; the default shrinks to the available resources.
             replay_workers_factory: Recipe of each gradient worker's replay shards; None: no replay level.
-            **options: Other fields of the kind of collection that the arguments select, and `grad_device`.
+            **options: Other options of the class that the arguments select (`SynchronousCollection`,
+                `AsynchronousCollection` or `ReplayCollection`), and `grad_device`.
 
         Returns:
             A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
 
         Raises:
-            ConfigError: An option is unknown, has an invalid value or no effect, or levels contradict each other.
+            ConfigError: An option is unknown, has an invalid value, or would have no effect; or levels contradict each
+                other.
             FactoryError: `col_workers_factory` or `replay_workers_factory` is not the result of `create_factory`.
         """
         for name, given_factory, kind in (("col_workers_factory", col_workers_factory, CWorkerSetFactory),
@@ -176,12 +178,12 @@ class GWorkerSetFactory:
 
     Attributes:
         options: Options of the set.
-        collection: Options of each gradient worker's data.
+        collection: Options that control how each gradient worker collects its data.
         col_workers_factory: Recipe of the collection workers.
         replay_workers_factory: Recipe of the replay shards; None: no replay level.
         supervision: Options for lost workers.
         seed: Seed of the experiment.
-        num_threads: PyTorch threads of each remote worker.
+        num_threads: Number of PyTorch threads of each remote worker.
         compress_weights_to_send: Codec of weights that gradient workers send to remote collection workers.
     """
 
@@ -226,7 +228,7 @@ class GWorkerSetFactory:
                               "same factories of algorithm, actor and storage")
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
-        """Return the recipe with all open devices, resources and options resolved for a runtime."""
+        """Return the recipe with values for all devices, resources and options that were left open."""
         collection, _ = settled(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())

@@ -1,4 +1,4 @@
-"""Computation of the gradients of train batches."""
+"""Compute the gradients of train batches."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class GradientComputer:
 
     Attributes:
         batch: The batch for the next gradient; None if no batch is waiting.
-        grads: The last gradients; None before the first gradients.
+        grads: The last gradients; None before gradients are computed for the first time.
         used: The data behind the last gradient.
-        fault: Fault of the last gradient before it was averaged; "" without a fault.
+        fault: Description of what was wrong with the last gradient before it was averaged; "" if nothing was wrong.
         num_computed: Number of gradients computed.
     """
 
-    def __init__(self, worker: CWorker, source: BatchSource, plan: BatchPlan, collector: CollectorThread,  # noqa: PLR0913 - its collaborators
+    def __init__(self, worker: CWorker, source: BatchSource, plan: BatchPlan, collector: CollectorThread,  # noqa: PLR0913
                  shards: Shards | None, ledger: Ledger, stats: WorkerStats, group: ProcessGroup,
                  bad_batches: BadBatches, point: Callable[[str], bool] | None) -> None:
         self._worker, self._source, self._plan, self._collector = worker, source, plan, collector
@@ -62,19 +62,20 @@ class GradientComputer:
 
     def differentiate_taken(self, distribute_gradients: bool, get_data: GetData,
                             compute: Compute) -> tuple[Vectors, dict[str, float]]:
-        """Return the gradients and the statistics of the batch in `batch`, and set `batch` to None.
+        """Return the gradients and the statistics of the attribute `batch`, and set the attribute to None.
 
         Args:
             distribute_gradients: Whether to average the gradients over all gradient workers.
-            get_data: Function that returns the next microbatch: the gradient worker's method, which a subclass may
-                override.
-            compute: Function that computes the gradients of a batch: likewise the gradient worker's method.
+            get_data: Function that returns the next microbatch. It is the gradient worker's method, because a subclass
+                may override it.
+            compute: Function that computes the gradients of a batch; a method of the gradient worker for the same
+                reason.
         """
         assert self.batch is not None
         batch = self.batch
         self.fault = ""
         if not (any(batch.samples.values()) or batch.num_samples):
-            # The batch is empty, but other ranks may have data, and expect this rank in the exchange.
+            # The batch is empty, but other ranks may have data and expect this rank to take part in the exchange.
             grads: Vectors = self._mean_of_ranks([None] * len(self._algo.gradient_sizes), batch.samples, batch.last) \
                 if distribute_gradients else []
             info: dict[str, float] = {}
@@ -111,7 +112,7 @@ class GradientComputer:
             total.add(grads, batch.num_samples, info, batch.samples)
             self._source.used(batch.num_new_samples)
             del batch
-            self.batch = None  # drop all references to free the memory before the next microbatch is collected
+            self.batch = None  # delete all references, to free the memory before the next microbatch is collected
             self._source.release()
             if is_enough:
                 break
@@ -125,7 +126,7 @@ class GradientComputer:
         return grads, micro.decided(self._algo, total.info())
 
     def _update_replay(self, batch: Batch, info: MetricsDict) -> None:
-        """Move the errors of single samples from the statistics to replay, where they become priorities."""
+        """Remove the errors of the single samples from the statistics, and pass them to replay as priorities."""
         if self._shards is None:
             self._storage.after_gradients(batch, info)
         errors = info.pop("errors", None)
@@ -154,5 +155,5 @@ class GradientComputer:
 
 
 def not_finite(vectors: Vectors) -> Vectors:
-    """Return vectors of NaN in place of the gradients, to inject a fault."""
+    """Return NaN vectors with the shapes of the gradients, to inject a fault."""
     return [None if vector is None else torch.full_like(vector, torch.nan) for vector in vectors]
