@@ -1,7 +1,7 @@
-"""Kinds of collection: all options for the data of a gradient worker, without options that would have no effect.
+"""Kinds of collection: the three ways in which a gradient worker receives data.
 
-A gradient worker receives data in one of three ways. For each there is a class that inherits the options of all classes
-involved, so that one object configures collection workers, collector thread and batches.
+For each way, there is a class that inherits the options of all classes involved, but has no options that would have no
+effect. One object of this class configures the collection workers, the collector thread and the batches.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionPattern(Options):
-    """The flat keyword that, together with `num_replay_workers`, selects the kind of collection."""
+    """The keyword that, together with `num_replay_workers`, selects the kind of collection."""
 
     col_communication: Communication = option(
-        SYNC, help="Coordination of collection and learning: \"synchronous\": they alternate; \"asynchronous\": they "
-        "run at the same time.")
+        SYNC, help="Coordination of collection and learning: with \"synchronous\", they alternate; with "
+        "\"asynchronous\", they run at the same time.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, Barrier.Options, GradAccumulator.CollectOptions, GWorkerOptions,
         Kind):
-    """Collection that alternates with learning; all collection workers have the weights of the last update."""
+    """Collection that alternates with learning; all collection workers act with the weights of the last update."""
 
     title: ClassVar[str] = "synchronous collection"
     chosen_by: ClassVar[str] = "col_communication='synchronous'"
@@ -83,7 +83,7 @@ class AsynchronousCollection(
 class ReplayCollection(
         CWorkerSet.ReplayOptions, CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorkerOptions,
         Kind):
-    """Collection that fills replay shards, from which the learner samples its batches."""
+    """Collection into replay shards, from which the learner samples its batches."""
 
     title: ClassVar[str] = "asynchronous collection with replay workers"
     chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
@@ -95,7 +95,7 @@ COLLECTION_KINDS = (SynchronousCollection, AsynchronousCollection, ReplayCollect
 
 
 def collection_kind(reader: Reader) -> type[Collection]:
-    """Return the kind of collection that flat keywords select; problems are added to those of the reader."""
+    """Return the kind of collection that the reader's keywords select, and add any problems to the reader's list."""
     pattern = reader.read(CollectionPattern)
     is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
     if reader.given.get("num_replay_workers") is None:
@@ -108,10 +108,11 @@ def collection_kind(reader: Reader) -> type[Collection]:
 
 
 def collection_of(given: Mapping[str, object]) -> Collection:
-    """Return the options of collection for flat keywords.
+    """Return the options of collection that are given by keywords.
 
     Raises:
-        ConfigError: An option is unknown, or has an invalid value or no effect. The message lists all problems.
+        ConfigError: An option is unknown, has an invalid value, or would have no effect. The message lists all
+            problems.
     """
     known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
     refuse_unknown(given, {name: ("scheme", name) for name in known}, "GWorkerSet has no option")
@@ -123,7 +124,7 @@ def collection_of(given: Mapping[str, object]) -> Collection:
 
 
 def default_collection(communication: Communication, fraction_workers: float, *, has_shards: bool) -> Collection:
-    """Return default options of collection for a gradient worker that a user builds without options.
+    """Return the default options of collection, for a gradient worker that a user builds without giving options.
 
     Args:
         communication: Coordination of collection and learning.

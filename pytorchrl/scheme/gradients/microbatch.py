@@ -33,17 +33,17 @@ logger = get_logger(__name__)
 
 
 class GradAccumulator:
-    """Accumulates the gradients of slices of a batch into the gradient of the whole batch.
+    """Combines the gradients of the slices of a batch into the gradient of the whole batch.
 
     Args:
         microbatch_size: Largest number of env steps in a slice; None: the batch is one slice.
-        reduction: Reduction of the loss over its samples. "mean": gradients are averaged, weighted by their samples,
-            sum(n * g) / sum(n). "sum": gradients are added.
+        reduction: How the loss combines its samples. "mean": the result is the mean of the gradients g, weighted by
+            their numbers of samples n: sum(n * g) / sum(n). "sum": the result is the sum of the gradients.
 
     Attributes:
         num_samples: Number of valid samples in the slices so far.
         num_parts: Number of slices so far, including slices without a valid sample.
-        samples: Policy -> number of valid samples in the slices so far.
+        samples: For each policy, the number of valid samples in the slices so far.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -53,15 +53,15 @@ class GradAccumulator:
         microbatch_size: int | None = option(
             None, low=1, help="Largest number of env steps in one backward pass; the gradient of a larger batch is "
             "computed in slices, with the same result. With train_batch_size and synchronous collection, data are also "
-            "collected in microbatches, and a microbatch that the algorithm uses only once is discarded after its "
-            "gradient. None: no limit.")
+            "collected in microbatches, and a microbatch that the algorithm uses only once is discarded once its "
+            "gradient has been computed. None: no limit.")
 
     @dataclass(frozen=True, kw_only=True)
     class CollectOptions(Options, PrefetchOptions):
         """Options for train batches that are collected in microbatches."""
 
         norm_over: str = option(
-            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes, for example advantages, if a "
+            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes values such as advantages if a "
             "train batch is collected in microbatches: \"batch\" keeps the whole train batch in host memory, "
             "\"microbatch\" does not.")
 
@@ -76,7 +76,7 @@ class GradAccumulator:
             raise ValueError(f"reduction must be one of {list(REDUCTIONS)}, got {reduction!r}")
         self._microbatch_size, self._reduction = microbatch_size, reduction
         self._gradients: list[Tensor | None] = []
-        self._weights: list[int] = []  # valid samples behind each gradient
+        self._weights: list[int] = []  # number of valid samples behind each gradient
         self._info: dict[str, float] = {}
         self._info_weights: dict[str, int] = {}
         self.num_samples = self.num_parts = 0
@@ -86,12 +86,13 @@ class GradAccumulator:
         """Yield the slices of a batch, whose sizes differ by at most one.
 
         Rows (B, ...) are divided into slices of at most `microbatch_size` rows. Sequences (L, B, ...) are not cut: a
-        slice has as many sequences as fit into `microbatch_size` steps, and at least one.
+        slice contains as many sequences as fit into `microbatch_size` steps, but at least one.
 
         Args:
-            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`, which is not changed. In a
-                `MultiBatch`, the batch of each policy is divided into as many slices as the env steps require.
-            device: Device of the slices. Slices of a batch on another device are moved one at a time.
+            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is not changed. In a
+                `MultiBatch`, the batches of all policies are divided into the same number of slices, which follows from
+                the number of env steps.
+            device: Device of the slices. If the batch is on another device, the slices are moved one at a time.
         """
         if isinstance(batch, MultiBatch):
             num_slices = 1 if self._microbatch_size is None else max(1, -(-batch.num_samples // self._microbatch_size))
@@ -111,12 +112,12 @@ class GradAccumulator:
         """Add copies of the gradients and statistics of a slice.
 
         Args:
-            gradients: One (P,) gradient per group on any device, accumulated in float32 or float64. With several
-                policies, one gradient per policy; None for a policy without a gradient.
+            gradients: One (P,) gradient per group, on any device; gradients are accumulated in float32 or float64. With
+                several policies, one gradient per policy; None for a policy without a gradient.
             num_samples: Number of valid samples in the slice, n; a slice without valid samples has no weight. With
                 several policies, the number of env steps.
-            info: Statistics of the slice, which `info` averages.
-            samples: With several policies, policy -> number of valid samples behind its gradient.
+            info: Statistics of the slice; the method `info` returns their means.
+            samples: With several policies, the number of valid samples behind the gradient of each policy.
         """
         self.num_parts += 1
         self.num_samples += num_samples
@@ -142,26 +143,26 @@ class GradAccumulator:
             self._gradients[index] = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
         elif self._reduction == "sum":
             total.add_(gradient.to(total.dtype))
-        else:  # a running mean overflows only if a slice does
+        else:  # unlike a sum, a running mean overflows only if the gradient of a slice does
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
-        """Return the gradient of the whole batch: one vector per group or policy, None without valid samples.
+        """Return the gradient of the whole batch: one vector for each group or policy; None if it has no valid sample.
 
         Raises:
             RuntimeError: No slice had a valid sample.
         """
         if self.samples.keys() <= {""} and not any(self._weights):
-            raise RuntimeError("no gradient was added that has a valid sample")
+            raise RuntimeError("no slice with a valid sample was added")
         return self._gradients
 
     def info(self) -> dict[str, float]:
-        """Return the means of the statistics, weighted by samples."""
+        """Return the means of the statistics, weighted by the numbers of samples."""
         return dict(self._info)
 
 
 def log_microbatch(number: int, num_samples: int, target: int) -> None:
-    """Log at debug level that the gradient of microbatch `number` (1, 2, ...) of an update is computed.
+    """Log at debug level that the gradient of a microbatch is being computed.
 
     Args:
         number: Number of the microbatch in its update, from 1.
@@ -172,7 +173,7 @@ def log_microbatch(number: int, num_samples: int, target: int) -> None:
 
 
 def log_update(microbatch_size: int | None, num_samples: int) -> None:
-    """Log at debug level that accumulated gradients of `num_samples` samples are applied, if microbatches are used."""
+    """If microbatches are used, log at debug level that the accumulated gradients are being applied."""
     if microbatch_size is not None and num_samples:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
@@ -186,7 +187,7 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         batch: A batch of the kind that the algorithm learns from, on any device.
         microbatch_size: Largest number of env steps in a backward pass; None: no limit.
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
-        is_part: Whether the batch is itself a microbatch, which the caller has logged; if False, each slice is logged.
+        is_part: Whether the batch is itself a microbatch, which the caller has logged; if not, each slice is logged.
     """
     counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:
@@ -211,7 +212,7 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Return averaged statistics, with the algorithm's decision to stop early recomputed from the averages."""
+    """Return averaged statistics, in which the algorithm's decision to stop early is derived from the averages."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
@@ -224,7 +225,7 @@ def _length(batch: BatchOfKind) -> int | None:
 
 
 def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, int]:
-    """Return the axis, the start and the stop of slice `part` of `num_parts`, whose sizes differ by at most one."""
+    """Return axis, start and stop of slice `part` of `num_parts` slices, whose sizes differ by at most one."""
     axis = 0 if _length(batch) is None else 1
     count = batch.action.shape[axis]
     return axis, count * part // num_parts, count * (part + 1) // num_parts
@@ -235,7 +236,7 @@ def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.dev
     def cut(value: Tensor, axis: int) -> Tensor:
         return value.narrow(axis, start, stop - start).to(device)
 
-    fields: dict[str, Any] = {}  # values of any class of batches
+    fields: dict[str, Any] = {}  # the types of the values depend on the class of the batch
     for field in dataclasses.fields(batch):
         value, own_axis = getattr(batch, field.name), 0 if field.name == "rhs" else axis
         if isinstance(value, Tensor):
@@ -249,7 +250,7 @@ def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.dev
 
 
 def why_all_is_kept(options: object, norm_over: str) -> str:
-    """Return why a whole train batch has to be kept until its last update; "" if microbatches may be discarded.
+    """Return why the whole train batch has to be kept until its last update, or "" if microbatches may be discarded.
 
     Args:
         options: The algorithm's options.
@@ -273,8 +274,8 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
     Args:
         rollout: Number of env steps in a full rollout.
         wanted: Least number of env steps in a train batch; None: one round of rollouts.
-        rounds: For synchronous collection, the number of rollouts in a round, and the least number of env steps in a
-            microbatch (None without microbatches). For asynchronous collection, None.
+        rounds: For synchronous collection, a pair of the number of rollouts in a round and the least number of env
+            steps in a microbatch (None without microbatches). For asynchronous collection, None.
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds per microbatch
@@ -288,11 +289,11 @@ class Used(NamedTuple):
     num_new_samples: int
     last: bool
     samples: Mapping[str, int] = MappingProxyType({})
-    """With several policies, policy -> number of valid samples."""
+    """With several policies, the number of valid samples of each policy."""
 
 
 def warn_of_batch_norm(actor: nn.Module) -> None:
-    """Warn of batch normalization layers, which would normalize over each slice."""
+    """Warn about batch normalization layers, which would normalize over each slice."""
     if any(isinstance(module, _BatchNorm) for module in actor.modules()):
         warnings.warn("the actor has batch normalization layers, which normalize over each slice of microbatch_size "
                       "env steps, not over the batch; use layer normalization, or leave microbatch_size out",

@@ -1,4 +1,4 @@
-"""Devices of workers, and the resources that remote workers request from Ray for them."""
+"""Devices of workers, and the resources that remote workers request from Ray."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Placement:
         """Return a message for each device or resource that contradicts another option.
 
         Raises:
-            DeviceError: A name is not that of a device, or this process would use a device that it does not have.
+            DeviceError: An option does not name a device, or this process would use a device that it does not have.
         """
         for name, device in (("grad_device", self.gradients.grad_device), ("col_device", self.collection.col_device)):
             if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
@@ -59,7 +59,8 @@ class Placement:
         found = []
         if self.gradients.grad_device is not None and not self.gradients.is_parallel:
             found.append(f"grad_device={self.gradients.grad_device!r} is for remote gradient workers; the local one "
-                         "is the learner, whose option is device; give num_grad_workers >= 2, or leave grad_device out")
+                         "uses the device of the learner, which the option device sets; give num_grad_workers >= 2, or "
+                         "leave grad_device out")
         if self.collection.col_device is not None and not self._acts_by_itself:
             found.append(f"col_device={self.collection.col_device!r} is for collection workers with an actor of their "
                          "own; the local one uses the actor of its gradient worker; give num_col_workers >= 2 or "
@@ -74,9 +75,10 @@ class Placement:
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     def devices(self) -> dict[str, str]:
-        """Return the devices of remote gradient workers ("grad") and of collection workers with an actor ("col").
+        """Return the device of remote gradient workers ("grad") and that of collection workers with an actor ("col").
 
-        Workers on Ray resolve "cuda" to the GPU assigned to them; workers in this process get a numbered device.
+        Workers on Ray resolve "cuda" to the GPU that Ray assigns to them; workers in this process get a numbered
+        device.
 
         Raises:
             DeviceError: This process lacks a device that its workers would use.
@@ -90,7 +92,7 @@ class Placement:
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
     def resources(self, level: str) -> Mapping[str, float]:
-        """Return the resources that each remote worker of a level requests; by default, GPUs only if they are used."""
+        """Return the resources that each remote worker of a level requests; by default, a GPU only if it uses one."""
         resources = self._requested(level)
         return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
 
@@ -98,7 +100,7 @@ class Placement:
         return self.gradients.grad_worker_resources if level == "grad" else self.collection.col_worker_resources
 
     def _gpus_used(self, level: str) -> dict[str, str]:
-        """Return option -> device for the CUDA devices that the process of a remote worker of this level uses."""
+        """Return the CUDA devices that a remote worker's process uses, by the option that determines each device."""
         devices = self.devices()
         used = {f"{level}_device": devices[level]}
         if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:
@@ -106,7 +108,7 @@ class Placement:
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield a message for each contradiction between the devices of a level and its share of GPUs."""
+        """Yield a message for each contradiction between the devices of a level and the GPUs that it requests."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)

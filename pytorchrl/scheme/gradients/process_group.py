@@ -21,19 +21,19 @@ from pytorchrl.scheme.transport.messages import Moments
 T = TypeVar("T")
 
 Vectors = list[Tensor | None]
-"""One flat gradient per optimized group; with several policies, one per policy, or None for a policy without one."""
+"""One flat gradient per optimized group; with several policies, one per policy (None if it has no gradient)."""
 MomentsOfData = Moments | dict[str, Moments]
 """Moments of a worker's samples; with several policies, a mapping from policy to moments."""
 
 
 class GradientGroup:
-    """Ranks that average their gradients after every batch, after which each rank applies the same update.
+    """Ranks that average their gradients after every batch, so that all of them apply the same update.
 
     Args:
         ranks: The connection between the ranks.
 
     Attributes:
-        num_raised: Number of ranks with `raises_hand=True` in the last mean.
+        num_raised: Number of ranks that passed `raises_hand=True` when the last mean was computed.
     """
 
     def __init__(self, ranks: Collective) -> None:
@@ -42,13 +42,13 @@ class GradientGroup:
 
     def mean(self, gradients: Sequence[Tensor | None], weights: Sequence[int],
              sizes: Sequence[int] | None = None, raises_hand: bool = False) -> Vectors:
-        """Return the mean of each gradient over all ranks, weighted by samples: sum(n * g) / sum(n).
+        """Return the mean of each gradient g over all ranks, weighted by the numbers of samples n: sum(n g) / sum(n).
 
         Args:
             gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
-            weights: n, the number of valid samples behind each gradient of this rank.
-            sizes: Number of scalars in each gradient; may be None if no gradient is None.
-            raises_hand: Whether this rank is counted in `num_raised`, for a joint decision of the ranks.
+            weights: The number of valid samples, n, behind each gradient of this rank.
+            sizes: Number of scalars in each gradient; may be None unless a gradient is None.
+            raises_hand: Whether to count this rank in `num_raised`, so that the ranks can make a joint decision.
 
         Returns:
             New vectors, bit-identical on all ranks; None for a gradient that no rank has.
@@ -76,7 +76,7 @@ class GradientGroup:
         return [(own[0], own[1], own[2]) for own in (tensor.tolist() for tensor in found)]
 
     def gather_objects(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of the ranks; values of any type can be pickled and sent."""
+        """Return the values of all ranks, in the order of the ranks; each value is sent as a pickle."""
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._ranks.gather(torch.tensor([len(data)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -85,7 +85,7 @@ class GradientGroup:
         return [pickle.loads(own[:size].numpy().tobytes()) for own, size in zip(found, sizes, strict=True)]
 
     def close(self) -> None:
-        """Leave the group; may be called from any thread, and repeatedly."""
+        """Leave the group. Any thread may call this method, even repeatedly."""
         self._ranks.close()
 
 
@@ -108,7 +108,7 @@ class Candidate:
     """A gradient worker that may become a rank of the next group."""
 
     version: int
-    """Number of updates applied to its parameters."""
+    """Number of updates applied to the worker's parameters."""
     incarnation: int
     ledger: LedgerSnapshot
     address: str
@@ -124,13 +124,13 @@ def propose_address() -> tuple[str, int]:
             # This sends nothing, but selects the address at which other hosts reach this host.
             route.connect(("10.255.255.255", 1))
             address = route.getsockname()[0]
-        except OSError:  # without a network, all ranks are on this host
+        except OSError:  # this host has no network, so all ranks must be on this host
             address = "127.0.0.1"
         return address, probe.getsockname()[1]
 
 
 class ProcessGroup:
-    """A gradient worker's membership in groups of ranks, and moments that were not sent to the other ranks yet.
+    """A gradient worker's membership in groups of ranks, and its moments that it has not sent to the other ranks yet.
 
     Groups are numbered by generation, so a signal to leave a group does not affect later groups, even if the signal
     arrives late, or before the worker joins the group.
@@ -144,7 +144,7 @@ class ProcessGroup:
 
     @property
     def is_member(self) -> bool:
-        """Whether the worker has joined a group, which may be broken."""
+        """Whether the worker has joined a group, even if the group is broken."""
         return self._group is not None
 
     def join(self, runtime: Runtime, meeting: Meeting, place: int) -> None:
@@ -162,7 +162,7 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave all groups up to this generation, even a group to be joined later; an exchange in progress fails."""
+        """Leave all groups up to this generation, including those joined later; an exchange in progress fails."""
         with self._lock:
             self._left = max(self._left, generation)
             group = self._group if self._generation <= self._left else None
@@ -170,7 +170,10 @@ class ProcessGroup:
             group.close()
 
     def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
-        """Return the mean over all ranks (`GradientGroup.mean`); if any rank `shares`, all must call `shared` next."""
+        """Return the mean over all ranks; see `GradientGroup.mean`.
+
+        If any rank passes `shares=True`, all ranks must call `shared` next.
+        """
         return self._joined().mean(gradients, weights, sizes, shares)
 
     def _joined(self) -> GradientGroup:
@@ -184,7 +187,7 @@ class ProcessGroup:
         return self._joined().gather_moments(moments)
 
     def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:
-        """Return whether this rank has moments, stored or in the argument, that were not sent to the other ranks."""
+        """Return whether any moments, stored here or in the argument, have not been sent to the other ranks."""
         return bool(self._unshared or moments)
 
     def store(self, moments: Sequence[dict[str, Moments]]) -> None:
@@ -192,11 +195,11 @@ class ProcessGroup:
         self._unshared += moments
 
     def discard(self) -> None:
-        """Discard the moments that were not shared, because their data were discarded."""
+        """Discard the moments that have not been shared, because their data were discarded."""
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments, if any rank announced in the last mean that it shares its moments.
+        """Exchange moments if any rank announced, when the last mean was computed, that it would share its moments.
 
         Args:
             shares: Whether this rank sends its moments.
@@ -209,6 +212,6 @@ class ProcessGroup:
     def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
         """Exchange moments with all ranks, each of which must call this method at the same point; see `shared`."""
         group, own = self._joined(), list[dict[str, Moments]]()
-        if shares:  # moments are sent once, even if the exchange fails, because other ranks may have received them
+        if shares:  # even if the exchange fails, moments are not sent again: other ranks may have received them
             own, self._unshared = self._unshared, []
         return tuple(moments for found in group.gather_objects(own) for moments in found)

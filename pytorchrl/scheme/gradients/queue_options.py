@@ -1,4 +1,4 @@
-"""Options of the queue of train batches between asynchronous collection and its learner."""
+"""Options of the queue of train batches between asynchronous collection and the learner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUFFERS = ("ring", "circular")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleQueueOptions(QueueOptions):
-    """Options of the train batches between asynchronous collection and its learner."""
+    """Options of the queue of train batches between asynchronous collection and the learner."""
 
     queue_policy: str = option(
         "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait; "
@@ -27,23 +27,25 @@ class SampleQueueOptions(QueueOptions):
     minibatch_buffer_size: int = option(
         1, low=1, help="Number of train batches that an asynchronous learner uses alternately, each num_passes times.")
     num_passes: int = option(
-        1, low=1, help="Number of uses of a train batch; each use makes one update per epoch and mini-batch of the "
-        "algorithm.")
+        1, low=1, help="Number of uses of a train batch; in each use, the algorithm makes one update for each minibatch"
+        " of each epoch.")
     ramp: bool | None = option(
-        None, help="Whether the first train batches are used 1, 2, ... times, so that new train batches are needed at "
-        "equal intervals; None: True if minibatch_buffer_size > 1.")
+        None, help="Whether the first train batch is used once, the second one twice, and so on up to num_passes, so "
+        "that new train batches are needed at equal intervals; None: True if minibatch_buffer_size > 1.")
     buffer: str = option(
         "ring", choices=BUFFERS, help="Order of train batches: \"ring\" uses them alternately; \"circular\" keeps the "
         "newest minibatch_buffer_size train batches and samples from them.")
     replay_proportion: float = option(
-        0.0, low=0.0, help="Number of old rollouts per new rollout in train batches.")
-    replay_slots: int = option(0, low=0, help="Number of rollouts, the newest, that are kept for replay_proportion.")
+        0.0, low=0.0, help="Number of old rollouts for each new rollout in train batches.")
+    replay_slots: int = option(
+        0, low=0, help="Number of the newest rollouts that are kept, to be used again according to replay_proportion.")
     max_policy_lag: int | None = option(
-        None, low=0, help="Largest age, in updates, of the weights that collected a rollout (at its first use by an "
-        "asynchronous learner) or a train batch (at later uses); None: no limit.")
+        None, low=0, help="Largest age, in updates, of the weights with which a rollout was collected, when an "
+        "asynchronous learner first uses the rollout; at later uses, the limit applies to the whole train batch. "
+        "None: no limit.")
     on_policy_lag: str = option(
-        "drop", choices=LAG_POLICIES, help="Reaction to max_policy_lag: \"drop\" drops older rollouts; \"wait\" also "
-        "delays requests for rollouts that would be older at their first use.")
+        "drop", choices=LAG_POLICIES, help="What is done about rollouts that exceed max_policy_lag: \"drop\" drops "
+        "them; \"wait\" also delays requests for rollouts that would be too old at their first use.")
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""

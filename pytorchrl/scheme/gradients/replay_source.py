@@ -39,11 +39,11 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     batch_size = getattr(collection, "train_batch_size", None) or (
         getattr(worker.algo.options, "mini_batch_size", None) if storage.gives.is_kept else None) or rollout
     learning_starts = options.learning_starts
-    if learning_starts is None:  # without a limit, the first batches would repeat the same few rollouts
+    if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.gives.is_kept else batch_size
-    if not storage.gives.is_kept:  # of the last rollout sampled, a single step may be needed
+    if not storage.gives.is_kept:  # perhaps only a single step of the last rollout sampled is needed
         batch_steps = batch_size + rollout - 1
-    elif storage.draws_rollouts:  # of the last rollout sampled, a single sequence may be needed
+    elif storage.draws_rollouts:  # perhaps only a single sequence of the last rollout sampled is needed
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
     else:  # sequences are padded to full length
         batch_steps = batch_size * getattr(storage.options, "length", 1)
@@ -54,7 +54,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
 
 
 class ReplaySource:
-    """Replay shards as a source of sampled batches, or of train batches of sampled rollouts.
+    """Replay shards as a source of sampled batches, or of train batches that consist of sampled rollouts.
 
     Args:
         collector: The collector thread, which adds rollouts to the shards.
@@ -81,14 +81,17 @@ class ReplaySource:
         return batch
 
     def take(self) -> TrainBatch:
-        """Wait for the next sampled rollouts, which are old: their steps were counted when replay received them."""
+        """Wait for the next sampled rollouts, and return them as a train batch.
+
+        Their steps are not counted again, because they were counted when the shards received them.
+        """
         return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do nothing, because each sampled batch is used once."""
+        """Do nothing, because each sampled batch is used only once."""
 
     def counters(self) -> WorkerCounters:
-        """Return total and current numbers of shards and sampled batches."""
+        """Return counters of shards and sampled batches, some of them totals and some of them current numbers."""
         shards, states = self._shards, self._shards.states
         return WorkerCounters(
             restarts=shards.restarts, workers=len(states), workers_missing=shards.num_missing,
@@ -97,7 +100,7 @@ class ReplaySource:
             stale_priorities=sum(state.contents["stale_priorities"] for state in states))
 
     def take_times(self) -> Times:
-        """Return the times of sampling and of messages to shards since the last call."""
+        """Return the times spent on sampling and on messages to shards since the last call."""
         return self._shards.watch.take()
 
     def take_levels(self) -> tuple[int, ...]:
@@ -110,7 +113,7 @@ class ReplayDestination:
 
     Attributes:
         queue: An unused queue.
-        delays_requests: False.
+        delays_requests: Always False.
     """
 
     def __init__(self, shards: Shards, runtime: Runtime, closing: threading.Event) -> None:
@@ -128,7 +131,7 @@ class ReplayDestination:
         return True
 
     def poll(self) -> None:
-        """Handle confirmations of the shards that have arrived."""
+        """Handle the confirmations that have arrived from the shards."""
         self._shards.poll(0.0)
 
     def begin_drain(self) -> None:

@@ -1,4 +1,4 @@
-"""The queue of train batches between asynchronous collection and its learner."""
+"""The queue of train batches between asynchronous collection and the learner."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 class TrainBatchBuilder:
     """Combines whole rollouts into train batches, in the order of their arrival.
 
-    Old rollouts are drawn uniformly from the last `replay_slots` rollouts and mixed in (Espeholt et al. 2018, "IMPALA",
-    section 4: replay). Mixing starts once the slots contain enough steps for a train batch; after k further new
-    rollouts, floor(f k) old rollouts have been added.
+    Old rollouts, drawn uniformly from the last `replay_slots` rollouts, are mixed with the new ones (Espeholt et al.
+    2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch. When k more
+    new rollouts have arrived, floor(f k) old rollouts have been added.
 
     Args:
-        size: Least number of steps in a train batch (`Rollout.size`); None: rollouts that arrive together.
-        replay_proportion: f, the number of old rollouts per new rollout.
-        replay_slots: Number of rollouts, the newest, from which old rollouts are drawn.
+        size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of rollouts that
+            arrived together.
+        replay_proportion: The number of old rollouts for each new rollout, f.
+        replay_slots: Number of the newest rollouts from which old rollouts are drawn.
         seed: Seed of the random draws.
     """
 
@@ -37,14 +38,14 @@ class TrainBatchBuilder:
         self._size, self._proportion, self._num_slots = size, replay_proportion, replay_slots
         self._rng = random.Random(f"old rollouts {seed}")
         self._slots: list[Rollout] = []
-        # Numbers of rollouts: stored in slots so far, and new and old rollouts since mixing started.
+        # Number of rollouts stored in slots so far, and numbers of new and of old rollouts since mixing started.
         self._num_stored = self._num_new = self._num_old = 0
         self._pending: list[QueuedRollout] = []
         self._pending_steps = 0
 
     @property
     def pending_share(self) -> float:
-        """Share of a train batch that the pending rollouts fill, from 0 to below 1."""
+        """Share of the next train batch that has already arrived, at least 0 and less than 1."""
         return self._pending_steps / (self._size or 1)
 
     def clear(self) -> None:
@@ -70,7 +71,7 @@ class TrainBatchBuilder:
                     yield complete
 
     def _draw_old(self, rollout: Rollout, version: int) -> list[QueuedRollout]:
-        """Draw the old rollouts to add after a new rollout, then store the new rollout in a slot."""
+        """Draw the old rollouts that follow a new rollout, then store the new rollout in a slot."""
         if not self._num_slots:
             return []
         drawn: list[QueuedRollout] = []
@@ -87,15 +88,16 @@ class TrainBatchBuilder:
 class RingBuffer:
     """A ring of slots, each of which contains a train batch and the number of its remaining uses.
 
-    Successive calls of `get` visit the slots in turn. A slot with remaining uses returns its train batch; an empty slot
-    is filled from the queue, or skipped if the queue is empty.
+    Successive calls of `get` visit the slots in turn. If a slot is empty, it is filled from the queue, or skipped if
+    the queue is empty, too.
 
     Args:
-        fetch: Function that returns the next train batch of the queue; None if the queue is empty.
+        fetch: Function that returns the next train batch in the queue, or None if the queue is empty.
         size: Number of slots.
         num_passes: Number of uses of a train batch.
         init_passes: Number of uses of the first train batch; each later train batch has one more use, up to
-            `num_passes`. With 1, slots become empty one at a time, so new train batches are needed at equal intervals.
+            `num_passes`. If it is 1, slots become empty one at a time, so new train batches are needed at equal
+            intervals.
     """
 
     def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:
@@ -111,7 +113,7 @@ class RingBuffer:
         return sum(self._left)
 
     def get(self) -> tuple[TrainBatch, bool]:
-        """Return the train batch to use next, and whether this is its last use.
+        """Return the train batch to use next, and whether this use is its last.
 
         Raises:
             queue.Empty: All slots and the queue are empty.
@@ -175,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; if there was no room, return the removed train batch and its remaining uses."""
+        """Add a train batch; if the oldest one had to make room, return it and the number of its remaining uses."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -184,7 +186,7 @@ class CircularBuffer:
         return removed
 
     def get(self) -> tuple[TrainBatch, bool]:
-        """Return a train batch drawn at random, and whether this is its last use.
+        """Return a train batch drawn at random, and whether this use is its last.
 
         No train batch is drawn twice in a row, unless it is the only one.
 
@@ -213,10 +215,10 @@ class CircularBuffer:
 
 
 class SampleQueue:
-    """Train batches between two threads: the collector thread calls `put`, the learner's thread calls `take`.
+    """A queue of train batches; the collector thread calls `put`, and the learner's thread calls `take`.
 
-    The order in which the threads run determines which train batches are dropped. Each access is noted in the journal
-    as a turn of its thread, so a replayed run repeats the order, and drops the same train batches.
+    The order in which the threads run determines which train batches are dropped. The journal notes which thread made
+    each access, so a replayed run repeats this order and drops the same train batches.
 
     Args:
         worker: The local collection worker, whose version is the learner's version.
@@ -224,12 +226,13 @@ class SampleQueue:
         ledger: The gradient worker's ledger.
         closing: Event that is set when collection is to end.
         options: Options of the queue.
-        train_batch_size: Least number of steps in a train batch (`Rollout.size`); None: rollouts that arrive together.
+        train_batch_size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of
+            rollouts that arrived together.
 
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of later uses that were cancelled.
+        passes_cancelled: Number of later uses that were canceled.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -263,7 +266,7 @@ class SampleQueue:
 
     def put(self, rollouts: list[Rollout]) -> None:
         """Enqueue the train batches that these rollouts complete; with `queue_policy="block"`, wait for room."""
-        # The ledger has to count the steps as queued before the learner can use them.
+        # The ledger must count the steps as queued before the learner can use them.
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
         with self._journal.reading():
             version = self._worker.version
@@ -292,7 +295,10 @@ class SampleQueue:
         self._ledger.drop(batch.num_new_steps, "queued", DropReason.QUEUE_FULL)
 
     def clear(self) -> None:
-        """Discard all train batches, while the learner takes none; their steps stay queued in the ledger."""
+        """Discard all train batches; the ledger still counts their steps as queued.
+
+        The learner must not take train batches at the same time.
+        """
         with self._journal.lock:
             while not self.queue.empty():
                 self.queue.get_nowait()
@@ -307,11 +313,11 @@ class SampleQueue:
         """Do nothing."""
 
     def begin_drain(self) -> None:
-        """Discard all train batches, which makes room."""
+        """Discard all train batches to make room."""
         self.clear()
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Discard rollouts that arrive during a drain; their steps stay in flight in the ledger."""
+        """Discard rollouts that arrive during a drain; the ledger still counts their steps as in flight."""
 
     def end_drain(self, deadline: float) -> None:
         """Discard all train batches."""
@@ -326,7 +332,7 @@ class SampleQueue:
         if self._options.max_policy_lag is None:
             return True
         with self._journal.lock:
-            # Only complete train batches are ahead; the rollout will be part of the incomplete train batch.
+            # Only complete train batches are ahead of the rollout, which will be part of the incomplete train batch.
             coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
             ahead = math.floor(coming + 1e-9) + self.queue.qsize()
             updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use
@@ -354,7 +360,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal does not note turns any more
+            if self._closing.is_set():  # the journal no longer notes accesses
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version
@@ -372,9 +378,9 @@ class SampleQueue:
                 return batch
 
     def _fetch(self) -> TrainBatch | None:
-        """Return the next train batch of the queue; None if the queue is empty.
+        """Return the next train batch in the queue, or None if the queue is empty.
 
-        With `on_policy_lag="wait"`, return the first of the train batches with the oldest version.
+        With `on_policy_lag="wait"`, return a train batch with the oldest version; among several, the first one.
         """
         if self.queue.empty():
             return None
@@ -388,7 +394,7 @@ class SampleQueue:
         return oldest
 
     def _move_to(self, buffer: CircularBuffer) -> None:
-        """Move all train batches from the queue to the buffer, which removes its oldest train batches."""
+        """Move all train batches from the queue to the buffer, which removes its oldest train batches to make room."""
         while not self.queue.empty():
             removed = buffer.add(self.queue.get_nowait())
             if removed is not None and removed[0].uses:
@@ -397,7 +403,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Return whether a train batch may be used; before the first use, remove rollouts that are too old."""
+        """Return whether a train batch may be used; before its first use, remove rollouts that are too old."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True
@@ -422,6 +428,6 @@ class SampleQueue:
         return levels
 
     def counters(self) -> WorkerCounters:
-        """Return total and current numbers of train batches."""
+        """Return counters of train batches, some of them totals and some of them current numbers."""
         return WorkerCounters(queued_items=self.queue.qsize(), dropped_items=self.num_dropped,
                               passes_cancelled=self.passes_cancelled)

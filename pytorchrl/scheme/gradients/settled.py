@@ -1,4 +1,4 @@
-"""Options of collection whose defaults depend on the agent: batch sizes, routing and prefetching."""
+"""Determine the options of collection whose defaults depend on the agent: batch sizes, routing and prefetching."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFETCHED_BATCHES = 4
 
 
 def settled(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
-    """Return the options of collection with the defaults that depend on the agent, and warnings.
+    """Return the options of collection, including defaults that depend on the agent, and a list of warnings.
 
     Raises:
         ConfigError: The options contradict the agent.
@@ -45,7 +45,7 @@ def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
     batch, starts = collection.train_batch_size, collection.learning_starts
     if batch is None:
         batch = getattr(algorithm, "mini_batch_size", rollout) if is_kept else rollout
-    if starts is None:  # without a limit, the first batches would repeat the same few rollouts
+    if starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
     for is_wrong, text in (
             (own < batch and given_kind(storage) is not DataKind.SEQUENCES,
@@ -77,7 +77,7 @@ def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -
 
 def _settled_microbatches(
         collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
-    """Refuse options that contradict the algorithm; set `prefetch` if it is open."""
+    """Refuse options that contradict the algorithm, and set `prefetch` if it is None."""
     algorithm = agent.algo_factory
     reason, name = why_all_is_kept(algorithm.options, collection.norm_over), algorithm.cls.__name__
     if collection.norm_over == "microbatch" and reason:

@@ -15,7 +15,7 @@ class QueuedRollout(NamedTuple):
     version_queued: int
     """The learner's version when the rollout arrived."""
     is_old: bool = False
-    """Whether the rollout was in an earlier train batch, and its steps were counted there."""
+    """Whether the steps of the rollout were counted earlier, because it was used before or comes from replay shards."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,14 +38,14 @@ class TrainBatch:
 
     @property
     def num_new_steps(self) -> int:
-        """Number of env steps, without those of old rollouts."""
+        """Number of env steps, excluding those of old rollouts."""
         return sum(queued.rollout.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return the number of new env steps in the batch that draws steps `start` to `end` of a pass.
+        """Return the number of new env steps in the batch that contains steps `start` to `end` of a pass.
 
-        Batches mix steps of old and new rollouts, so each batch counts its share of the new steps, and only in the
-        first pass. Steps of old rollouts were counted with an earlier train batch.
+        Batches mix steps of old and new rollouts, so a share of the new steps is counted for each batch, and only in
+        the first pass. Steps of old rollouts were counted earlier.
         """
         if self.uses > 1 or start == end:
             return 0
@@ -54,5 +54,5 @@ class TrainBatch:
 
     @property
     def version(self) -> int:
-        """Version of the oldest weights that collected a rollout of the train batch."""
+        """Version of the oldest weights with which a rollout of the train batch was collected."""
         return min(queued.rollout.weights_version for queued in self.rollouts)

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class HasStats(Protocol):
-    """An object whose methods are timed."""
+    """An object with methods whose duration is measured."""
 
     @property
     def stats(self) -> WorkerStats:
@@ -32,7 +32,7 @@ W = TypeVar("W", bound=HasStats)
 
 
 def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
-    """Return a decorator that adds the time of a method to part `part` of a gradient worker's work."""
+    """Return a decorator that adds the duration of a method to the part `part` of a gradient worker's work."""
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @functools.wraps(method)
         def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,10 +48,10 @@ class Counted(Protocol):
     """A component of a gradient worker that counts and times its own work."""
 
     def counters(self) -> WorkerCounters:
-        """Return new counters with the total and current numbers of this component; all others are 0."""
+        """Return new counters that contain this component's numbers; all other numbers are 0."""
 
     def take_times(self) -> Times:
-        """Return the times of operations since the last call."""
+        """Return the durations of the component's operations since the last call."""
 
 
 class ReportFields(TypedDict):
@@ -68,7 +68,7 @@ class ReportFields(TypedDict):
 
 
 class WorkerStats:
-    """Statistics of a gradient worker and its rollouts since the last message; counters and traffic are totals.
+    """Statistics of a gradient worker and its rollouts since the last message; counters and traffic are never reset.
 
     Args:
         now: The clock.
@@ -124,7 +124,7 @@ class WorkerStats:
 
         Args:
             headers: The rollouts that were added to replay since the last batch, without data.
-            versions: (K, 2) int64; see `Drawn.versions`.
+            versions: (K, 2) int64; see `Sample.versions`.
             version: The learner's version now.
         """
         for header in headers:
@@ -139,7 +139,7 @@ class WorkerStats:
         add_seconds(self._timings, {"collection": header.timings})
         self._num_rollouts += 1
         self.counters.collected_in_use += header.num_env_steps
-        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # a total of the worker
+        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # the worker reports a total
         self.counters.envs_restarted = sum(self._envs_restarted.values())
         self.counters.bytes_raw += header.sent.raw
         self.counters.bytes_sent += header.sent.sent
@@ -152,7 +152,7 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: Rollout) -> None:
-        """Count episodes in preempted and full rollouts separately, and preempted rollouts by worker."""
+        """Count the episodes in preempted rollouts and in full rollouts separately, and count preempted rollouts."""
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:
             self.counters.full_episodes += len(header.episodes)
@@ -169,7 +169,8 @@ class WorkerStats:
 
         Args:
             parts: Components of the worker that count and time their own work.
-            send_s: Transit time of requests and rollouts of synchronous rounds since the last message, in seconds.
+            send_s: Seconds that requests and rollouts of synchronous rounds have spent in transit since the last
+                message.
             weights_traffic: Total traffic of weights that were sent to collection workers.
         """
         own, counters = self.watch.take(), [self.counters]
