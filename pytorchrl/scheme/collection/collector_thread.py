@@ -220,7 +220,7 @@ class CollectorThread(threading.Thread):
     # Statistics
 
     def counters(self) -> WorkerCounters:
-        """Return counts of workers and messages, some of them totals and some of them current numbers."""
+        """Return the total or current numbers of workers and messages."""
         return WorkerCounters(
             weight_pushes=self._weights.num_sent, bytes_out=self._weights.bytes_out, restarts=self.supervisor.restarts,
             collectors=max(1, self.num_workers), workers=self.num_workers,

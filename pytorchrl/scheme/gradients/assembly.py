@@ -40,7 +40,7 @@ class Parts:
         shards: The connection to replay shards; None without a replay level.
         collector: The collector thread.
         source: The source of batches.
-        gradients: The part that computes gradients of batches.
+        gradients: The part that computes the gradients of batches.
     """
 
     ledger: Ledger

@@ -41,7 +41,7 @@ class TrainBatchSource(Protocol):
         """Cancel the remaining uses of a train batch."""
 
     def counters(self) -> WorkerCounters:
-        """Return counters of train batches, some of them totals and some of them current numbers."""
+        """Return the total or current numbers of train batches."""
 
     def take_times(self) -> Times:
         """Return the durations of the source's operations since the last call."""

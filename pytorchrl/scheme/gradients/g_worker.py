@@ -342,7 +342,7 @@ class GWorker(Worker):
 
     @timed("decode")
     def set_weights(self, actor_weights: Weights | Mapping[str, np.ndarray | torch.Tensor]) -> None:
-        """Set the actor's weights to those of a `Weights` message, or to an acting state: name -> array."""
+        """Set the actor's weights to those of a `Weights` message, or to an acting state (arrays by name)."""
         self.local_worker.set_weights(actor_weights)
 
     def get_weights(self, learning: bool = False) -> Weights:

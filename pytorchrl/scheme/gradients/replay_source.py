@@ -91,7 +91,7 @@ class ReplaySource:
         """Do nothing, because each sampled batch is used only once."""
 
     def counters(self) -> WorkerCounters:
-        """Return counters of shards and sampled batches, some of them totals and some of them current numbers."""
+        """Return the total or current numbers of shards and sampled batches."""
         shards, states = self._shards, self._shards.states
         return WorkerCounters(
             restarts=shards.restarts, workers=len(states), workers_missing=shards.num_missing,

@@ -278,7 +278,7 @@ class SampleQueue:
             self._freed.clear()
             if self.queue.full():
                 self._freed.wait(POLL_INTERVAL_S)
-        if self._closing.is_set():  # the steps stay queued in the ledger until all queued steps are dropped
+        if self._closing.is_set():  # the ledger counts the steps as queued until it drops all queued steps
             return
         with self._journal.reading():
             if not self.queue.full():
@@ -428,6 +428,6 @@ class SampleQueue:
         return levels
 
     def counters(self) -> WorkerCounters:
-        """Return counters of train batches, some of them totals and some of them current numbers."""
+        """Return the total or current numbers of train batches."""
         return WorkerCounters(queued_items=self.queue.qsize(), dropped_items=self.num_dropped,
                               passes_cancelled=self.passes_cancelled)

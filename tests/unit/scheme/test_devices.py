@@ -99,7 +99,7 @@ def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threa
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"grad_device": "cpu"}, "grad_device='cpu' is for remote gradient workers; the local one is the learner"),
+    ({"grad_device": "cpu"}, "grad_device='cpu' is for remote gradient workers; the local one uses the device"),
     ({**COLLECTORS, "grad_device": "cuda"}, "grad_device='cuda' is for remote gradient workers"),
     ({"col_device": "cpu"}, "col_device='cpu' is for collection workers with an actor of their own"),
     ({**GRADS, "col_device": "cuda"}, "col_device='cuda' is for collection workers with an actor of their own"),
