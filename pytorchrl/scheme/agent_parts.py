@@ -101,7 +101,7 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
-    """Refuse an agent whose parts are not all for the same policies."""
+    """Refuse parts that are for different policies; with several policies, also a weight norm over several shards."""
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
     policies["train_envs_factory"] = tuple(getattr(agent.train_envs_factory.options, "agents", ()))
@@ -135,9 +135,9 @@ def _layout(space: object) -> object:
 
 
 def _check_sequences(agent: AgentParts, settings: Settings) -> None:
-    """Refuse replay in which no sequence could become complete: one shard must receive all steps of an environment.
+    """Refuse replay that could never contain a complete sequence: one shard must receive all steps of an environment.
 
-    Storages whose sequences each lie within one rollout need no check.
+    Storages need no check if each of their sequences lies within one rollout.
     """
     storage: Factory[UserPart] = agent.storage_factory
     if kind_of(storage) != "sequence":
@@ -152,7 +152,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """Refuse options for rollouts that are used and then discarded, if the storage keeps its data."""
+    """If the storage keeps its data, refuse options that only apply to rollouts that are discarded after use."""
     is_kept, collection = given_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
@@ -173,7 +173,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse more mini-batches than a train batch has samples, and train batches without any new rollout."""
+    """Refuse mini-batches for which a train batch is too small, and replay slots that do not exceed a train batch."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if given_kind(storage).is_kept or size is None:

@@ -1,4 +1,4 @@
-"""Architectures from the literature as settings of the worker tree."""
+"""Architectures from the literature, expressed as settings of the worker tree."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Setting -> (smallest value allowed, reason).
-        learner: Whether `grad_communication` defaults to asynchronous for one gradient worker, which then learns in a
-            separate thread, and to synchronous for several.
-        kinds: Kinds of data that the algorithm may learn from.
+        learner: Whether the default of `grad_communication` depends on the number of gradient workers: asynchronous for
+            one, which then learns in a separate thread, and synchronous for several.
+        kinds: Kinds of data from which the algorithm may learn.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Preset:
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
-        """Return the flat settings of `Scheme`: the architecture's settings, with its defaults replaced by `given`.
+        """Return the flat settings of `Scheme`: those of the architecture, where `given` replaces its defaults.
 
         Raises:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from its data. The
@@ -139,7 +139,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: `num_grad_workers=2`, `updates_per_step=100`.
+            **settings: Settings of `Scheme`, with different defaults: `num_grad_workers=2`, `updates_per_step=100`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -153,11 +153,11 @@ class Architectures:
               **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
 
-        Gradient workers average gradients among themselves. Once a fraction `col_fraction_workers` of them has
-        collected its data, the collection of the others is stopped early.
+        Gradient workers average gradients among themselves. Once the fraction `col_fraction_workers` of them
+        have collected their data, the others stop collecting early.
 
         Each gradient worker collects its own data by default. With `num_col_workers >= 2`, `col_fraction_workers`
-        refers to the collection workers of each gradient worker instead.
+        refers to the collection workers of each gradient worker instead of the gradient workers.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -165,7 +165,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: `num_grad_workers=2`, `col_fraction_workers=0.6`.
+            **settings: Settings of `Scheme`, with different defaults: `num_grad_workers=2`, `col_fraction_workers=0.6`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -177,9 +177,9 @@ class Architectures:
     def microbatch(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
                    storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
                    test_envs_factory: EnvFactory | None = None, **settings: Unpack[ArchitectureKeywords]) -> Self:
-        """Build a scheme for train batches that are larger than memory.
+        """Build a scheme for train batches that are too large for memory.
 
-        The data of one optimizer step is collected and differentiated in microbatches.
+        The data of one optimizer step are collected, and their gradient is computed, in microbatches.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -187,7 +187,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: `train_batch_size=10000`, `microbatch_size=1000`.
+            **settings: Settings of `Scheme`, with different defaults: `train_batch_size=10000`, `microbatch_size=1000`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -210,7 +210,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: `num_col_workers=2`, `train_batch_size=500`.
+            **settings: Settings of `Scheme`, with different defaults: `num_col_workers=2`, `train_batch_size=500`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -222,7 +222,7 @@ class Architectures:
     def appo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
              **settings: Unpack[ArchitectureKeywords]) -> Self:
-        """Build a scheme as `impala` does, for a clipped surrogate objective (APPO, Luo et al. 2020).
+        """Build a scheme as `impala` does, for an algorithm with a clipped surrogate objective (APPO, Luo et al. 2020).
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -230,7 +230,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults differ as for `impala`.
+            **settings: Settings of `Scheme`, with the defaults of `impala`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -245,7 +245,7 @@ class Architectures:
         """Build a scheme with replay shards between collection workers and one learner (Ape-X, Horgan et al. 2018).
 
         Use a storage such as `PERBuffer`, and set `epsilon_per_worker=True` for `DQN`. To replay whole rollouts, use
-        `VTraceBuffer` and `size` with `IMPALA` or `APPO`, or `RolloutSequenceBuffer` with `R2D2`.
+        `VTraceBuffer` with `IMPALA` or `APPO` and set `size`, or use `RolloutSequenceBuffer` with `R2D2`.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -253,7 +253,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: `num_col_workers=2`, `num_replay_workers=1`,
+            **settings: Settings of `Scheme`, with different defaults: `num_col_workers=2`, `num_replay_workers=1`,
                 `max_weight_sync_delay=400`, and, if the storage has priorities, `initial_priority="worker"`.
 
         Raises:
@@ -268,9 +268,10 @@ class Architectures:
     def r2d2(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
              **settings: Unpack[ArchitectureKeywords]) -> Self:
-        """Build a scheme as `apex` does, for sequences and an actor with memory (R2D2, Kapturowski et al. 2019).
+        """Build a scheme as `apex` does, for actors with memory (R2D2, Kapturowski et al. 2019).
 
-        The storage is `SequenceBuffer`, or `RolloutSequenceBuffer`, which replays whole rollouts.
+        The algorithm learns from sequences. The storage is `SequenceBuffer`, or `RolloutSequenceBuffer`, which replays
+        whole rollouts.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -278,8 +279,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults differ as for `apex`, with `queue_size=4`; `routing` is always
-                `"by_stream"`.
+            **settings: Settings of `Scheme`. The defaults are those of `apex`, except that `queue_size` is 4;
+                `routing` is always `"by_stream"`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -301,7 +302,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: `num_grad_workers=2`, `num_col_workers=2`,
+            **settings: Settings of `Scheme`, with different defaults: `num_grad_workers=2`, `num_col_workers=2`,
                 `queue_size=4`, `distribute_gradients=True`.
 
         Raises:

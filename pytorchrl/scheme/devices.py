@@ -1,4 +1,4 @@
-"""Resolve names of devices in this process."""
+"""Resolve the names of the devices that this process may use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Types of the flat keywords, for editors and type checkers.
 
-Names, defaults, ranges and help texts are in the `Options` classes, see `pytorchrl.scheme.settings`. A test checks that
-the types in this module equal the types of the fields of those classes.
+Names, defaults, ranges and help texts are in the `Options` classes; see `pytorchrl.scheme.settings`. A test checks
+that the types in this module equal the types of the fields of those classes.
 """
 
 from __future__ import annotations

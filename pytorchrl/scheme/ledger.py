@@ -29,11 +29,11 @@ class DropReason(str, Enum):
     WORKER_LOST = "worker_lost"
     GRADIENT_LAG = "gradient_lag"
     NAN = "nan"
-    """The first gradient that used the steps, or the mean gradient, was not finite, so no update was made. The steps
-    remain dropped for this reason even if a later pass over their rollout uses them."""
+    """The first gradient computed from the steps, or the mean gradient, was not finite, so no update was made. The
+    steps remain dropped for this reason even if a later pass over their rollout uses them."""
     SHUTDOWN = "shutdown"
     EARLY_STOP = "early_stop"
-    """`target_kl` ended the passes over a rollout before its first pass was complete."""
+    """`target_kl` ended the passes over a rollout before the first pass was complete."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LedgerSnapshot:
     resident: int = 0
     evicted: int = 0
     sent: int = 0
-    """Total steps that a worker has sent with gradients; the receiver counts them as in flight, then as consumed."""
+    """Steps of the gradients that a worker has sent; the receiver counts them as in flight, then in other places."""
     dropped: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -135,9 +135,9 @@ class Ledger:
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
     """Return the ledger of the whole tree.
 
-    Steps that gradient workers sent are in flight (received but not applied), consumed or dropped in the update
-    worker's ledger. The update worker subtracts the steps that it receives from its own `sent`, so the sum of `sent`
-    over all ledgers is the number of steps in transit.
+    Gradient workers count the steps behind the gradients that they send as `sent`. When the gradients arrive, the
+    update worker's ledger subtracts these steps from its own `sent` and counts them as in flight (received but not
+    applied), later as consumed or dropped. So the sum of `sent` over all ledgers is the number of steps in transit.
 
     Args:
         snapshots: The gradient workers' ledgers.

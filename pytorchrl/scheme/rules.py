@@ -1,4 +1,4 @@
-"""Rules across levels, which a scheme checks before anything starts.
+"""Rules that concern several levels of settings. A scheme checks them before anything starts.
 
 Each rule is a row of a table, with the condition under which settings break the rule and the text of the error or
 warning. Rules within one level are in the `Options` classes of the level.
@@ -41,7 +41,7 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
         collection: Options of collection; None: built from the keywords.
         gradients: Options of gradients; None: built from the keywords.
         runtime: Options of the runtime, or its name; None: Ray if there are remote workers, else threads.
-        supervision: Options for lost workers; None: built from the keywords.
+        supervision: Options for the handling of lost workers; None: built from the keywords.
         for_storage: Flat keywords that belong to a replay storage.
 
     Raises:
@@ -162,7 +162,7 @@ RULES = (
          and (isinstance(s.gradients, DecentralisedGradients) or not s.has_parallel_gradients),
          lambda s: f"compress_weights_to_send={s.updates.compress_weights_to_send!r} needs num_col_workers >= 2, or "
                    "num_grad_workers >= 2 without distribute_gradients: otherwise weights are not sent"),
-    # Microbatches
+    # Prefetch
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.prefetch == 1
          and not s.has_parallel_collection,
          lambda s: "prefetch=1 needs num_col_workers >= 2: the local worker cannot collect while the learner computes"),

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords
 
 _CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-# Settings that may differ when a run resumes, in addition to settings in which a replay may differ from its record.
+# A run may resume with other values of these settings, and of all settings in which a replay may differ from its
+# record.
 _FREE_TO_RESUME = {"faults", "on_worker_failure"}
 
 
@@ -55,8 +56,9 @@ class Scheme(Architectures):
     """An agent and the tree of workers that trains it. The constructor checks everything; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
-    (`from_factory`). All forms build the same tree. An option has the same name in every form; its default, range and
-    help are in the `Options` class of its owner, and on the page "Options".
+    (`from_factory`). A kind is a class with exactly the options of one way of working. All forms build the same tree.
+    An option has the same name in every form; its default, range and help text are in the `Options` class of its
+    owner, and on the page "Options".
 
     Args:
         algo_factory: Factory of the algorithm, e.g. `PPO.create_factory(...)`.
@@ -68,7 +70,7 @@ class Scheme(Architectures):
         gradients: Kind of gradients with their options; None: built from the flat keywords.
         runtime: "ray", "threads", "simulated" or a kind with its options; None: Ray if there are remote workers, else
             threads.
-        supervision: Options for lost workers; None: built from the flat keywords.
+        supervision: Options for the handling of lost workers; None: built from the flat keywords.
         **settings: Flat keywords.
 
     Attributes:
@@ -76,7 +78,7 @@ class Scheme(Architectures):
         seed: The seed of the run.
         settings: Every setting by its flat name, as JSON-serializable values.
         nested: The settings by level.
-        evaluations: The evaluations in parallel with training; None before the first evaluation.
+        evaluations: The evaluations that run in parallel with training; None before the first evaluation.
 
     Raises:
         ConfigError: A setting is invalid, or settings contradict each other. The message lists all problems.
@@ -113,12 +115,12 @@ class Scheme(Architectures):
         self.evaluations: Evaluations | None = None
         self._final: LedgerSnapshot | None = None
         self._threads_before: int | None = None
-        self._checkpoint: StateDict | None = None  # from which the run resumes
+        self._checkpoint: StateDict | None = None  # the checkpoint from which the run resumes
         self._num_checkpoints = 0
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return the flat keywords for suggestions in errors: name -> (owner, name)."""
+        """Return the flat keywords, from which errors suggest similar names: name -> (owner, name)."""
         return known_keywords()
 
     @classmethod
@@ -174,7 +176,7 @@ class Scheme(Architectures):
         """Build and start the worker tree. The first `step` calls this method if it was not called before.
 
         Args:
-            target_steps: Env steps at which schedules end.
+            target_steps: Number of env steps at which schedules end.
             announce: Called with messages about the progress of the start.
 
         Raises:
@@ -239,13 +241,13 @@ class Scheme(Architectures):
         return self._worker or self.start()
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a thread makes the updates, wait until that many more were made.
+        """Make `updates_per_step` updates; if a thread makes the updates, wait until it has made that many more.
 
         An update whose loss or gradient is not finite is skipped: the parameters do not change, and `metrics()` counts
         the update as `updates_skipped_nan`.
 
         Returns:
-            The algorithm's statistics, as means weighted by samples; empty if the update was skipped.
+            The algorithm's statistics, as means weighted by the number of samples; empty if the update was skipped.
 
         Raises:
             NonFiniteUpdateError: More than five updates in a row were skipped.
@@ -264,7 +266,7 @@ class Scheme(Architectures):
         """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
 
         No new work is requested. Rollouts that are being collected are finished; with replay, they are added to it, and
-        replay keeps its contents. Gradients and data that no update has used are dropped and counted in
+        its contents are kept. Gradients and data that no update has used are dropped and counted in
         `dropped["shutdown"]`. An update that a thread is making is finished; no further update is made.
 
         Args:
@@ -290,18 +292,19 @@ class Scheme(Architectures):
     def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
-        The tree is drained first. Afterwards, this scheme and a scheme that resumes continue in the same way:
-        environments start new episodes, and all random numbers come from new seeds, which derive from the experiment's
-        seed and the number of checkpoints. The state of environments, random generators and processes is therefore not
-        saved. With synchronous collection and gradients on a CPU, the results of both schemes are equal bit for bit.
+        The tree is drained first. Afterwards, this scheme and a scheme that resumes from the checkpoint continue in the
+        same way: environments start new episodes, and all random numbers come from new seeds, which derive from the
+        experiment's seed and the number of checkpoints. The state of environments, random generators and processes is
+        therefore not saved. With synchronous collection and gradients on a CPU, the results of both schemes are equal
+        bit for bit.
 
         Args:
             timeout_s: Seconds; see `drain`.
 
         Returns:
             Plain values and tensors: parameters, optimizers, target networks, normalizers, schedules, replay, the
-            ledger, and remainders of gradients encoded with loss. Later steps may modify some of the tensors: save the
-            checkpoint before the next step.
+            ledger, and the remainders of lossy encodings of gradients. Later steps may modify some of the tensors:
+            save the checkpoint before the next step.
 
         Raises:
             ConfigError: The run is recorded or replayed.
@@ -350,7 +353,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether no train batch is partly used (so a checkpoint discards none); True for asynchronous collection."""
+        """Whether a checkpoint would discard no partly used train batch; always True for asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:

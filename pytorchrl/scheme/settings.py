@@ -1,7 +1,8 @@
-"""All settings of a scheme: nested by level, and as the flat keywords of `Scheme`, run.json and the command line.
+"""All settings of a scheme in two forms: nested by level, and flat, as in `Scheme`, run.json and the command line.
 
-An option has the same name in both forms, and is declared once: in the `Options` class of its owner. Some flat
-keywords, such as `col_communication`, choose kinds; a kind contains only options that have an effect in it.
+An option has the same name in both forms, and is declared once, in the `Options` class of its owner. A kind is a class
+with exactly the options of one way of working, such as asynchronous collection. Some flat keywords, such as
+`col_communication`, choose the kind for a level.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RuntimeName(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """Options of the learner's process, which the workers inherit."""
+    """Options of the learner's process; the number of threads and the seed also apply to the workers."""
 
     device: str | None = option(None, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
     num_threads: int = option(1, low=1, help="Torch threads of every worker, including the learner.")
@@ -72,7 +73,7 @@ class ProcessOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Ray(Kind, RayRuntime.Options):
-    """Remote workers are processes of a Ray cluster."""
+    """Runtime in which remote workers are processes of a Ray cluster."""
 
     title: ClassVar[str] = "the Ray runtime"
     chosen_by: ClassVar[str] = "runtime='ray' and remote workers"
@@ -80,7 +81,7 @@ class Ray(Kind, RayRuntime.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Threads(Kind, ThreadRuntime.Options):
-    """All workers are threads of this process."""
+    """Runtime in which all workers are threads of this process."""
 
     title: ClassVar[str] = "the threads runtime"
     chosen_by: ClassVar[str] = "runtime='threads'"
@@ -88,7 +89,7 @@ class Threads(Kind, ThreadRuntime.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated(Kind, SimulatedRuntime.Options):
-    """All workers run in this process, one at a time, on a virtual clock."""
+    """Runtime in which all workers run in this process, one at a time, on a virtual clock."""
 
     title: ClassVar[str] = "the simulated runtime"
     chosen_by: ClassVar[str] = "runtime='simulated'"
@@ -134,7 +135,7 @@ _NO_LEVEL = {"num_replay_workers": None}
 
 
 def names_of_level(level: str) -> list[str]:
-    """Return the names of the options of a level, a key of `LEVELS`."""
+    """Return the names of the options of `level`, which is a key of `LEVELS`."""
     return [name for owner in LEVELS[level] for name in own_names(owner)]
 
 
@@ -149,7 +150,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords for suggestions in errors: name -> (owner, name)."""
+    """Return all flat keywords, from which errors suggest similar names: name -> (owner, name)."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -169,18 +170,18 @@ class Settings:
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
                       supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
-        """Build settings from flat keywords, and from levels that are given as kinds.
+        """Build settings from flat keywords, and from kinds, each of which replaces the keywords of a level.
 
         Args:
             given: Flat keywords, name -> value.
             collection: All options of collection; None: built from the keywords.
             gradients: All options of gradients; None: built from the keywords.
             runtime: All options of the runtime, or its name; None: Ray if there are remote workers, else threads.
-            supervision: Options for lost workers; None: built from the keywords.
+            supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
             The settings, or None if a value is not allowed; and all problems: values that are not allowed, options
-            without effect in the chosen kinds, and contradictions within a level.
+            that have no effect in the chosen kinds, and contradictions within a level.
 
         Raises:
             ConfigError: A name is unknown.

@@ -65,12 +65,12 @@ class Stopwatch:
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Add seconds that have just elapsed to a part."""
+        """Add the seconds that have just elapsed to the total of a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Add a block that the caller timed, and count it."""
+        """Add the seconds of a block that the caller timed, and count the block."""
         self.add(part, seconds)
         self.counts[part] += 1
 
@@ -85,7 +85,7 @@ class Stopwatch:
         return found
 
     def part(self, part: str) -> _Block:
-        """Time the block of a `with` statement."""
+        """Return a context manager that times the block of a `with` statement."""
         return _Block(self, part)
 
 
