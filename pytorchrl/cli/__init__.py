@@ -1,7 +1,7 @@
 """Run the command `pytorchrl`: train, profile, enjoy or plot.
 
-Exit codes: 0 for success; 1 for an error after training began; 2 for an error before; 130 and 143 after Ctrl-C and
-SIGTERM.
+Exit codes: 0 for success; 1 for an error after training began; 2 for an error before that; 130 after Ctrl-C;
+143 after SIGTERM.
 """
 
 from __future__ import annotations

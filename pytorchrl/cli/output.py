@@ -1,4 +1,4 @@
-"""Print the lines of the command line."""
+"""Print the output of the commands, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build argument parsers from the table of options, with errors that suggest the nearest flag."""
+"""Build argument parsers from the table of options, with errors that suggest the most similar flag."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Parser(argparse.ArgumentParser):
         options: Arguments of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # as argparse.ArgumentParser
+    def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # as in argparse.ArgumentParser
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
         # By default, argparse treats `-1e-3` and `-inf` as flags. As values, they are checked by the option.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; for unknown words show the usage line and suggestions, and exit with status 2."""
+        """Parse the arguments; for unknown words, show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
             # Unknown flags are reported before argparse reports missing flags, because an unknown flag may be meant as
             # a missing flag, such as --env-id as --env.
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"no argument {words[0]!r}; see --help")
 
     def error(self, message: str) -> NoReturn:
-        """Write usage and message to stderr and exit with code 2."""
+        """Write the usage and the message to stderr, and exit with code 2."""
         self.print_usage(sys.stderr)
         self.exit(2, f"pytorchrl: error: {printable(message)}\n")
 
@@ -140,10 +140,10 @@ def name_of(flag: str) -> str:
 
 
 class _Joined(argparse.Action):
-    """Store the values in all words of a flag as one tuple: `64 64` is the same as `64,64`."""
+    """Store the values in all words after a flag as one tuple: `64 64` is the same as `64,64`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
-                 values: Any, option_string: str | None = None) -> None:  # as argparse.Action.__call__
+                 values: Any, option_string: str | None = None) -> None:  # as in argparse.Action.__call__
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 

@@ -27,7 +27,7 @@ _LONGEST_ECHO = 100
 
 
 def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
-    """Return a function that parses a text as `hint`; None if text cannot express such values (classes, callables).
+    """Return a function that parses a text as `hint`; None if text cannot express its values (classes, callables).
 
     For other texts the function raises `argparse.ArgumentTypeError`, which states the expected forms.
     """
@@ -39,7 +39,7 @@ def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
         for _, read in readers:
             try:
                 return read(text)
-            except ConfigError as error:  # noqa: PERF203 - a few readers
+            except ConfigError as error:  # noqa: PERF203 - there are only a few readers
                 if not isinstance(error, _NotThisError):
                     raise argparse.ArgumentTypeError(str(error)) from None
             except (ValueError, OverflowError):
@@ -56,7 +56,7 @@ def form_of(hint: TypeHint) -> str:
 
 
 class _NotThisError(ConfigError):
-    """Error of a reader that does not apply to a text; another reader may."""
+    """Error of a reader that cannot read a text; another reader may be able to read it."""
 
 
 _Reader = tuple[str, Callable[[str], object]]
@@ -121,7 +121,7 @@ def _int(text: str) -> int:
 
 
 def _schedule(text: str) -> Schedule:
-    """Parse `linear:1e-3:0`, or the call or list of points that makes a schedule in Python."""
+    """Parse a schedule: `linear:1e-3:0`, or the call or the list of points that makes it in Python."""
     said = _SCHEDULE.fullmatch(text.replace(" ", ""))
     if said is None:
         raise _NotThisError(text)

@@ -39,7 +39,7 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
 
     Args:
         options: `RayRuntime.Options`, `ThreadRuntime.Options`, `SimulatedRuntime.Options` or a subclass of one of them.
-        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
         is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.
     """

@@ -1,8 +1,8 @@
 """Define the interface between workers and their runtime.
 
 Workers are plain classes that talk to each other through this interface only, so the same scheme runs on Ray, on
-threads of one process or simulated. Every wait of the package goes through this interface and has a deadline. A runtime
-also provides the clock, queues and threads, so that a simulation can replace real time.
+threads of one process or in a simulation. Every wait of the package goes through this interface and has a deadline.
+A runtime also provides the clock, queues and threads, so that a simulation can replace real time.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Future(Generic[R]):
 
     worker: str
     """Name of the called worker."""
-    native: Any = field(repr=False)  # each runtime has its own type
+    native: Any = field(repr=False)  # each runtime uses a type of its own
     """The runtime's own object."""
 
 
 FutureByName: TypeAlias = Future[Any]
-"""The future of a method that is called by its name, so that its result has no static type."""
+"""The future of a method that is called by its name, so its result has no static type."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class Outcome(Generic[R]):
 class Handle(Generic[W]):
     """A reference to a worker, which runs its calls one at a time in order of submission."""
 
-    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # each runtime has its own type
+    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # each runtime uses a type of its own
         self.runtime, self.name, self.native = runtime, name, native
 
     def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Enqueue a call after all calls submitted before."""
+        """Enqueue a call, which runs after all calls that were submitted before it."""
         return self.runtime.submit(self, method.__name__, args, kwargs)
 
     def signal(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Run a short call immediately, concurrently with the running call. The method may only set flags."""
+        """Run a short call immediately, even while the worker runs another call. The method may only set flags."""
         return self.runtime.signal(self, method.__name__, args, kwargs)
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Runtime(ABC):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
         is_recording: Whether workers record the order of timing-dependent events.
 
     Attributes:
@@ -131,7 +131,7 @@ class Runtime(ABC):
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as a worker. An error of its constructor is the outcome of its first call."""
+        """Start `cls(**params)` as a worker. If its constructor fails, the error is the outcome of the first call."""
 
     @abstractmethod
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -141,19 +141,19 @@ class Runtime(ABC):
     @abstractmethod
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short method call concurrently with the running call."""
+        """Run a short method call even while the worker runs another call; see `Handle.signal`."""
 
     @abstractmethod
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return *all* futures with an outcome, in the given order, as soon as there is one; [] after `timeout_s`."""
+        """Wait until any future has an outcome, and return *all* that have one, in order; [] after `timeout_s`."""
 
     @abstractmethod
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call; if it takes longer than `timeout_s` seconds, a `WorkerLostError` (hung)."""
+        """Return the outcome of a call, which is a `WorkerLostError` (hung) after `timeout_s` seconds."""
 
     @abstractmethod
     def put(self, value: T) -> T:
-        """Store a value once for many readers; calls take the returned object in place of the value."""
+        """Store a value once for many readers; pass the returned object to calls in place of the value."""
 
     @abstractmethod
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:

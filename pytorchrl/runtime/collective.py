@@ -1,4 +1,4 @@
-"""Exchange tensors among ranks by collective operations, without a server."""
+"""Exchange tensors among ranks with collective operations, without a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _options: FromTorch = distributed_c10d
 
 # Seconds within which all ranks of a group must connect.
 _MEETING_TIMEOUT_S = 30.0
-# Interval at which a waiting rank checks whether `close` was called; an answer of another rank wakes it immediately.
+# Interval at which a waiting rank checks whether `close` was called; an answer from another rank wakes it immediately.
 _LOOK_INTERVAL = timedelta(seconds=0.05)
 
 
@@ -50,7 +50,7 @@ class GlooCollective:
         port: Free TCP port of that host.
         rank: Rank of the caller, 0 .. size - 1.
         size: Number of ranks.
-        timeout_s: Seconds that a call waits for an answer of another rank before it raises an error.
+        timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
         in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
         generation: Number of this group at the same port, from 1; ranks with other numbers do not join the group.
 

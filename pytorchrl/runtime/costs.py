@@ -48,7 +48,7 @@ class Costs:
     def __init__(self, costs: Mapping[str, object] | None, seed: int) -> None:
         self._rng = random.Random(f"costs {seed}")
         self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
-        self._rules.reverse()  # the last rule that matches applies
+        self._rules.reverse()  # of all rules that match, the last one applies
         self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
 
     @staticmethod
@@ -69,7 +69,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return the virtual seconds of an operation of `worker`; `since` is `time.perf_counter()` at its start."""
+        """Return the virtual seconds of an operation of `worker`; `since` is its start by `time.perf_counter()`."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

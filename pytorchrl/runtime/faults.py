@@ -28,7 +28,7 @@ _HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], 
 
 
 class Place(Protocol):
-    """The methods of a runtime that faults use."""
+    """The methods that faults need from a runtime."""
 
     def sleep(self, seconds: float) -> None:
         """Block the calling worker for `seconds` seconds."""
@@ -39,11 +39,11 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """One failure of the workers that match its target.
+    """A failure to inject into the workers that match its target.
 
     `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (None: the first), in the first
     incarnation of a worker. With a `probability`, these faults may happen at every occurrence and in every incarnation.
-    `delay` happens at every occurrence, or at occurrence `count`.
+    `delay` happens at every occurrence, or only at occurrence `count` if that is given.
     """
 
     action: str
@@ -74,7 +74,7 @@ class FaultPlan:
 
     Args:
         text: Faults separated by `;`.
-        seed: Seed of the draws of faults with a probability.
+        seed: Seed; for faults that have a probability, determines when they occur.
 
     Raises:
         ConfigError: The text is not a valid plan; the message states the reason and the syntax.

@@ -18,7 +18,7 @@ from pytorchrl.runtime.schedule import Schedule, Signal
 
 T = TypeVar("T")
 
-Event = tuple[Any, ...]  # a string, then numbers and names, whose types depend on the kind
+Event = tuple[Any, ...]  # its kind, then numbers and names, whose types depend on the kind
 """Kind of the event, index of the worker concerned, and numbers that must be equal when the event is repeated."""
 
 
@@ -79,7 +79,7 @@ class Journal:
 
 
 class Recording(Journal):
-    """Journal that records.
+    """Journal that records the order of events.
 
     One thread adds events, two threads access the parameters, and the learning thread takes the entries.
     """
@@ -99,7 +99,7 @@ class Recording(Journal):
         return self._read
 
     def writing(self) -> AbstractContextManager[object]:
-        """Return a context that records the reads before the write; a nested write belongs to the outer one."""
+        """Return a context that records the reads before the write; a nested write counts with the outer write."""
         return self._write
 
     def begin_write(self) -> None:
@@ -177,7 +177,7 @@ class Replaying(Journal):
         super().__init__()
         self._worker, self._schedule = worker, schedule
         self._events, self._turns = deque(part.events), deque(part.turns)
-        self._num_events = self._num_turns = 0  # repeated so far
+        self._num_events = self._num_turns = 0  # numbers of events and turns repeated so far
         self._reads = self._depth = 0
         self._changed = Signal()
         self._failure: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Refuse more workers than this machine has resources for, before Ray starts."""
+"""Refuse workers for which this machine lacks resources, before Ray starts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Machine:
 
 
 def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
-    """Return the CPUs, GPUs and memory of this machine, or the memory limit of its container if that is lower.
+    """Return the CPUs, GPUs and memory of this machine, up to the memory limit of its container.
 
     Args:
-        limits: Files with the memory limit of a container in bytes, for versions 2 and 1 of control groups.
+        limits: Files that contain the memory limit of a container in bytes, for versions 2 and 1 of control groups.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in limits:

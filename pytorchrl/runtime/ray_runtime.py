@@ -40,14 +40,14 @@ FromRay: TypeAlias = Untyped
 
 _CONNECT_TIMEOUT_S = 5.0
 # Shared values up to this size are part of each request: a reference costs each reader 0.7 ms, a value a tenth of that.
-# Ray itself would replace each argument of 100 KiB or more by a reference.
+# Ray itself would replace each argument of 100 KiB or more with a reference.
 _MAX_ENCLOSED_BYTES = 90_000
 # Ending Ray's remaining processes takes a tenth of a second, and longer on a busy machine.
 _REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
-    """Ray actor, which builds its worker in the thread that runs all calls. Signals run in a separate thread."""
+    """Ray actor, which builds its worker in the thread that runs all calls, except those of `signal`."""
 
     def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
         self._cls, self._params = cls, params
@@ -81,7 +81,7 @@ class RayRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
         is_recording: Whether workers record the order of timing-dependent events.
     """
 
@@ -105,7 +105,7 @@ class RayRuntime(Runtime):
         self._seed = seed
         self._ray: FromRay = None
         self._host: FromRay = None
-        self._reaper: subprocess.Popen[bytes] | None = None  # of a local Ray that this runtime started
+        self._reaper: subprocess.Popen[bytes] | None = None  # reaper of a local Ray that this runtime started
         self._has_joined = False  # whether this runtime has joined a cluster that was already running
         # Actor -> (requested resources, reference that is ready once the actor's process runs).
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
@@ -122,7 +122,7 @@ class RayRuntime(Runtime):
     def _connect(self) -> FromRay:
         if self._ray is not None:
             return self._ray
-        if self._starts_a_local_ray():  # before the import, which takes seconds
+        if self._starts_a_local_ray():  # announced before the import, which takes seconds
             self._tell("starting Ray ...")
         # Ray reads this variable once. If it were set later, processes would expect a token that Ray does not send.
         if "ray" not in sys.modules:
@@ -161,7 +161,7 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if this process uses the cluster at `running` and the options name another."""
+        """Raise `RayConnectionError` if this process uses the cluster at `running` and the options name another one."""
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return
@@ -226,7 +226,7 @@ class RayRuntime(Runtime):
         """Return the scheduling strategy that binds an actor to its placement group; None if it has no group."""
         if self.options.placement != "colocate":
             return None
-        group = self._ray.util.get_current_placement_group()  # the gradient worker's group, in its process
+        group = self._ray.util.get_current_placement_group()  # in a gradient worker's process, the group of that worker
         if self._bundle and name.startswith("GWorker"):
             if name not in self._groups:
                 self._groups[name] = self._ray.util.placement_group([self._bundle], strategy="STRICT_PACK")
@@ -248,16 +248,16 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on an actor, which receives the stored values of arguments that `put` returned."""
+        """Enqueue a method call on an actor; Ray replaces arguments that `put` returned by their stored values."""
         return Future(handle.name, handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short call in the actor's control group, concurrently with the running call."""
+        """Run a short call in the actor's control group, even while the actor runs another call."""
         return Future(handle.name, handle.native.signal.remote(method, *args, **kwargs))
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return all futures with an outcome as soon as there is one; [] after `timeout_s` seconds."""
+        """Wait until any future has an outcome, and return all that have one; [] after `timeout_s` seconds."""
         references = [future.native for future in futures]
         if timeout_s:
             if not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
@@ -334,7 +334,7 @@ class RayRuntime(Runtime):
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
     def close(self) -> None:
-        """Kill the actors; disconnect from a cluster that was already running, or shut down a local Ray."""
+        """Kill the actors, and then disconnect from a cluster that was already running or shut down a local Ray."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -397,7 +397,7 @@ class RayRuntime(Runtime):
 
 @contextlib.contextmanager
 def _without_handlers_of(ray: FromRay) -> Iterator[None]:
-    """Prevent Ray from installing handlers of SIGTERM at its start, which end the process with other exit codes."""
+    """Prevent Ray from installing SIGTERM handlers when it starts; they would change the process's exit code."""
     utils = ray._private.utils
     found = getattr(utils, "set_sigterm_handler", None)
     utils.set_sigterm_handler = lambda handler: None
@@ -408,7 +408,7 @@ def _without_handlers_of(ray: FromRay) -> Iterator[None]:
 
 
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
-    """Return host (resolved, if possible) and port of "host:port"; names of this machine become `own_ip`."""
+    """Return the host (resolved, if possible) and the port of "host:port"; this machine becomes `own_ip`."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):  # an unknown name is compared as text
         host = socket.gethostbyname(host)

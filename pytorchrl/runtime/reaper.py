@@ -29,7 +29,7 @@ def processes_of(directory: str, session: int) -> list[int]:
     """Return the processes of a session that name the directory in their command line or have a file in it open."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # not a process, another user's process, or an ended process
+        with contextlib.suppress(OSError, ValueError):  # not a process, or one that has ended or is another user's
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)
@@ -41,7 +41,7 @@ def _uses(pid: int, directory: str) -> bool:
         if os.fsencode(directory) in file.read():
             return True
     for descriptor in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # closed in the meantime
+        with contextlib.suppress(OSError):  # the file was closed in the meantime
             if os.readlink(descriptor.path).startswith(directory + os.sep):
                 return True
     return False

@@ -38,7 +38,7 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
 
 
 def largest_share(free: Sequence[float], count: int) -> float:
-    """Return the largest amount that `count` workers can have each, if every worker runs on one node.
+    """Return the largest amount that each of `count` workers can have, if no worker spans several nodes.
 
     `free` contains the free amount of each node.
     """
@@ -61,7 +61,7 @@ def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dic
 
 def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
             nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the joint request of a gradient worker and the workers that it starts, by Ray's names.
+    """Return the joint request of a gradient worker and the workers that it starts, with Ray's resource names.
 
     Raises:
         InsufficientResourcesError: The nodes do not have room for one such request per gradient worker.

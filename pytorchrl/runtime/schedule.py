@@ -24,7 +24,7 @@ from pytorchrl.errors import DeadlockError
 _NUM_LAST_EVENTS = 200
 # An infinite sleep lasts until this moment, which is later than any deadline.
 _FAR_AWAY_S = 1e15
-# Real seconds that an ended task has to return from code that does not wait through the schedule.
+# Real seconds within which an ended task must return from code that does not wait through the schedule.
 _UNWIND_TIMEOUT_S = 30.0
 
 
@@ -95,7 +95,7 @@ class Schedule:
         # its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # consecutive waits that timed out
-        self._interruption: BaseException | None = None  # the driver raises it when it resumes
+        self._interruption: BaseException | None = None  # raised by the driver when it resumes
         self._digest = hashlib.blake2b(digest_size=16)
         self.after_event: Callable[[], None] | None = None
         self.num_events = 0
@@ -104,7 +104,7 @@ class Schedule:
     # Waiting
 
     def wait_until(self, ready: Callable[[], bool], signals: Iterable[Signal], timeout_s: float, what: str) -> bool:
-        """Let other tasks run until `ready()`.
+        """Let other tasks run until `ready()` is true.
 
         Args:
             ready: Called whenever one of `signals` is notified.
@@ -257,7 +257,7 @@ class Schedule:
             try:
                 chosen.wake()
                 task.baton.acquire()
-            except KeyboardInterrupt as interruption:  # noqa: PERF203 - the driver raises it when it resumes
+            except KeyboardInterrupt as interruption:  # noqa: PERF203 - raised when the driver resumes
                 self._interruption = interruption
 
     def _finish(self, task: Task) -> None:
@@ -281,7 +281,7 @@ class Schedule:
         return self._driver
 
     def _take_next(self) -> Task | None:
-        """Advance the clock to the next entry of the agenda; return the entry's task, or None without a task."""
+        """Advance the clock to the next entry of the agenda; return the entry's task, or None if it has no task."""
         if not self._agenda:
             raise DeadlockError(self._who_waits())
         moment, _, _, entry, in_vain = heapq.heappop(self._agenda)

@@ -33,7 +33,7 @@ class _Actor:
         self.early: list[Callable[[], object]] = []  # signals to a worker that is not built yet
         self.unsettled: dict[_Result, None] = {}     # a dict, because a set has no order
         self.arrived = Signal()
-        self.messages: deque[Callable[[], object]] = deque()  # in flight, to or from this worker, in order
+        self.messages: deque[Callable[[], object]] = deque()  # messages in flight to or from this worker, in order
         self.last_arrival = 0.0
         self.dead = False
 
@@ -157,7 +157,7 @@ class SimulatedCollective:
 
 
 class _Meeting:
-    """Tensors that the ranks of one group exchange, by number of the call and rank."""
+    """Tensors that the ranks of one group exchange, by the number of the call and by rank."""
 
     def __init__(self) -> None:
         self.brought: dict[int, dict[int, Tensor]] = {}
@@ -169,7 +169,7 @@ class SimulatedRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
         is_recording: Whether workers record the order of events that the schedule decides.
         replay: Map from (worker, incarnation) to the journal to repeat. In a replay, operations take no virtual time.
 
@@ -205,7 +205,7 @@ class SimulatedRuntime(Runtime):
                             self.options.schedule_seed)
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
-        self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation
+        self._meetings: dict[tuple[int, int], _Meeting] = {}  # (port, generation) -> meeting
         self._closed = False
 
     # Time, threads, queues and events
@@ -238,12 +238,12 @@ class SimulatedRuntime(Runtime):
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
                    generation: int = 1) -> Collective:
-        """Join the ranks in this process with the same port and generation."""
+        """Join the ranks in this process that have the same port and generation."""
         meeting = self._meetings.setdefault((port, generation), _Meeting())
         return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """Return a function that waits for the virtual duration of an operation at its point, then injects faults."""
+        """Return a function that waits for the virtual duration of a point's operation, then injects faults."""
         inject = super().points(worker, incarnation)
 
         def point(operation: str) -> bool:
@@ -281,7 +281,7 @@ class SimulatedRuntime(Runtime):
             actor.worker = actor.build()
         except Ended:
             raise
-        except BaseException as error:  # noqa: BLE001 - every call of this worker reports it
+        except BaseException as error:  # noqa: BLE001 - every call of this worker reports the error
             actor.failure = error
         for signal in actor.early:
             signal()
@@ -301,7 +301,7 @@ class SimulatedRuntime(Runtime):
             return getattr(actor.worker, method)(*args, **kwargs), None
         except Ended:
             raise
-        except BaseException as error:  # noqa: BLE001 - the caller receives it as a value
+        except BaseException as error:  # noqa: BLE001 - the caller receives the error as a value
             return None, error
 
     def _settle(self, actor: _Actor, result: _Result, value: object, error: BaseException | None) -> None:
@@ -344,7 +344,7 @@ class SimulatedRuntime(Runtime):
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short call concurrently with the running call, after the latency of a message."""
+        """Run a short call after the latency of a message, even while the worker runs another call."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
         self.schedule.record(f"signal {result.call}")
@@ -364,7 +364,7 @@ class SimulatedRuntime(Runtime):
         return Future(handle.name, result)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return all futures with an outcome as soon as there is one; [] after `timeout_s` virtual seconds."""
+        """Wait until any future has an outcome, and return all that have one; [] after `timeout_s` virtual seconds."""
         def ready() -> bool:
             return any(future.native.outcome is not None for future in futures)
 

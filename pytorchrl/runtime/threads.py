@@ -39,7 +39,7 @@ class _ThreadActor(threading.Thread):
     def run(self) -> None:
         try:
             self.worker = self._cls(**self._params)
-        except BaseException as error:  # noqa: BLE001 - every call of this worker reports it
+        except BaseException as error:  # noqa: BLE001 - every call of this worker reports the error
             self.failure = error
         self.built.set()
         while not self.dead.is_set():
@@ -59,7 +59,7 @@ class _ThreadActor(threading.Thread):
             return
         try:
             result = getattr(self.worker, method)(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - the caller receives it as a value
+        except BaseException as error:  # noqa: BLE001 - the caller receives the error as a value
             _settle(future, error=error)
         else:
             _settle(future, result=result)
@@ -131,12 +131,12 @@ class ThreadRuntime(Runtime):
         else:
             try:
                 _settle(future, result=getattr(actor.worker, method)(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - the caller receives it as a value
+            except Exception as error:  # noqa: BLE001 - the caller receives the error as a value
                 _settle(future, error=error)
         return Future(handle.name, future)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return all futures with an outcome as soon as there is one; [] after `timeout_s` seconds."""
+        """Wait until any future has an outcome, and return all that have one; [] after `timeout_s` seconds."""
         cf.wait([future.native for future in futures], timeout_s, return_when=cf.FIRST_COMPLETED)
         return [future for future in futures if future.native.done()]
 
@@ -154,7 +154,7 @@ class ThreadRuntime(Runtime):
         return value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls, and interrupt a worker that has `interrupt`; its thread ends after its current call."""
+        """Refuse further calls, and call the worker's `interrupt`, if any; its thread ends after the current call."""
         actor: _ThreadActor = handle.native
         actor.end()
         if hasattr(actor.worker, "interrupt"):
