@@ -149,7 +149,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call, which is a `WorkerLostError` (hung) after `timeout_s` seconds."""
+        """Return the outcome of a call; after `timeout_s` seconds, the outcome is a `WorkerLostError` (hung)."""
 
     @abstractmethod
     def put(self, value: T) -> T:

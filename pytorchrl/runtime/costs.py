@@ -69,7 +69,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return the virtual seconds of an operation of `worker`; `since` is its start by `time.perf_counter()`."""
+        """Return the virtual seconds of an operation of `worker`; `since` is the `time.perf_counter()` at its start."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

@@ -74,7 +74,7 @@ class FaultPlan:
 
     Args:
         text: Faults separated by `;`.
-        seed: Seed; for faults that have a probability, determines when they occur.
+        seed: Seed that determines when faults that have a probability occur.
 
     Raises:
         ConfigError: The text is not a valid plan; the message states the reason and the syntax.

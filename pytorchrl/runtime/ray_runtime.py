@@ -408,7 +408,7 @@ def _without_handlers_of(ray: FromRay) -> Iterator[None]:
 
 
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
-    """Return the host (resolved, if possible) and the port of "host:port"; this machine becomes `own_ip`."""
+    """Return the host (resolved, if possible) and port of "host:port"; a name of this machine becomes `own_ip`."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):  # an unknown name is compared as text
         host = socket.gethostbyname(host)

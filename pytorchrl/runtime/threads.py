@@ -13,7 +13,7 @@ from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
 
-# Seconds that all threads together have to finish their current calls.
+# Seconds within which all threads together must finish their current calls.
 _CLOSE_TIMEOUT_S = 5.0
 
 
