@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting after every update would be too slow. No more steps reach the learner than the scheme has counted.
+        # Counting after every update would be too slow. `scheme.env_steps` is an upper bound on the learner's steps.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:

@@ -88,7 +88,8 @@ _LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's loggi
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
 _LEARNER_RESOURCES = _at("scheme.grad_worker_resources", note="a mapping such as {\"num_gpus\": 1}")
 
-# Names from the policy optimizers of old versions of RLlib, and of levels in the first interface of the worker tree.
+# Names of options of the policy optimizers in old versions of RLlib, and names of levels in the first interface of the
+# worker tree.
 _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": _at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,

@@ -289,7 +289,7 @@ class SyntheticReplayBatch(Batch):
 
 
 class SyntheticReplay(SyntheticStorage):
-    """A replay of the numbers of the newest steps; it yields batches once `learning_starts` steps were inserted."""
+    """A replay of the numbers of steps; it yields batches once it has received `learning_starts` steps."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SyntheticStorage.Options):

@@ -95,7 +95,7 @@ class Recording(Journal):
         self._read, self._write = _Read(self), _Write(self)
 
     def reading(self) -> AbstractContextManager[object]:
-        """Return a context that counts the read."""
+        """Return a context manager that counts its block as one read."""
         return self._read
 
     def writing(self) -> AbstractContextManager[object]:

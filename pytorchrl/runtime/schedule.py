@@ -130,7 +130,7 @@ class Schedule:
         self._park("time to pass", [], min(self.now + seconds, _FAR_AWAY_S), in_vain=False)
 
     def notify(self, signal: Signal) -> None:
-        """Make the tasks that wait for a signal due now, so that they check their conditions again."""
+        """Schedule all tasks that wait for `signal` to run now, so that they check their conditions again."""
         waiting, signal.waiting = signal.waiting, []
         self._num_fruitless = 0
         for task, number in waiting:

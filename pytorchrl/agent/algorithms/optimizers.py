@@ -104,7 +104,7 @@ class FlatOptimizer:
             self.moments["mean_square"] = torch.ones_like(like) if name == "rmsprop_tf" else torch.zeros_like(like)
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Make one step; see `VectorOptimizer`."""
+        """Take one step; see `VectorOptimizer`."""
         self.num_steps += 1
         mean_decay, square_decay = self._betas
         if self.name == "sgd":
@@ -161,7 +161,7 @@ class TorchOptimizer:
             raise TypeError(f"it returns {self._optimizer!r}")
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Make one step; see `VectorOptimizer`."""
+        """Take one step; see `VectorOptimizer`."""
         self._param.data = params
         self._param.grad = torch.mul(gradient, scale, out=self._gradient)
         for group in self._optimizer.param_groups:

@@ -86,7 +86,7 @@ class MultiAgentReplay(MultiAgentStorage):
         for policy, valid in kept.valid.items():
             num_steps, num_columns = valid.shape
             num_agents = len(self.options.agents[policy])
-            # A ring stores a rollout column after column; see `Ring`.
+            # A ring stores each rollout column by column; see `Ring`.
             rows = kept.start * num_agents + np.arange(num_columns) * num_steps + np.arange(num_steps)[:, None]
             there = valid & (rows >= self.storages[policy].num_rows_given_up)
             is_resident = is_resident | there.reshape(num_steps, -1, num_agents).any(-1)

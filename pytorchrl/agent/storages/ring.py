@@ -334,7 +334,9 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Where the observations are equal, link the source's last rows to the new rows 0, at the (E,) places `rows`.
+        """Link the source's last row to row 0 of the new rollout in each environment where the observations are equal.
+
+        `rows` contains the (E,) places of these rows 0.
 
         Returns:
             (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.

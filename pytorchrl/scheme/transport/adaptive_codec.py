@@ -10,7 +10,7 @@ from collections import deque
 _FIRST_ENCODINGS = 3
 # Number of timings whose median is used, so that a single delay does not change the decision.
 _WINDOW = 5
-# While encoding saves no time, at least this many messages lie between two timings of the codec, and timing takes at
+# As long as the codec saves no time, at least this many messages pass between two timings of it, and timing takes at
 # most this fraction of the time that messages spend on the link.
 _MIN_INTERVAL, _BUDGET = 64, 0.01
 

@@ -167,7 +167,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True, because the workers do not start new train batches at the same step; see `UpdateStrategy`."""
+        """Always True: the workers start train batches at different steps, so no common step is worth waiting for."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

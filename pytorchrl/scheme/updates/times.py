@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
 from pytorchrl.scheme.transport.messages import Gradients
 
-# Number of recent operations of a kind over which their mean time is computed.
+# The mean time of each kind of operation is computed over this many recent operations.
 _TIME_WINDOW = 100
 # Number of seconds over which rates are computed.
 _RATE_WINDOW_S = 10.0
