@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting after every update would be too slow. `scheme.env_steps` is an upper bound on the learner's steps.
+        # Counting after every update would be too slow; `scheme.env_steps` is never less than the learner's steps.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -436,7 +436,7 @@ class Learner:
             self._progress.show(self._measured.status(self._evaluations.last))
 
     def _start_evaluation(self) -> None:
-        """Start the evaluation that is due, unless one is running; at the target, `train` makes the last evaluation."""
+        """Start the evaluation that is due, unless one is running; `train` runs the last evaluation, at the target."""
         self._due.after_evaluation(self.env_steps)
         if self._evaluations.poll():
             self._record()

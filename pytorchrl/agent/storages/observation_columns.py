@@ -207,7 +207,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1, because a frame is part of the stacks of up to K rows."""
+        """K - 1, because up to K consecutive rows have the same frame in their stacks."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
