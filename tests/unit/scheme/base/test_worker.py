@@ -58,7 +58,7 @@ def test_a_choice_is_its_text(choice):
     assert choice == str(choice)
 
 
-@pytest.mark.parametrize(("text", "near"), [("central", "Central"), ("parallell", "Parallel")])
+@pytest.mark.parametrize(("text", "near"), [("central", "Central"), ("Parallels", "Parallel")])
 def test_a_wrong_choice_is_refused_with_the_nearest(text, near):
     with pytest.raises(ConfigError, match=rf"execution must be one of .*, got '{text}'; did you mean '{near}'\?"):
         Execution(text)
