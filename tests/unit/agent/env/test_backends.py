@@ -131,7 +131,8 @@ faulty_elsewhere.__module__ = "__main__"
 
 @pytest.mark.parametrize(("env_fn", "kwargs", "match"), [
     (FaultyEnv, {"fault": "step", "at": 1},
-     r"GWorker 0/CWorker 0, env 0: step raised after 2 steps.*faulty step; number of other environments that failed: 1"),
+     r"GWorker 0/CWorker 0, env 0: step raised after 2 steps.*faulty step; number of other environments "
+     "that failed: 1"),
     (faulty_elsewhere, {}, "env 0: the constructor raised: RuntimeError: no license here"),
 ])
 def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
