@@ -28,7 +28,7 @@ def test_no_update_is_made_before_any_gradient(worker):
 
 
 def test_gradients_need_a_batch(worker):
-    with pytest.raises(CallOrderError, match=r"call get_data\(\) first, or step\(\)"):
+    with pytest.raises(CallOrderError, match=r"call get_data\(\) first, or call step\(\)"):
         worker.get_grads()
     assert worker.iter == 0
 
