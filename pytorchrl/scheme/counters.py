@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
 
 
 class Kind(Enum):
@@ -67,15 +68,18 @@ class WorkerCounters:
     def merge(cls, parts: Iterable[WorkerCounters]) -> WorkerCounters:
         """Return the counters of several workers, or of several parts of one worker, merged field by field."""
         parts, merged = list(parts), cls()
-        for declared in fields(cls):
-            values = [getattr(part, declared.name) for part in parts]
-            if declared.metadata["kind"] is Kind.LARGEST:
-                total: object = max(values, default=0)
-            elif declared.default_factory is Counter:
-                total = Counter[object]()
-                for value in values:
-                    total.update(value)
-            else:
-                total = sum(values)
-            setattr(merged, declared.name, total)
+        for name, values in zip(_SUMMED, zip(*map(_SUMMED_OF, parts), strict=True), strict=bool(parts)):
+            setattr(merged, name, sum(values))
+        for name in _LARGEST:
+            setattr(merged, name, max((getattr(part, name) for part in parts), default=0))
+        for name in _BY_KEY:
+            for counts in [counts for part in parts if (counts := getattr(part, name))]:
+                getattr(merged, name).update(counts)
         return merged
+
+
+# Every update merges counters, so the fields are sorted by their rules once.
+_BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is Counter]
+_LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]
+_SUMMED = [declared.name for declared in fields(WorkerCounters) if declared.name not in (*_BY_KEY, *_LARGEST)]
+_SUMMED_OF = attrgetter(*_SUMMED)

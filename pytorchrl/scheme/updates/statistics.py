@@ -138,8 +138,12 @@ class Statistics:
             self._new_updates += 1
             self._empty_in_a_row = 0
             self._nan_policy.made()
+            has_policies = any(gradient.samples for gradient in gradients)
+            weight = sum(gradient.num_samples for gradient in gradients)
             for name, value in info.items():
-                self._info.add(name, value, sum(gradient.weight_of(name) for gradient in gradients))
+                if has_policies:
+                    weight = sum(gradient.weight_of(name) for gradient in gradients)
+                self._info.add(name, value, weight)
         totals = self._totals()
         with self._lock:
             self._rates.add(totals)
