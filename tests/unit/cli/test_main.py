@@ -1,4 +1,4 @@
-"""The command line, in this process: every refusal, every exit code."""
+"""Tests of the command line in this process: every error message and every exit code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
         assert text in out
     assert "--env-fn" not in out
-    # The defaults shown are those of the environment's preset.
+    # The help shows the defaults of the environment's preset.
     assert "[linear:0.001:0]" in out
     atari = " ".join(run(capsys, "train", "ppo", "--env", "ALE/Pong-v5", "--help-all")[1].split())
     for flag, value in (("lr", "linear:0.00025:0"), ("reward-transform", "sign"), ("end-on-life-loss", "yes"),
@@ -115,7 +115,7 @@ def test_closed_sets_are_shown_as_choices(capsys, flag, values):
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
     ([*TRAIN, "stray"], "no argument 'stray'"),
-    ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # no abbreviations
+    ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # flags cannot be abbreviated
     (["enjoy"], "RUN_DIR"),
     (["plot"], "RUN_DIR"),
     (["enjoy", "x", "--episodes", "0"], "whole number from 1"),
@@ -284,7 +284,7 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
     assert (played["episodes"], len(played["returns"])) == (5, 5)
     assert played["return_mean"] == pytest.approx(sum(played["returns"]) / 5)
     again = json.loads(run(capsys, "enjoy", run_dir, "--episodes", 5, "--json")[1])
-    assert again == played  # the run's seed
+    assert again == played  # both commands play with the seed of the run
     other = json.loads(run(capsys, "enjoy", run_dir, "--episodes", 5, "--json", "--seed", 5, "--stochastic")[1])
     assert other != played
     assert "mean return of 2 evaluation episodes" in run(capsys, "enjoy", run_dir, "--episodes", 2)[1]
@@ -298,7 +298,7 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
 
 
 def test_stochastic_draws_actions(capsys, tmp_path):
-    """With the same seed, what is drawn is all that differs; the agent that the run saved plays the same."""
+    """Check that `--stochastic` changes the returns, and that each command plays like the agent that the run saved."""
     assert run(capsys, *TRAIN, *TINY, "--seed", 1, "--log-dir", tmp_path)[0] == 0
     played = {deterministic: json.loads(run(capsys, "enjoy", tmp_path, "--episodes", 5, "--json", *flags)[1])["returns"]
               for deterministic, flags in ((True, ()), (False, ("--stochastic",)))}
@@ -343,7 +343,7 @@ def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatc
     assert code == 1
     assert "the simulator is gone" in err
     count[0] = 100
-    assert run(capsys, *TRAIN, *TINY)[0] == 2  # it never worked: refused
+    assert run(capsys, *TRAIN, *TINY)[0] == 2  # the environment fails at the start, so the error is one of usage
 
 
 @pytest.fixture

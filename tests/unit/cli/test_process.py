@@ -1,4 +1,4 @@
-"""The command as a process of its own: signals, closed streams, what it loads."""
+"""Tests of the command in a separate process: signals, closed streams, and what it imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_central_training_never_imports_ray(run_python):
 
 
 def wait_for_line(process, text, timeout_s=60):
-    """Read the process's stderr until a line has `text`."""
+    """Read the process's stderr until a line contains `text`."""
     deadline = time.monotonic() + timeout_s
     seen = []
     while time.monotonic() < deadline:
@@ -65,7 +65,7 @@ def test_a_signal_before_training_ends_quietly(start_python):
     process = start_python(
         "-c", "import os, signal, sys\n"
               "from pytorchrl.cli import main\n"
-              "sys.modules['pytorchrl.learner'] = None\n"  # training can not begin
+              "sys.modules['pytorchrl.learner'] = None\n"  # no training can start
               "import pytorchrl.cli as cli\n"
               "cli._run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM)\n"
               "sys.exit(main(['train']))")
@@ -76,7 +76,7 @@ def test_a_signal_before_training_ends_quietly(start_python):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_that_an_import_would_swallow_ends_the_command(start_python, number, code):
-    """Native code of an import loses what a handler raises; so the process is ended without raising anything."""
+    """Check that a signal ends the command even if native code of an import swallows the handler's exception."""
     process = start_python(
         "-c", "import os, sys, time\n"
               "import pytorchrl.cli as cli\n"
@@ -102,7 +102,7 @@ def test_closed_streams_and_no_home_do_not_end_the_run(tmp_path, streams):
         env={**environment, "OMP_NUM_THREADS": "1"}, check=False, timeout=120, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "model.pt").exists()
-    # Without a terminal the progress is a few plain lines.
+    # Without a terminal, progress is shown as a few plain lines.
     assert len(result.stderr.splitlines()) <= 10
     assert "\r" not in result.stderr
     assert "\x1b" not in result.stderr
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
               "    print('stopping', file=sys.stderr, flush=True)\n"
               "    try:\n"
               "        time.sleep(60)\n"
-              "    except BaseException:\n"  # lost, as in native code
+              "    except BaseException:\n"  # the exception is swallowed, as in native code
               "        time.sleep(60)\n"
               "Scheme.stop = stop\n"
               "sys.exit(main())", *TRAIN[2:], "--target-steps", "100000000")
@@ -128,7 +128,7 @@ def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
-    assert time.monotonic() - start < 10  # two seconds; the machine may be busy
+    assert time.monotonic() - start < 10  # about two seconds; the limit allows for a busy machine
 
 
 @pytest.mark.ray

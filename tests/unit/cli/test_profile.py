@@ -1,4 +1,4 @@
-"""`pytorchrl profile`, in this process."""
+"""Tests of `pytorchrl profile` in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several policies from the command line, in this process."""
+"""Tests of several policies on the command line, in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "16", "--num-e
 
 @pytest.fixture
 def game(tmp_path, monkeypatch):
-    """The name of a module whose environments have two agents; it is in no package."""
+    """Return the name of a top-level module whose environments have two agents."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "game_of_test.py").write_text("from pytorchrl.envs.testing import MatchingGame as "
                                                           "parallel_env\n")

@@ -1,4 +1,4 @@
-"""Untrusted texts reach a terminal only escaped; files keep them unchanged."""
+"""Tests that untrusted text is escaped before it reaches a terminal, and unchanged in files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.reporting import Progress
 from pytorchrl.terminal import Lines, get_logger, printable
 
-# Clears the screen, returns to the start of the line, begins another, and turns the direction of what follows.
+# Text that clears the screen, returns to the start of the line, starts a new line, and reverses the text direction.
 NASTY = "a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
 SHOWN = r"a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
 ONE_LINE, ONE_LINE_SHOWN = NASTY.replace("\n", ""), SHOWN.replace(r"\n", "")
@@ -35,7 +35,7 @@ PACKAGE = Path(pytorchrl.__file__).parent
 
 
 def run(capsys, *arguments):
-    """Exit code, standard output and standard error of a command; neither output has anything but printable lines."""
+    """Return the exit code, stdout and stderr of a command, and check that both outputs are printable."""
     code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     for line in (captured.out + captured.err).split("\n"):
@@ -44,7 +44,7 @@ def run(capsys, *arguments):
 
 
 class Nasty(CountingEnv):
-    """Raises its text in its third step, or reports it as an entry of each info."""
+    """An environment that raises an error with its text in the third step, or puts the text into each info."""
 
     def __init__(self, text=NASTY, fails=True):
         super().__init__(episode_length=4)
@@ -59,7 +59,7 @@ class Nasty(CountingEnv):
 
 @pytest.fixture
 def register(monkeypatch):
-    """A function that registers an environment under an id until the test ends."""
+    """Return a function that registers an environment under an id until the test ends."""
     def register_(env_id, entry_point, **kwargs):
         monkeypatch.setitem(gym.registry, env_id, gym.envs.registration.EnvSpec(id=env_id, entry_point=entry_point,
                                                                                 kwargs=kwargs))
@@ -136,7 +136,7 @@ def test_entries_of_infos_are_exact_in_the_monitor(capsys, register, tmp_path):
 
 
 class NastyGame(MatchingGame):
-    """An environment whose agents have control characters in their names."""
+    """A game whose agents have control characters in their names."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ class NastyGame(MatchingGame):
 
 @pytest.fixture
 def nasty_game(tmp_path, monkeypatch):
-    """The name of a module whose environment is `NastyGame`."""
+    """Return the name of a module whose environment is `NastyGame`."""
     name = "nasty_game"
     (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

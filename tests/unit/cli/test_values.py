@@ -1,4 +1,4 @@
-"""From texts to values."""
+"""Tests of the conversion of text to values."""
 
 from __future__ import annotations
 

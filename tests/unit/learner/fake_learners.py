@@ -1,4 +1,4 @@
-"""A learner of a fake scheme, and its records."""
+"""Helpers that build a learner with a fake scheme and read its records."""
 
 from __future__ import annotations
 

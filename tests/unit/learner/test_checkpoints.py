@@ -1,4 +1,4 @@
-"""Checkpoint files of a learner: complete or absent, checked for damage; and a killed run that is resumed."""
+"""Tests of checkpoint files: they are complete or absent, damage is detected, and a killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(log_dir, target_steps=1000, scheme=None, **options):
 
 
 def records(path):
-    """Of the learning curve, all but times, rates and what a process counts for itself."""
+    """Return the learning curve without times, rates and values that each process counts separately."""
     kept = ("env_steps", "updates", "return_mean", "return_episodes", "length_mean", "policy_lag", "ledger",
             "algorithm")
     return [{name: record[name] for name in kept}
@@ -56,7 +56,7 @@ def train_to(path, **options):
 
 
 def interrupt_after(path, env_steps, **options):
-    """A run that ends, without a word, once so many env steps have reached the learner."""
+    """Train until `env_steps` env steps have reached the learner, then end the run without finishing it."""
     with make(path, **options) as learner:
         while learner.env_steps < env_steps:
             learner.step()
@@ -64,10 +64,11 @@ def interrupt_after(path, env_steps, **options):
 
 def test_a_resumed_run_is_the_straight_one(tmp_path):
     state, straight = train_to(tmp_path / "straight")
-    # both passes over everything: none cut short
+    # Each step was used in both epochs, so training did not end in the middle of the epochs of a rollout.
     assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]
     interrupt_after(tmp_path / "cut", 750)
-    assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680  # beyond the checkpoint
+    # The run was cut after records that are newer than the last checkpoint.
+    assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680
     with make(tmp_path / "cut", resume=True) as learner:
         learner.start()
         assert 600 <= learner.env_steps < 680
@@ -78,7 +79,8 @@ def test_a_resumed_run_is_the_straight_one(tmp_path):
     assert all(torch.equal(again[name], state[name]) for name in state)
     for name in ("env_steps", "updates", "return_mean", "return_episodes", "policy_lag", "ledger"):
         assert resumed[name] == straight[name], name
-    # Statistics between the last record and the checkpoint were lost with the process; all else is the same.
+    # The means of algorithm statistics between the last record and the checkpoint were lost with the process.
+    # Everything else is equal.
     first, second = records(tmp_path / "straight"), records(tmp_path / "cut")
     assert [record["env_steps"] for record in second] == [record["env_steps"] for record in first]
     for one, other in zip(first, second, strict=True):
@@ -87,13 +89,13 @@ def test_a_resumed_run_is_the_straight_one(tmp_path):
 
 
 def test_checkpoints_themselves_change_nothing_else(tmp_path):
-    """Whether a run was written down does not matter, only that checkpoints were made."""
+    """Check that records and evaluations do not affect training; both runs write checkpoints."""
     state, _ = train_to(tmp_path / "a", target_steps=450)
     other, _ = train_to(tmp_path / "b", target_steps=450, log_every=37, eval_every=100, eval_episodes=1)
     assert all(torch.equal(other[name], state[name]) for name in state)
 
 
-# Each line of the standard input starts a run in a fork, in the folder that the line names; imports take seconds.
+# Each line of standard input names a directory, in which the script runs in a fork, because imports take seconds.
 SCRIPT = """
 import os
 import sys
@@ -115,7 +117,7 @@ for folder in map(str.strip, sys.stdin):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(tmp_path):
-    """A run that is killed at any moment, even while writing, and is started again, ends like an uninterrupted one."""
+    """Check that a run that is killed at arbitrary moments, even while it writes, ends like an uninterrupted run."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     target = 2400
@@ -168,13 +170,13 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     with make(tmp_path, target_steps=1300, resume=True) as learner:
         learner.start()
         assert json.loads((tmp_path / "run.json").read_text())["target_steps"] == 1300
-        assert not (tmp_path / "result.json").exists()  # of a run that was over
+        assert not (tmp_path / "result.json").exists()  # the result of the finished run
         assert learner.train()["env_steps"] >= 1300
     assert json.loads((tmp_path / "result.json").read_text())["env_steps"] >= 1300
 
 
 def test_rates_of_a_resumed_run_are_its_own(tmp_path):
-    """However long the part before it took."""
+    """Check that the rate of a resumed run does not depend on how long the run took before its checkpoint."""
     interrupt_after(tmp_path, 350)
     (path,) = checkpoints.paths(tmp_path / "checkpoints")
     checkpoint = checkpoints.read(path)
@@ -201,7 +203,7 @@ def test_a_damaged_one_is_skipped_and_told_of(tmp_path, caplog, damage):
         learner.start()
         assert learner.env_steps == int(older.name[5:-3])
     assert newest.name in caplog.text
-    # Out of the way, or the next one of the run that goes on would seem to be the older of the two.
+    # The damaged file is renamed. Otherwise it could be taken for the newest checkpoint when the run continues.
     assert [path.name for path in newest.parent.iterdir() if path != older] == [f"{newest.name}.damaged"]
 
 
@@ -218,11 +220,11 @@ def test_every_damage_is_found(tmp_path):
             found = checkpoints.read(newest)
         except CheckpointError:
             continue
-        assert is_equal(found, good)  # only what fills the space between parts may go unnoticed
+        assert is_equal(found, good)  # only damage to padding between the parts may go undetected
 
 
 def is_equal(one, other):
-    """Whether two nested states are, bit for bit."""
+    """Return whether two nested states are equal bit for bit."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_equal(value, other[name]) for name, value in one.items())
     if isinstance(one, (list, tuple)):
@@ -297,10 +299,11 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
         while not learner.done():
             learner.step()
         assert "checkpoint" not in learner.get_metrics()
-    assert caplog.text.count("is not written: [enforce fail") == 2  # tried again at each
+    assert caplog.text.count("is not written: [enforce fail") == 2  # the run tried to write a checkpoint twice
     assert list((tmp_path / "checkpoints").iterdir()) == []
     monkeypatch.undo()
-    with make(tmp_path, resume=True, target_steps=100) as learner:  # from the start, in a directory of its own
+    # The directory has no checkpoint, so it is renamed and a new run starts from the beginning.
+    with make(tmp_path, resume=True, target_steps=100) as learner:
         learner.train()
     renamed = tmp_path.with_name(f"{tmp_path.name}.1")
     assert records(tmp_path)[0]["env_steps"] < 200 < 600 < records(renamed)[-1]["env_steps"]
@@ -339,13 +342,13 @@ def test_from_the_command_line(tmp_path, capsys):
     second = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert second["env_steps"] >= 600
     assert second["updates"] > first["updates"]
-    assert second["seed"] == first["seed"]  # which was drawn
+    assert second["seed"] == first["seed"]  # the random seed that the first run drew
     assert main([*command, "--target-steps", "600", "--lr", "0.1"]) == 2
     assert "lr was" in capsys.readouterr().err
 
 
 def evaluated_at(learner):
-    """Return the env steps after which the learner starts an evaluation; each evaluation ends immediately."""
+    """Return the list of env steps at which the learner starts evaluations; each evaluation ends immediately."""
     steps = []
     learner.scheme.start_evaluation = lambda num_episodes: steps.append(learner.env_steps)
     learner.scheme.poll_evaluation = lambda: Evaluation(0, (1.0,), (1,))
@@ -361,5 +364,5 @@ def test_a_resumed_run_evaluates_when_the_straight_one_does(tmp_path):
         return steps
     straight = train("straight", 990)
     assert [step // 250 for step in straight] == [1, 2, 3]
-    assert train("cut", 700) == straight[:2]  # its last checkpoint is after 600 env steps
+    assert train("cut", 700) == straight[:2]  # the last checkpoint is written after 600 env steps
     assert train("cut", 990, resume=True) == straight[2:]

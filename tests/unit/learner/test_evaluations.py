@@ -1,4 +1,4 @@
-"""Evaluations beside training: each result is taken once, and what a failure does."""
+"""Tests of evaluations during training: each result is returned once, and failures are handled."""
 
 from __future__ import annotations
 

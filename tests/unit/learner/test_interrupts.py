@@ -1,4 +1,4 @@
-"""Signals while a learner starts, trains or evaluates."""
+"""Tests of signals that arrive while a learner starts, trains or evaluates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import time
 import pytest
 
 from tests.unit.learner.fake_learners import make
-
-
-# -- signals -------------------------------------------------------------------------------------------------------
 
 
 def send_at(version, number):
@@ -96,7 +93,7 @@ def test_signal_while_starting_saves_nothing(fake_scheme, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_that_is_lost_while_starting_ends_training_all_the_same(fake_scheme, tmp_path, number):
-    """Native code may swallow what a handler raises."""
+    """Check that a signal ends training even if native code swallows the exception that the signal handler raises."""
     def start():
         with contextlib.suppress(BaseException):
             os.kill(os.getpid(), number)
@@ -108,7 +105,10 @@ def test_signal_that_is_lost_while_starting_ends_training_all_the_same(fake_sche
 
 
 def test_an_error_after_a_signal_is_a_consequence_and_hides_neither_model_nor_signal(fake_scheme, tmp_path, caplog):
-    """As when native code is interrupted, or the terminal's Ctrl-C has ended the environments' processes too."""
+    """Check that an error after a signal is logged, and that the model is saved and the signal is raised.
+
+    Such errors occur if native code is interrupted, or if Ctrl-C also ended the environments' processes.
+    """
     def fail(scheme):
         if scheme.version == 2:
             os.kill(os.getpid(), signal.SIGINT)

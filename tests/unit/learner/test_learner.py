@@ -1,4 +1,4 @@
-"""Learner, on a scheme without workers."""
+"""Tests of `Learner` with a fake scheme, which has no workers."""
 
 from __future__ import annotations
 
@@ -181,14 +181,14 @@ def test_records_are_written_every_so_many_steps_and_at_the_end(fake_scheme, tmp
 
 
 def test_metrics_keep_the_algorithms_last_statistics(fake_scheme, tmp_path):
-    """A record begins new means; until the next update, the statistics asked for are those of the record."""
+    """Check that metrics contain the statistics of the last record until the next update starts new means."""
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
-        assert learner.get_metrics()["algorithm"] == {}  # there was no update yet
+        assert learner.get_metrics()["algorithm"] == {}  # no update has been made
         found = []
         while not learner.done():
             learner.step()
             found.append(learner.get_metrics()["algorithm"]["loss"])
-        #        the third update is recorded, and so are the sixth and the ninth
+        # The third, sixth and ninth updates are recorded, and new means start after them.
         assert found == [1.0, 1.5, 2.0, 4.0, 4.5, 5.0, 7.0, 7.5, 8.0, 10.0]
         learner.train()
         assert learner.get_metrics()["algorithm"] == records(tmp_path)[-1]["algorithm"] != {}
@@ -273,7 +273,7 @@ def test_evaluations_keep_to_multiples_and_the_last_is_of_the_final_weights(fake
     with make(scheme, 60, tmp_path, eval_every=20) as learner:
         learner.train()
     assert evaluated_versions(tmp_path) == [2, 4, 6]
-    # What training made is kept before an evaluation that could fail.
+    # The model is saved before the last evaluation, which could fail.
     assert [name for name, *_ in scheme.calls[-3:]] == ["save_model", "start_evaluation", "stop"]
 
 

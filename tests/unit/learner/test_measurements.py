@@ -1,4 +1,4 @@
-"""The figures of a run, compared with sums over its steps."""
+"""Tests of the figures of a run, which are compared with sums over its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unknown options: names of other libraries lead to ours in every error, and only near names are suggested."""
+"""Tests of unknown options: errors translate names of other libraries, and suggest only similar names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCHEME_OPTIONS = {*known_keywords(), *inspect.signature(Scheme).parameters} - {"
 PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("scheme",
                                                                                name) for name in SCHEME_OPTIONS}
           | {place for algorithm in registered() for place in known_names(algorithm).values()})
-# The names that the optimisers of the reference documents give their options, where they are not ours.
+# Option names of the optimizers in the reference documents, with our names where these differ.
 DOCUMENTS = {
     "grads_per_step": "updates_per_step", "buffer_size": "size", "num_replay_buffer_shards": "num_replay_workers",
     "prioritized_replay": "prioritized", "prioritized_replay_alpha": "alpha", "prioritized_replay_beta": "beta",

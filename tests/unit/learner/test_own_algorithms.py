@@ -1,4 +1,4 @@
-"""Algorithms, suites and presets of a user's own, in memory, in files and on the command line."""
+"""Tests of user-defined algorithms, suites and presets: in memory, in files and on the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _own_registrations(monkeypatch):
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch, request):
-    """A file with an algorithm in the current directory, which is not on the Python path; the name of its module."""
+    """Write a module with an algorithm to the current directory, which is not on the Python path; return its name."""
     name = f"own_{abs(hash(request.node.name))}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(FILE.format(module=name)))
     monkeypatch.chdir(tmp_path)
@@ -53,7 +53,7 @@ def own_module(tmp_path, monkeypatch, request):
 
 
 class Louder(A2C):
-    """A2C by another name."""
+    """A subclass of A2C without changes."""
 
 
 def test_a_class_without_a_registration_trains_saves_and_loads(tmp_path):
@@ -62,7 +62,7 @@ def test_a_class_without_a_registration_trains_saves_and_loads(tmp_path):
     assert agent.agent.algorithm.cls is Louder
     recipe = json.loads((agent.log_dir / "run.json").read_text())["recipe"]
     assert recipe["algorithm"] == f"{__name__}:Louder"
-    assert recipe["options"]["gae_lambda"] == 1.0  # of the preset of a2c
+    assert recipe["options"]["gae_lambda"] == 1.0  # the value of the preset of A2C
     loaded = load(agent.log_dir)
     assert loaded.agent.algorithm.cls is Louder
     assert loaded.evaluate(2).returns == agent.evaluate(2).returns
@@ -175,5 +175,5 @@ def test_suites_of_ones_own_make_their_environments():
     assert set(agent.evaluate(3).lengths) == {5}
 
     suite("shorter", has=lambda env_id: env_id == "short/Pendulum-v1")(lambda env_id, vec_env_size, **options: "taken")
-    assert make_factory("short/Pendulum-v1") == "taken"  # the suite that was registered last
+    assert make_factory("short/Pendulum-v1") == "taken"  # the suite that was registered last has precedence
     assert suites.suite_of("short/CartPole-v1").make_factory is short_factory

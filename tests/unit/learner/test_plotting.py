@@ -1,4 +1,4 @@
-"""What curves are called."""
+"""Test of the labels of curves."""
 
 from __future__ import annotations
 

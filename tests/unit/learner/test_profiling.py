@@ -1,4 +1,4 @@
-"""What a run is said to be held up by: each rule with numbers made for it, and whole runs on the virtual clock."""
+"""Tests of the bottleneck that a profile names: each rule with constructed numbers, and whole simulated runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pytorchrl.scheme.timing import PARTS
 
 FREE_GRADS = {"grad_communication": "asynchronous", "grad_execution": "Parallel", "num_grad_workers": 4}
 ASYNC_COL = {"col_communication": "asynchronous"}
-FULL = {"num_col_workers": 8}  # as many workers as cores
+FULL = {"num_col_workers": 8}  # as many workers as CPU cores
 BATCHES, PASSES = {"num_mini_batch": 4, "num_epochs": 3}, {"num_mini_batch": 1, "num_epochs": 3}
 DISTRIBUTED = {"distribute_gradients": True}
 
-# (part, options in force, option that is named)
+# Cases: the part, the options in force, and the option that the advice names.
 CASES = [
     ("collection/environment", {}, "num_col_workers"),
     ("collection/environment", FULL | {"backend": "auto"}, "backend"),
@@ -70,7 +70,7 @@ CASES = [
 
 
 def seconds(part):
-    """Seconds of a run that this part holds up, whether levels take turns or not."""
+    """Return the seconds by level and part of a run whose bottleneck is `part`, whether or not levels take turns."""
     level, name = part.split("/")
     time_s = {
         "update": {"update": {"wait": 4, name: 6}, "gradients": {"grad": 4, "idle": 6}, "collection": {"idle": 10}},
@@ -134,7 +134,7 @@ def test_levels_that_do_not_wait_for_each_other_are_compared_by_who_waits():
                               (3, 50, "gradients/grad"),
                               (9, 0, "gradients/grad"), (40, 45, "gradients/grad")):
         assert explain({"time_s": time_s(waits, idle)}, ASYNC_COL).part == part
-    # Where they take turns, the larger part of the sum is it.
+    # If the levels take turns, the bottleneck is the part with the larger share of the total time.
     assert explain({"time_s": time_s(60, 40)}).part == "collection/environment"
     assert explain({"time_s": time_s(40, 60)}).part == "gradients/grad"
 
@@ -144,7 +144,8 @@ def test_critical_parts_of_levels_that_take_turns_are_the_whole_time():
               "collection": {"environment": 60, "send": 20, "idle": 120}}
     parts = critical_parts(time_s, {})
     assert sum(parts.values()) == pytest.approx(1.0)
-    assert parts["collection/idle"] == pytest.approx(0.5 - 0.4)  # the learner waits that much longer than they work
+    # The time that the learner waits although collection workers are idle.
+    assert parts["collection/idle"] == pytest.approx(0.5 - 0.4)
 
 
 def test_nothing_can_be_said_before_an_update():
@@ -172,7 +173,7 @@ def test_a_table_shows_shares_of_parts_that_took_time():
 
 @pytest.fixture
 def find():
-    """A function from costs and settings to what a simulated run of them is held up by."""
+    """Return a function that simulates a run with the given costs and settings and returns its bottleneck."""
     schemes = []
 
     def find_(costs, **settings):

@@ -1,4 +1,4 @@
-"""Run directories, records and the progress line."""
+"""Tests of records, means, rates and the progress line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_rate_is_that_of_the_window():
     rate = RateWindow(seconds=10.0)
     assert rate.rate == 0.0
     for second in range(30):
-        rate.add(float(second), 100 * second if second < 20 else 1900)  # a stall after 20 seconds
+        rate.add(float(second), 100 * second if second < 20 else 1900)  # no steps arrive after 20 seconds
     assert rate.rate == 0.0
     rate.add(30.0, 2900)
     assert rate.rate == pytest.approx(100.0)
@@ -208,7 +208,7 @@ def test_elsewhere_each_text_is_a_line_and_a_closed_stream_ends_nothing():
 
 
 def rates_of(arrivals, end, *, seconds=10.0, rise=1000):
-    """The rate each quarter of a second while `rise` steps arrive at each time of `arrivals`."""
+    """Return the rate every quarter of a second if `rise` steps arrive at each time in `arrivals`."""
     rate, rates = RateWindow(seconds), []
     for tick in range(4 * end + 1):
         rate.add(tick / 4, rise * sum(arrival <= tick / 4 for arrival in arrivals))
@@ -217,7 +217,7 @@ def rates_of(arrivals, end, *, seconds=10.0, rise=1000):
 
 
 def test_the_rate_is_right_for_rollouts_rarer_than_the_window():
-    rates = rates_of(range(25, 400, 25), 399)  # 40 steps a second
+    rates = rates_of(range(25, 400, 25), 399)  # 40 steps per second
     assert rates[4 * 25] == 40.0
     assert min(rates[4 * 25:]) > 20.0
     assert max(rates) < 60.0

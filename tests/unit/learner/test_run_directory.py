@@ -1,4 +1,4 @@
-"""The directory of a run: refused, renamed, numbered; the mode of its files."""
+"""Tests of the directory of a run: errors, renaming, numbering, and the permissions of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytorchrl.run_directory import prepare_log_dir
 
 @pytest.fixture
 def umask_027():
-    """Set a umask that lets the group read, and nobody else."""
+    """Set a umask that lets the group read and denies everything to others."""
     found = os.umask(0o027)
     yield
     os.umask(found)
@@ -34,7 +34,7 @@ def test_log_dir_that_is_a_file_is_refused(tmp_path):
 
 
 def test_log_dir_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    # A superuser may write everywhere, so the refusal of the file system is made here.
+    # A superuser may write everywhere, so the test simulates the refusal of the file system.
     def refuse(*_arguments, **_options):
         raise PermissionError(13, "Permission denied")
     monkeypatch.setattr(os, "open", refuse)
@@ -148,7 +148,7 @@ def test_options_for_an_earlier_run_need_the_directory_of_one(tmp_path, option):
 
 
 def test_the_directory_of_a_run_is_no_directory_of_runs(tmp_path):
-    """A shell's completion adds the slash."""
+    """Check that the directory of a run is recognized despite a trailing slash, which shells add on completion."""
     run = tmp_path / "run"
     write_json(prepare_log_dir(run) / "run.json", "first")
     with pytest.raises(ConfigError, match="holds a run already"):
@@ -192,7 +192,7 @@ def test_the_refusal_of_an_earlier_run_names_its_directory_of_runs(tmp_path):
 
 
 def test_a_directory_of_runs_given_for_a_run_names_its_newest_run(tmp_path):
-    """`load`, `enjoy` and `plot` read the directory of one run."""
+    """Check that functions that read one run refuse a directory of runs and name its newest run."""
     runs = tmp_path / "runs"
     runs.mkdir()
     for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):

@@ -1,4 +1,4 @@
-"""The files that a run writes, by itself: which there are, what is refused, and what is left after a failure."""
+"""Tests of the files that a run writes: their contents, errors, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.run_files import RunFiles
 
 @pytest.fixture
 def open_run(fake_scheme, tmp_path):
-    """A function that starts the files of a run."""
+    """Return a function that locks a run directory and starts the files of a run."""
     opened = []
 
     def open_(after=None):

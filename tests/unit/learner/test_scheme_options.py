@@ -1,4 +1,4 @@
-"""The list of the scheme's options: none is missing, and each has the declaration of its owner."""
+"""Tests of the list of scheme options: it is complete, and each option is declared as its owner declares it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train` and `load` with several policies."""
+"""Tests of `train` and `load` with several policies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGENTS = ["agent_0", "agent_1"]
 
 @pytest.fixture
 def game(tmp_path, monkeypatch):
-    """The name of a module whose environments have two agents."""
+    """Return the name of a module whose environments have two agents."""
     package = tmp_path / "modules" / "games_of_test"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -97,7 +97,7 @@ def test_other_algorithms_train_from_their_presets(game, algorithm):
 
 
 class Reach(MatchingGame):
-    """Continuous actions, which change nothing."""
+    """A matching game with continuous actions, which have no effect."""
 
     def action_space(self, agent):
         return gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -112,7 +112,7 @@ def test_continuous_actions(algorithm):
 
 
 def test_a_policy_of_all_learns_from_all():
-    """One update of one policy for two agents, against that of its own data: agent steps are twice the env steps."""
+    """Check that one policy that controls two agents learns from twice as many agent steps as env steps."""
     learner, _ = make_learner("ppo", MatchingGame, policies="shared", **TINY)
     with learner:
         learner.train()

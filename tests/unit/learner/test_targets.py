@@ -1,4 +1,4 @@
-"""When a run is done, and what is due before."""
+"""Tests of when a run is done, and of when records, evaluations and checkpoints are due."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_run_that_takes_turns_ends_when_its_last_rollout_is_used_up():
     assert not target.is_reached(90, ledger(90, 90, 180), 0)
     assert not target.is_reached(100, ledger(100, 100, 150), 0)
     assert target.is_reached(100, ledger(100, 100, 200), 0)
-    assert target.is_reached(100, ledger(100, 100, 150), 50)  # passes of skipped updates
+    assert target.is_reached(100, ledger(100, 100, 150), 50)  # 50 samples of skipped updates count as used
     assert not target.is_reached(100, ledger(100, 80, 160, nan=20), 0)
 
 

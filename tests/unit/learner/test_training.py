@@ -1,4 +1,4 @@
-"""`train`, `load` and the way of options to their parts."""
+"""Tests of `train`, `load`, and of how options reach the parts of an agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytorchrl.training import load, train
 TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "target_steps": 64, "progress": False,
         "tensorboard": False, "seed": 3}
 
-# A value other than the preset's and the default's for every option that the agent's parts have.
+# For each option of the agent's parts, a value that differs from the preset and from the default.
 OTHER = {
     "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5, "max_grad_norm": 3.0,
     "weight_decay": 0.5, "momentum": 0.5,
@@ -47,14 +47,14 @@ PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "envi
 
 
 @pytest.mark.parametrize("name", [
-    # that is of several agents
+    # `policies` needs an environment with several agents.
     name for name, spec in option_specs("ppo").items() if spec.part in PARTS and name != "policies"])
 def test_every_option_reaches_its_part(monkeypatch, name):
     spec = option_specs("ppo")[name]
     value = OTHER[name]
     assert value != presets.preset("ppo", "CartPole-v1").get(name, spec.default)
     envs = compose("ppo", "CartPole-v1", {})[0].train_envs
-    # Environments are not built anew for each option; what they would be built from is.
+    # To save time, environments are not built for each option; only their factory is changed.
     monkeypatch.setattr("pytorchrl.presets.make_factory", lambda _env, **options: dataclasses.replace(
         envs, options=dataclasses.replace(envs.options, **options)))
     agent = compose("ppo", "CartPole-v1", {**NEEDED.get(name, {}), name: value})[0]
@@ -65,7 +65,7 @@ def test_every_option_reaches_its_part(monkeypatch, name):
 
 def test_a_preset_gives_way_where_nothing_would_come_of_it():
     agent = compose("dqn", "CartPole-v1", {"epsilon_per_worker": True})[0]
-    assert agent.algorithm.options.epsilon_steps == 100_000  # the algorithm's own
+    assert agent.algorithm.options.epsilon_steps == 100_000  # the default of the algorithm
     with pytest.raises(ConfigError, match="epsilon_steps needs epsilon_per_worker=False"):
         compose("dqn", "CartPole-v1", {"epsilon_per_worker": True, "epsilon_steps": 10_000})
 
@@ -108,7 +108,7 @@ def test_wrong_options_are_refused_before_anything_starts(options, message):
 
 
 class LivesEnv(CountingEnv):
-    """Tells how many lives are left: seven."""
+    """An environment that reports seven remaining lives in each info."""
 
     def step(self, action):
         *rest, info = super().step(action)
@@ -117,7 +117,7 @@ class LivesEnv(CountingEnv):
 
 def test_episodes_of_a_run_are_in_its_monitor_files_with_the_keywords_asked_for(tmp_path):
     agent = train("ppo", LivesEnv, **TINY, log_dir=tmp_path / "run", info_keywords=("lives",))
-    agent.evaluate(2)  # is not of the run
+    agent.evaluate(2)  # episodes of this evaluation are not written to the monitor file
     (path,) = (tmp_path / "run").glob("*.csv")
     columns, *rows = path.read_text().splitlines()
     assert (path.name, columns) == ("monitor_train_GWorker_0_CWorker_0.csv", "r,l,t,env,ended,lives")
@@ -319,7 +319,7 @@ def test_load_refuses_a_run_file_that_is_none(copied, content):
 
 
 class Payload:
-    """Unpickling it would make a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, canary):
         self.canary = canary

@@ -1,4 +1,4 @@
-"""Films: the single environment that is filmed shows the agent what it was trained on."""
+"""Tests of films: the filmed environment shows the agent the same observations as in training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_filmed_environment_has_the_spaces_of_training(env):
         pytest.importorskip("ale_py")
     agent = train("ppo", env, **TINY)
     factory = video._single_environment(agent, identity)
-    envs = factory(mode="test", seed=1)  # raises if its spaces differ
+    envs = factory(mode="test", seed=1)  # raises an error if the spaces differ from those of training
     try:
         obs, _ = envs.reset()
         assert envs.num_envs == 1
@@ -51,11 +51,12 @@ def test_a_filmed_game_looks_as_the_vector_environment_shows_it():
             pictures.append(step.obs["obs"][0].astype(np.float64))
         finally:
             envs.close()
-    assert np.abs(pictures[0] - pictures[1]).mean() < 5  # ball and paddles move; background, size and order agree
+    # The ball and the paddles move; the background, the size and the order of frames agree.
+    assert np.abs(pictures[0] - pictures[1]).mean() < 5
 
 
 def film_of(**options):
-    """The factory of the filmed environment of a game, for the wrapper that films."""
+    """Return the factory of the environment that is filmed, for an Atari agent with these environment options."""
     agent = SimpleNamespace(test_envs=atari_factory("ALE/Pong-v5", 2, **options))
     return video._single_environment(SimpleNamespace(agent=agent), identity)
 
@@ -63,7 +64,7 @@ def film_of(**options):
 def test_a_film_is_made_with_the_settings_of_the_game():
     pytest.importorskip("ale_py")
     film = film_of(env_kwargs={"full_action_space": True, "noop_max": 0, "use_fire_reset": False}, max_episode_steps=7)
-    envs = film(mode="test", seed=1)  # raises if its spaces differ
+    envs = film(mode="test", seed=1)  # raises an error if the spaces differ from those of training
     try:
         assert envs.action_space.n == 18
         envs.reset()

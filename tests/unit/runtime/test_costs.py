@@ -1,4 +1,4 @@
-"""Virtual seconds of operations."""
+"""Tests of the virtual seconds that operations take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_workers_may_differ_and_what_was_named_last_counts():
     assert costs.draw("step", "GWorker 0/CWorker 1") == 1
     assert costs.draw("step", "GWorker 0/CWorker 3") == 2
     assert costs.draw("step", "GWorker 1/CWorker 3") == 3
-    assert 0.005 <= costs.draw("grad", "GWorker 1") <= 0.015  # its default
+    assert 0.005 <= costs.draw("grad", "GWorker 1") <= 0.015  # the default cost of a gradient
 
 
 def test_measured_is_what_it_took():

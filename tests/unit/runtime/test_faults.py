@@ -1,4 +1,4 @@
-"""The language of fault plans, and what each fault does to a worker."""
+"""Tests of the syntax of fault plans, and of what each fault does to a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytorchrl.runtime.faults import FaultPlan, parse_fault
 
 
 class Place:
-    """Notes what a fault asks of its runtime."""
+    """A runtime that records what faults request of it."""
 
     def __init__(self):
         self.asked = []
@@ -25,7 +25,7 @@ class Place:
 
 
 def visit(text, worker, point, times, incarnation=0, seed=0):
-    """What a plan does in `times` visits of a point: (number of the visit, what) each."""
+    """Visit a point `times` times with the faults of a plan; return (number of the visit, what the fault did) pairs."""
     place = Place()
     call = FaultPlan(text, seed).points(worker, incarnation, place)
     happened = []

@@ -1,4 +1,4 @@
-"""Journals by themselves: what is noted, and what a replay compares."""
+"""Tests of journals: what is recorded, and what a replay compares."""
 
 from __future__ import annotations
 

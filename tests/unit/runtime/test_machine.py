@@ -1,4 +1,7 @@
-"""More workers than this machine has memory for are refused before Ray starts, in an error that states both."""
+"""Tests that workers which need more memory than the machine has are refused before Ray starts.
+
+The error states both the needed and the available memory.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,10 @@ def test_workers_of_all_kinds_count_together(counts, wanted):
 
 @pytest.fixture
 def no_ray(monkeypatch):
-    """Any import of Ray fails, and no address of a cluster is known."""
+    """Make any import of Ray fail, and remove the address of a cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(os, "environ", os.environ.copy())  # what a connection would set there
+    # Connecting to a cluster may change the environment variables.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("pytorchrl.runtime.ray_runtime.this_machine", lambda: ROOM_FOR_TEN)
     monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: self.options.address is None)
@@ -80,7 +84,7 @@ def test_a_scheme_refuses_too_many_workers_before_ray_starts(no_ray, agent, sett
 
 def test_what_a_cluster_has_is_known_only_once_it_is_joined(no_ray):
     scheme = Scheme(*on_policy_agent(), seed=1, num_col_workers=500, address="10.255.255.1:6379")
-    with pytest.raises(ImportError, match="ray"):  # it was to be asked
+    with pytest.raises(ImportError, match="ray"):  # the cluster has to be asked for its memory
         scheme.start()
     scheme.stop()
 

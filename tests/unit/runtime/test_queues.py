@@ -1,4 +1,4 @@
-"""The queues of all runtimes answer as `queue.Queue` does: the same calls, the same results and errors."""
+"""Tests that the queues of all runtimes behave like `queue.Queue`: the same calls have the same results and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = {
 
 
 def answer(items, name, *args):
-    """What a call gives: its result, or the type of its error and what that says."""
+    """Return the result of a call, or the type and message of its error."""
     try:
         return getattr(items, name)(*args)
     except (queue.Empty, queue.Full, ValueError) as error:
@@ -56,7 +56,7 @@ def test_arguments_have_the_standard_librarys_names(runtime):
 
 
 class Helper(threading.Thread):
-    """Makes one call, and keeps its result."""
+    """A thread that makes one call and stores the result."""
 
     def __init__(self, function, *args):
         super().__init__(name="helper", daemon=True)

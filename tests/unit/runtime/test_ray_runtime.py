@@ -1,4 +1,4 @@
-"""Parts of the Ray runtime that need no Ray."""
+"""Tests of the parts of the Ray runtime that do not need Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from pytorchrl.runtime.room import largest_share
 
 
 def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
-    """Its own would end the process with 15, with 1, or with a crash in native code."""
+    """Check that Ray's SIGTERM handler is not installed.
+
+    It would end the process with exit code 15 or 1, or with a crash in native code.
+    """
     found = signal.getsignal(signal.SIGTERM)
     utils = SimpleNamespace(set_sigterm_handler=lambda handler: signal.signal(signal.SIGTERM, handler))
     theirs = utils.set_sigterm_handler
@@ -28,7 +31,7 @@ def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
 
 @pytest.fixture
 def on():
-    """Return a function that makes a runtime on a cluster with these nodes, all of them free by default."""
+    """Return a function that makes a runtime on a cluster with the given nodes; by default, all resources are free."""
     def make(*nodes, spare=None, placement=None):
         runtime = RayRuntime(RayRuntime.Options(placement=placement))
         total = {key: sum(node.get(key, 0.0) for node in nodes) for key in {key for node in nodes for key in node}}
@@ -53,8 +56,8 @@ def cpus_of(runtime, count):
 @pytest.mark.parametrize(("cpus", "count", "each"), [
     ((8.0,), 4, 1.0), ((8.0,), 16, 0.5), ((2.0,), 3, 0.666),
     ((4.0, 4.0, 4.0), 6, 1.0), ((4.0, 4.0, 4.0), 12, 0.666), ((4.0, 4.0), 8, 0.5),
-    ((1.0, 4.0, 4.0), 6, 0.8),  # one on the small node, five on a large one
-    ((0.0, 4.0, 4.0), 4, 1.0),  # a head without CPUs
+    ((1.0, 4.0, 4.0), 6, 0.8),  # one worker fits on the small node and five on a large node
+    ((0.0, 4.0, 4.0), 4, 1.0),  # the head node has no CPUs
 ], ids=str)
 def test_the_default_shrinks_so_that_all_fit_without_the_largest_of_several_nodes(on, cpus, count, each):
     amount = cpus_of(on(*map(node, cpus)), count)
@@ -64,7 +67,7 @@ def test_the_default_shrinks_so_that_all_fit_without_the_largest_of_several_node
 
 
 def test_a_node_that_is_most_of_the_cluster_is_not_left_out(on):
-    """Sixty requests of a fifteenth of a CPU would be spread evenly over four cores and sixty-four."""
+    """Check that 60 workers are not limited to a fifteenth of a CPU, as if only the small node could be used."""
     assert cpus_of(on(node(4.0), node(64.0)), 60) == 1.0
 
 
@@ -73,7 +76,7 @@ def test_the_default_shrinks_to_what_others_leave(on):
 
 
 def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
-    """Of the two nodes with CPUs, one has a little more memory; six workers have to fit on the other."""
+    """Check that workers fit on the smaller node if the larger one is lost; the head node has memory but no CPUs."""
     small = 24.0 * 2**30
     runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
     [fitted] = runtime.fit_resources([("collection workers", 6, CPU_RESOURCES)])
@@ -87,7 +90,7 @@ def test_the_only_gpu_is_shared_though_its_node_may_be_lost(on):
 
 
 def test_only_who_asks_for_gpus_shares_them(on):
-    """Eight collection workers on the CPU leave both GPUs to the gradient workers, and may run on any node."""
+    """Check that collection workers on the CPU leave both GPUs to the gradient workers and may run on any node."""
     runtime = on(node(8.0, 2.0), node(8.0))
     grad, col, _ = runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES, num_groups=20, per_group=4))
     assert grad["num_gpus"] == 0.1
@@ -104,7 +107,7 @@ def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, p
     with pytest.raises(InsufficientResourcesError,
                        match=f"2 gradient workers each need a share of a GPU, but {present}"):
         runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES))
-    # nobody does
+    # No worker needs a GPU.
     runtime.fit_resources([("gradient workers", 0, DEFAULT_RESOURCES), ("collection workers", 2, CPU_RESOURCES)])
 
 
@@ -118,11 +121,13 @@ def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
 
 
 @pytest.mark.parametrize(("actor", "given", "seen", "visible", "own"), [
-    (None, [], 4, None, None),  # the driver has what torch sees
+    # The driver may use all GPUs that torch sees.
+    (None, [], 4, None, None),
     ("ab", [], 0, "", []), ("ab", [3], 1, "3", [0]), ("ab", ["GPU-7"], 1, "GPU-7", [0]),
     ("ab", [1, 0], 2, "1,0", [0, 1]),
-    ("ab", [0], 0, "0", []),  # a torch without CUDA
-    ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),  # where Ray hides none
+    ("ab", [0], 0, "0", []),  # torch was built without CUDA
+    # Here Ray does not hide the other GPUs.
+    ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),
 ])
 def test_the_gpus_of_a_worker_are_those_that_ray_gave_it(monkeypatch, actor, given, seen, visible, own):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(
@@ -207,7 +212,8 @@ class FakeGroup(SimpleNamespace):
 
 @pytest.fixture
 def with_groups():
-    """A function that makes a runtime whose Ray only notes how actors and groups are made."""
+    """Return a function that makes a runtime with a fake Ray, which records how actors and placement groups are made.
+    """
     def make(inside=None, **options):
         runtime = RayRuntime(RayRuntime.Options(**options))
         made = []
@@ -253,7 +259,7 @@ def test_gradient_workers_are_colocated_with_their_own(with_groups):
     for name in ("GWorker 1", "GWorker 2", "GWorker 1", "Evaluator"):
         start(runtime, name, num_cpus=1)
     assert made == [([{"CPU": 4.0}], "STRICT_PACK")] * 2
-    # a replacement goes where it was
+    # A replacement gets the placement group of the worker that it replaces.
     assert [chosen["scheduling_strategy"] for chosen in actors] == [1, 2, 1, "SPREAD"]
 
 
@@ -292,7 +298,7 @@ def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
     runtime._ray._private = SimpleNamespace(
         state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
     assert runtime.lacks_room(handle) == "it requests CPU=4, and the 1 nodes have CPU=3 free"
-    runtime._groups["GWorker 1"].is_placed = True  # what it has is no more free
+    runtime._groups["GWorker 1"].is_placed = True  # the group has its resources already
     assert runtime.lacks_room(handle) == ""
 
 
@@ -319,7 +325,7 @@ def test_closing_removes_groups_and_leaves_a_cluster_only_if_it_was_joined_here(
 
 
 class Arriving:
-    """A fake of `ray.wait`: at each wait that may take time, the next of these numbers of references are ready."""
+    """A fake of `ray.wait`: `counts` lists how many references are ready after each wait that may take time."""
 
     def __init__(self, *counts):
         self._counts, self._ready = list(counts), 0
@@ -333,7 +339,7 @@ class Arriving:
 @pytest.mark.parametrize(("counts", "told"), [
     ((1, 3, 4), ["started 0 of 4 collection workers ...", "started 1 of 4 collection workers ...",
                  "started 3 of 4 collection workers ...", "started 4 of 4 collection workers"]),
-    # the others take too long
+    # The other two workers do not start in time.
     ((2, 2), ["started 0 of 4 collection workers ...", "started 2 of 4 collection workers ..."]),
 ], ids=str)
 def test_workers_are_announced_as_they_come_up(counts, told):

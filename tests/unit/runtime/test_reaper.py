@@ -1,4 +1,4 @@
-"""The reaper of a local Ray: what it ends, what it spares, what it removes."""
+"""Tests of the reaper of a local Ray: which processes it ends and which files it removes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wait_until(condition):
 
 @pytest.fixture
 def directory(tmp_path):
-    """One that holds a link to a file elsewhere and one to a folder elsewhere."""
+    """Return a directory that contains a link to a file elsewhere and a link to a folder elsewhere."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "thesis").write_text("years of work")
     path = tmp_path / "prl-test"

@@ -1,4 +1,4 @@
-"""Tasks on a virtual clock: order, time, deadlock, ends."""
+"""Tests of tasks on a virtual clock: order, time, deadlocks and ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
 
 @pytest.fixture
 def make_schedule():
-    """A function that makes schedules; all their tasks are ended after the test."""
+    """Return a function that makes schedules; all their tasks are ended after the test."""
     made = []
 
     def make(seed=0):
@@ -60,7 +60,7 @@ def test_ties_are_broken_by_the_seed_alone(make_schedule):
     assert order(3) == order(3)
     orders = {order(seed) for seed in range(40)}
     assert len(orders) > 30
-    assert {first for first, *_ in orders} == set(range(6))  # anyone may be first
+    assert {first for first, *_ in orders} == set(range(6))  # each task may be first
 
 
 def test_only_one_task_runs_at_a_time(make_schedule):
@@ -70,7 +70,8 @@ def test_only_one_task_runs_at_a_time(make_schedule):
         for _ in range(20):
             inside.append(1)
             assert len(inside) == 1
-            total = sum(range(2000))  # long enough for a switch of threads, if there were two
+            # This loop is long enough for a switch between threads, if two threads ran.
+            total = sum(range(2000))
             assert total
             inside.pop()
             schedule.sleep(0.0)
@@ -123,7 +124,7 @@ def test_deadlock_is_reported_at_once_with_who_waits_for_what(make_schedule):
 
 
 def test_tasks_that_only_poll_are_a_deadlock_too(make_schedule):
-    """Waits that end in vain and are repeated for ever change nothing."""
+    """Check that tasks whose waits time out and are repeated forever are a deadlock."""
     schedule = make_schedule()
 
     def poll():
@@ -152,7 +153,7 @@ def test_an_ended_task_unwinds_where_it_waits(make_schedule):
             schedule.sleep(math.inf)
         finally:
             unwound.append(schedule.now)
-            with pytest.raises(Ended):  # it can wait no more
+            with pytest.raises(Ended):  # an ended task cannot wait again
                 schedule.sleep(1.0)
 
     task = spawn(schedule, body)
@@ -228,6 +229,6 @@ for seed in range(50):
 
 
 def test_an_interrupt_reaches_the_driver_while_another_runs(run_forked):
-    """Ctrl-C, fifty times, in a process of its own: the driver goes on, and nobody runs beside it."""
+    """Check that after 50 interrupts (Ctrl-C) the driver continues and no other task runs at the same time."""
     result = run_forked("-c", INTERRUPTED, timeout=100)
     assert result.returncode == 0, result.stderr

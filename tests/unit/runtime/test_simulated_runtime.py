@@ -1,4 +1,5 @@
-"""Workers of the simulated runtime: which end with which, and signals to a worker that is not built yet."""
+"""Tests of workers of the simulated runtime: which workers end together, and signals to workers that are not built yet.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_workers_end_with_the_worker_that_started_them(runtime):
 def test_signals_to_a_worker_that_is_not_built_yet_come_once_it_is(runtime):
     handle = runtime.start_actor(Told, {}, name="told", resources={})
     signalled = []
-    for word in ("first", "second"):  # each arrives before the next is sent, and the worker starts for a second
+    # The worker takes a second to start; each signal arrives before the next one is sent.
+    for word in ("first", "second"):
         signalled.append(runtime.signal(handle, "tell", (word,), {}))
         runtime.sleep(0.2)
     assert all(not runtime.wait([future], 0.0) for future in signalled)

@@ -73,7 +73,7 @@ def test_errors_are_values_until_they_are_unwrapped(runtime):
     with pytest.raises(KeyError, match="failed") as caught:
         outcome.unwrap()
     assert any(entry.name == "fail" for entry in caught.traceback)
-    assert runtime.get(worker.submit(Counter.add, 1), 5.0) == 1  # it lives on
+    assert runtime.get(worker.submit(Counter.add, 1), 5.0) == 1  # the worker survives the error
 
 
 def test_the_constructors_error_shows_in_every_call(runtime):
@@ -157,7 +157,7 @@ def test_threads_queues_events_and_the_clock_come_from_the_runtime(runtime):
     assert runtime.join_thread(thread, 0.02) is False
     done.set()
     assert runtime.join_thread(thread, 5.0) is True
-    assert runtime.join_thread(threading.Thread(target=print), 0.1) is True  # never started
+    assert runtime.join_thread(threading.Thread(target=print), 0.1) is True  # the thread was never started
     first = runtime.now()
     assert runtime.now() >= first
     assert runtime.make_queue(3).maxsize == 3
@@ -229,4 +229,5 @@ def test_a_ray_runtime_crosses_processes_empty():
     assert again.options == RayRuntime.Options(placement="colocate", faults="kill col.1")
     assert again.is_recording
     assert again.faults.__reduce__() == runtime.faults.__reduce__()
-    assert again.in_process().faults is again.faults  # although a thread cannot be killed: that is for remote workers
+    # A thread cannot be killed, but the fault is for remote workers.
+    assert again.in_process().faults is again.faults
