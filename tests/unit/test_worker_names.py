@@ -1,4 +1,4 @@
-"""One name for a worker."""
+"""Tests that a worker has the same name everywhere."""
 
 from __future__ import annotations
 

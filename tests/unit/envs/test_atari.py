@@ -12,7 +12,7 @@ GAME = "ALE/Breakout-v5"
 
 @pytest.fixture(scope="module")
 def breakout():
-    """Return the results of a training and a testing run of the same two games, 280 random steps each."""
+    """Return the results of 280 random steps of the same two games in training mode and in test mode."""
     factory = atari_factory(GAME, 2)
     actions = np.random.default_rng(1).integers(0, 4, (280, 2))
 

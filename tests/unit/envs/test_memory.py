@@ -1,4 +1,4 @@
-"""Test the recall task: observations, rewards and errors."""
+"""Tests of the recall task: observations, rewards and errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is imported is listed, and what is listed is imported: by requirement files and extras, compared with syntax
-trees."""
+"""Tests that requirement files and extras list exactly the packages that the code imports, found by syntax trees."""
 
 from __future__ import annotations
 
@@ -14,24 +13,25 @@ from tests.conftest import ROOT
 from tests.unit.packaging.project import EXTRAS, lines_of, name_of
 
 CORE = {name_of(line) for line in lines_of("requirements.txt")}
-# Extras of users. Those of developers are for tests, pages and checks.
+# The extras for users; the other extras are for tests, documentation and checks.
 OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
-# Peers that a benchmark measures, each in a virtual environment that its page tells how to make.
+# Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
 PEERS = {"stable-baselines3", "sample-factory"}
-# What is listed without an import of its own name, and who needs it.
+# Listed packages that no module imports by name, with the reason.
 INDIRECT = {
     "imageio-ffmpeg": "moviepy writes films with it",
     "mpe2": "its environments are given by name",
     "opencv-python-headless": "Gymnasium's preprocessing and films use it",
     "tensorboard": "torch.utils.tensorboard writes its files",
 }
-# Core requirements without an import in the package, and where they are used.
+# Core requirements that the package does not import, with the folder that uses them.
 ELSEWHERE = {"scipy": "benchmarks"}
 
 
 def listed_in(*extras):
-    """Names of the core's packages and of these extras', with those of the extras of this project that they name."""
+    """Return the names of the core packages and of the packages of these extras, including extras that they refer to.
+    """
     names = set(CORE)
     for extra in extras:
         for requirement in EXTRAS[extra]:
@@ -44,15 +44,17 @@ def listed_in(*extras):
 
 @functools.cache
 def modules_of(folder):
-    """(path, syntax tree) of every module below a folder; what is built there does not count."""
+    """Return the (path, syntax tree) of every module below a folder, without build results."""
     return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
             for path in sorted((ROOT / folder).rglob("*.py")) if "_build" not in path.parts]
 
 
 @functools.cache
 def imported_by(tree, *, for_checkers):
-    """Top-level names that a module imports, by a statement or by a constant name: for type checkers only, or in
-    earnest."""
+    """Return the top-level names that a module imports by a statement or by a constant name.
+
+    `for_checkers` selects the imports for type checkers only; otherwise, these are left out.
+    """
     found, nodes = set(), list(ast.walk(tree))
     def is_for_checkers(node):
         return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
@@ -73,7 +75,7 @@ def imported_by(tree, *, for_checkers):
 
 
 def foreign(folder, *, for_checkers=False):
-    """Distribution -> a module below the folder that imports it, for all that is neither Python's own nor ours."""
+    """Return each third-party distribution that a module below the folder imports, with the path of such a module."""
     own = {"pytorchrl", "tests", "conftest", *(path.stem for path in (ROOT / folder).rglob("*.py")),
            *(p.stem for p in ROOT.glob("examples/*"))}
     found = {}
@@ -109,7 +111,8 @@ def test_every_core_requirement_is_imported():
 
 @pytest.mark.parametrize("extra", OF_USERS)
 def test_every_package_of_an_extra_is_named_in_the_package(extra):
-    """Optional packages are loaded by name, which stands in an import or in a text, as a whole or before a dot."""
+    """Check that each package of an extra is imported or named in a string, since optional packages are loaded by name.
+    """
     words = words_of_the_package()
     for requirement in EXTRAS[extra]:
         name = name_of(requirement)
@@ -118,7 +121,7 @@ def test_every_package_of_an_extra_is_named_in_the_package(extra):
 
 @functools.cache
 def words_of_the_package():
-    """Names that modules of the package import, and their strings, each up to the first dot."""
+    """Return the names that modules of the package import, and their strings, each up to the first dot."""
     words = set()
     for _, tree in modules_of("pytorchrl"):
         words |= imported_by(tree, for_checkers=False)

@@ -1,4 +1,4 @@
-"""A name that goes warns for one release: what the warning says, where it points, and that nothing stays longer."""
+"""Tests that deprecated names warn for one release: the message, the line it points to, and the removal on time."""
 
 from __future__ import annotations
 

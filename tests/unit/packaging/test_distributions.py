@@ -1,4 +1,4 @@
-"""The source distribution has the whole project, and works unpacked; the wheel has the package alone."""
+"""Tests that the source distribution contains the whole project and works, and the wheel contains only the package."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NOT_OF_THE_PROJECT = re.compile(
 
 
 def project_files():
-    """Paths of all files of the project: those that git knows; without git, as in an unpacked source distribution, all
-    files."""
+    """Return the paths of the files that git tracks; without git, as in an unpacked source distribution, of all files.
+    """
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True,
                             check=False).stdout.splitlines()
     found = listed or [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]
@@ -33,7 +33,7 @@ def project_files():
 
 
 def run(*command, cwd, **environment):
-    """Run a command with this interpreter; what it printed."""
+    """Run a command with this interpreter and return its output."""
     result = subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, check=False,
                             timeout=300,
                             env={**process_environment(), "PYTHONWARNINGS": "default", **environment})
@@ -43,7 +43,7 @@ def run(*command, cwd, **environment):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The distributions, built from a copy in which nothing lies that was built before, and the unpacked source."""
+    """Build the distributions from a copy without earlier build results, and unpack the source distribution."""
     folder = tmp_path_factory.mktemp("distributions")
     for path in project_files():
         (folder / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,10 @@ def test_the_wheel_has_the_package_alone(built):
 
 
 def test_it_is_installed_from_the_unpacked_source_as_the_readme_says(built, tmp_path):
-    """Without an index nothing else can be installed; the constraints, which the README names, are read all the
-    same."""
+    """Check that the README's command installs the unpacked source.
+
+    Without an index, pip cannot install dependencies, but it still reads the constraints that the command names.
+    """
     (command,) = re.findall(r"^ {4}pip install (-c constraints\.txt) -e '\.\[",
                             (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     target = tmp_path / "installed"

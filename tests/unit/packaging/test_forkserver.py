@@ -1,4 +1,4 @@
-"""Scripts in forks behave as scripts in fresh processes."""
+"""Tests that scripts in forks behave like scripts in fresh processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ raise ValueError("no argument")
 def test_scripts_in_forks_have_their_own_folder_arguments_output_and_end(run_forked, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
-    for _ in range(2):  # nothing is left of the first
+    for _ in range(2):  # the second run must not be affected by the first
         result = run_forked(tmp_path / "script.py", 5)
         assert result.returncode == 5
         assert result.stdout.splitlines() == ["__main__ ['5'] True 3 True", "True 1 1", "at the end"]

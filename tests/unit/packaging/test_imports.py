@@ -1,4 +1,4 @@
-"""What importing costs and loads, and in which direction modules import each other."""
+"""Tests of the cost of imports, of the packages that they load, and of the layers of modules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytorchrl
 PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# What every layer may import. Every owner declares its options, so the module that declares options belongs to no
-# layer.
+# Modules that every layer may import. Options are declared in every layer, so the module that declares them belongs to
+# none.
 EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped")
-# What each layer may import of the package: itself, what is written here, and what every layer may.
+# The layers that each layer may import, in addition to itself and to the modules that every layer may import.
 ALLOWED = {
     "errors": set(),
     "deprecation": set(),
@@ -33,7 +33,7 @@ ALLOWED = {
     "cli": {"learner", "agent"},
     "package": {"learner", "scheme", "agent"},
 }
-# Modules beside learner.py that belong to its layer, and may use ready-made environments.
+# Modules that belong to the layer of `learner.py` and may use ready-made environments.
 LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
                  "recipes",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
@@ -106,7 +106,9 @@ def test_constants_equal_their_strings():
 
 
 def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
-    """At most half of what `import torch` takes on top of it, and neither Ray nor any extra."""
+    """Check that importing everything adds at most half of the time of `import torch`, and loads neither Ray nor an
+    extra.
+    """
     script = (
         "import sys, time\n"
         "start = time.perf_counter()\n"
@@ -120,7 +122,8 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "'pettingzoo')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
-    for _ in range(3):  # one slow read from the disk is not the package's fault
+    # Three attempts, because a single one may be slowed down by the disk.
+    for _ in range(3):
         result = run_python("-c", script)
         assert result.returncode == 0, result.stderr
         ratio, loaded = result.stdout.split(maxsplit=1)

@@ -1,5 +1,4 @@
-"""What errors and pages tell users to install: packages by their own names, never another project that is called as
-this one."""
+"""Tests that install commands in errors and pages name the right packages, and no other project with a similar name."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 
 
 def installed_by(command):
-    """The requirements that a command of pip names; words after a shell's comment sign do not count."""
+    """Return the requirements that a pip command names, without the words of a comment."""
     words = shlex.split(command, comments=True)
     assert words[:2] == ["pip", "install"], command
     taken = {"-c", "-e", "-r", "--index-url", "--extra-index-url"}
@@ -62,7 +61,7 @@ def test_nothing_tells_users_to_install_this_project_by_its_name():
 
 
 def test_hints_of_the_package_come_from_one_function():
-    """The text of such a command stands in `errors.py` alone; other modules call `install_hint`."""
+    """Check that such commands are written only in `errors.py`; other modules call `install_hint`."""
     homes = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")
              if "pip install" in path.read_text(encoding="utf-8")}
     assert homes == {"errors.py"}

@@ -1,4 +1,4 @@
-"""Links of the pages, and the tool that `make lint` checks them with."""
+"""Tests of the links in the documentation, and of the tool that checks them in `make lint`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOL = ROOT / "docs" / "_ext" / "check_links.py"
 
 @pytest.fixture(scope="module")
 def tool():
-    """The module docs/_ext/check_links.py."""
+    """Return the module docs/_ext/check_links.py."""
     spec = importlib.util.spec_from_file_location("check_links", TOOL)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""What is built and installed says what the repository says."""
+"""Tests that build files, installed metadata and documentation agree with each other."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def test_torch_is_pinned_wherever_we_install():
 
 
 def test_torch_can_be_taken_from_its_cpu_index():
-    """Make and the pages install it first, by the pinned version, from the same address; without one, nothing is
-    changed."""
+    """Check that `make` and the pages install the pinned torch first, from the same index; by default, no index is
+    used.
+    """
     def commands(*variables):
         command = ["make", "--no-print-directory", "-n", "-B", "venv", "VENV=/nowhere", *variables]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -89,7 +90,7 @@ def test_ci_calls_make_alone_and_is_executable():
     (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"),
     (5, "no tests ran in 0.01s")])
 def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, docs, tests, closing):
-    """Everything runs, also what comes after a gate that failed."""
+    """Check that CI runs all gates, even after a gate has failed, and ends with the closing line of the tests."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(
@@ -98,7 +99,7 @@ def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, d
     result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False,
                             env={**os.environ, "PYTORCHRL_SITE": "the site from before"})
     lines = result.stdout.splitlines()
-    # A site that failed to build is not tested in its place.
+    # If the new site failed to build, the tests do not check an older site instead.
     tested = "tested the site" if docs else "tested the site docs/_build/html"
     assert lines.index("linted") < lines.index("built") < lines.index(tested)
     assert lines[-1] == closing
@@ -138,7 +139,8 @@ def test_hooks_before_a_commit_run_the_checks_of_lint():
     ("-m codespell_lib", "docs/planted.md", "An enviroment.\n"),  # codespell:ignore enviroment
 ])
 def test_a_planted_defect_stops_its_check(tmp_path, check, path, defect):
-    """With the repository's settings, in a folder of which the rest is clean."""
+    """Check a file that is clean and then has a defect, with the repository's settings, in an otherwise empty folder.
+    """
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     planted = tmp_path / path
     planted.parent.mkdir()
@@ -165,7 +167,7 @@ def test_the_gates_are_pinned_as_they_are_installed():
     pins = dict(line.split("==", 1) for line in lines_of("constraints.txt"))
     for name in ("ruff", "mypy", "codespell", "pytest", "pytest-timeout", "pytest-xdist"):
         assert importlib.metadata.version(name) == pins[name]
-    for name in ("sphinx", "furo", "myst-nb"):  # newer ones need a newer Python
+    for name in ("sphinx", "furo", "myst-nb"):  # newer versions of these packages need a newer Python
         assert sys.version_info < (3, 11) or importlib.metadata.version(name) == pins[name].partition(";")[0]
 
 

@@ -1,4 +1,4 @@
-"""The table of mutations is true of this tree."""
+"""Tests that the table of mutations matches this source tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_MUTATIONS = 100
 
 @pytest.fixture
 def mutations(monkeypatch):
-    """The module benchmarks/mutations.py."""
+    """Return the module benchmarks/mutations.py."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.delitem(sys.modules, "mutation_table", raising=False)
     spec = importlib.util.spec_from_file_location("mutations", ROOT / "benchmarks" / "mutations.py")

@@ -1,4 +1,4 @@
-"""The Python in the README runs, with less training."""
+"""Test that the Python code in the README runs, with less training."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_python_of_the_readme_runs(block, tmp_path, monkeypatch, capsys):
     shorter, count = re.subn(r"target_steps=[\d_]+", "target_steps=1_000", block)
     assert count == 1
     code = compile(shorter.replace("evaluate(100)", "evaluate(2)"), str(README), "exec")
-    for _ in range(2):  # a reader runs it again
+    for _ in range(2):  # readers may run the code again
         exec(code, {})
         assert float(capsys.readouterr().out) > 0

@@ -1,4 +1,7 @@
-"""The structure of the source: circles, sizes, annotations and docstrings. The lists of exceptions may only shrink."""
+"""Tests of the structure of the source: import cycles, sizes, annotations and docstrings.
+
+The lists of exceptions may only shrink.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
 LONGEST_FILE, LONGEST_LINE = 450, 120
-# Classes of the reference API, whose parameters stay.
+# Classes of the reference API, which keep all of their parameters.
 LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.collection.collector_thread.CollectorThread": 14,
     "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
     "pytorchrl.scheme.gradients.g_worker_set.GWorkerSet": 11,
 }
-# The storage is built with the arguments of every storage, and uses none of them.
+# This storage accepts the arguments of every storage and ignores them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
-# Uses of `Any`, and of its names in `pytorchrl.untyped`, in annotations.
+# The allowed number of annotations that contain `Any` or a name of `pytorchrl.untyped`.
 MOST_ANY = 304
 
 
@@ -40,8 +43,10 @@ PACKAGES = {name_of(path) for path in MODULES if path.name == "__init__.py"}
 
 
 def imports_of(tree):
-    """Return the modules of the package that a module imports anywhere, for type checkers only among them; the version
-    is none."""
+    """Return the modules of the package that a module imports anywhere, even for type checkers only.
+
+    `pytorchrl.__version__` does not count as an import.
+    """
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -58,7 +63,7 @@ GRAPH = {name_of(path): imports_of(tree) - {name_of(path)} for path, tree in MOD
 
 
 def circles_of(graph):
-    """Return the strongly connected components of more than one node, each sorted: Tarjan's algorithm."""
+    """Return the strongly connected components with more than one node, each sorted, by Tarjan's algorithm."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -82,7 +87,7 @@ def circles_of(graph):
 
 
 def graph_of_folders(parent):
-    """Return which folders directly below a package import which of the others."""
+    """Return, for each folder directly below a package, the other such folders that it imports."""
     def folder_of(module):
         if not module.startswith(f"{parent}."):
             return None
@@ -118,7 +123,7 @@ def test_no_file_is_long():
 
 
 def test_no_line_is_long():
-    """Neither a setting nor a comment excepts any file or line."""
+    """Check that neither a setting nor a comment exempts a file or a line."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
     lint = settings["lint"]
     ignored = [lint["ignore"], *lint["per-file-ignores"].values(), *lint.get("extend-per-file-ignores", {}).values()]
@@ -133,7 +138,7 @@ def test_no_line_is_long():
 
 
 def annotations_of(tree):
-    """Yield the annotations of a module's parameters, returns and variables."""
+    """Yield the annotations of a module's parameters, return values and variables."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             of = node.args
@@ -149,7 +154,7 @@ UNTYPED = {node.target.id for node in MODULES[PACKAGE / "untyped.py"].body if is
 
 
 def untyped_annotations(names):
-    """Yield (path, line) of each use of one of these names in an annotation, outside the module that defines them."""
+    """Yield (path, line) of each annotation that uses one of these names, outside the module that defines them."""
     for path, tree in MODULES.items():
         if path.name != "untyped.py":
             yield from ((path, node.lineno) for annotation in annotations_of(tree) for node in ast.walk(annotation)
@@ -162,7 +167,10 @@ def test_any_is_rare_in_annotations():
 
 
 def test_any_has_a_reason():
-    """The reason is a comment on the line; directives for checkers are none. Names of `untyped` state it themselves."""
+    """Check that each `Any` has a comment on its line that is not only a directive for checkers.
+
+    Names of `pytorchrl.untyped` need no comment, because they state the reason themselves.
+    """
     def reason_on(path, line):
         comment = path.read_text(encoding="utf-8").splitlines()[line - 1].partition("  #")[2]
         return re.sub(r"^ *(noqa: [A-Z0-9, ]+|type: ignore\[[a-z-]+\])", "", comment).strip(" -#")
@@ -193,7 +201,7 @@ def test_constructors_take_no_more_than_ten_parameters():
 
 
 def test_no_parameter_takes_any_keyword_in_the_scheme():
-    """What a keyword means, and of which type it is, is declared where it is used: no `**options: Any`."""
+    """Check that no function of the scheme has `**options: Any`; keywords must be declared with their types."""
     found = {f"{name_of(path)}.{node.name}" for path,
              tree in MODULES.items() if "scheme" in path.parts for node in ast.walk(tree)
              if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None

@@ -1,4 +1,4 @@
-"""Tracebacks of wrong settings show the caller's line and the message."""
+"""Tests that tracebacks of wrong settings show the caller's line and the message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ main()
 
 
 def frames_of(error):
-    """The names of the files and functions that an uncaught error shows, of the error itself and of its causes."""
+    """Return the (file, function) names in the tracebacks that an uncaught error shows, one list per error and cause.
+    """
     shown = []
     while error is not None:
         shown.append([(frame.filename.split("/")[-1],
@@ -54,7 +55,7 @@ def test_a_script_shows_its_own_line_and_the_message(run_python, tmp_path):
     files = [line for line in lines if line.startswith("  File")]
     assert [file.split(", ")[-1] for file in files] == ["in <module>", "in main", "in entry"]
     assert [file for file in files if "script.py" in file] == files[:2]
-    assert len(lines) <= 11  # with marks under each line of code, where Python makes them
+    assert len(lines) <= 11  # some versions of Python add a line of markers below each line of code
     assert VARIABLE in "\n".join(lines)
 
 
@@ -118,7 +119,7 @@ def users(kind):
     raise kind("of the user")
 
 
-# As functions of the package that call a function of the user's.
+# Functions that look like functions of the package and call a function of the user.
 OURS: dict[str, typing.Any] = {"__name__": "pytorchrl.part", "ConfigError": ConfigError}
 exec("""
 def caused(function):

@@ -67,7 +67,7 @@ def test_the_default_shrinks_so_that_all_fit_without_the_largest_of_several_node
 
 
 def test_a_node_that_is_most_of_the_cluster_is_not_left_out(on):
-    """Check that 60 workers are not limited to a fifteenth of a CPU, as if only the small node could be used."""
+    """Check that a node with most of the CPUs is counted; otherwise each of 60 workers would request only 1/15 CPU."""
     assert cpus_of(on(node(4.0), node(64.0)), 60) == 1.0
 
 
