@@ -1,4 +1,4 @@
-"""Fixtures that tests of several parts use."""
+"""Fixtures and hooks that tests of several parts use."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.forkserver import ForkServer
 ROOT = Path(__file__).parent.parent
 
 
-# Processors that the shared Ray offers, however many there are.
+# CPUs of the shared Ray cluster, whatever the machine has.
 RAY_CPUS = 4
-# Folders of tests in the order in which they run: what fails in a second comes before what takes minutes.
+# Folders of tests in the order in which they run; quick tests run before tests that take minutes.
 FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Run quick units first. Of several processes, one starts Ray once, and runs all tests with Ray meanwhile."""
+    """Run quick unit tests first. With several processes, one of them starts Ray and runs all tests that need it."""
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.add_marker(pytest.mark.xdist_group("ray"))
@@ -36,16 +36,17 @@ def pytest_collection_modifyitems(items):
 
 
 def place_of(item):
-    """Return the place of a test in the order; tests of equal places keep the order in which they were found."""
+    """Return the sort key of a test; tests with equal keys keep their order."""
     folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else "unit"
-    if item.get_closest_marker("ray") is not None:  # the longest group starts first, in one of several processes
+    # With several processes, the tests with Ray start first, because they take longest.
+    if item.get_closest_marker("ray") is not None:
         return 0 if "PYTEST_XDIST_WORKER" in os.environ else 2, FOLDERS.index(folder)
     is_quick = folder == "unit" and item.get_closest_marker("slow") is None
     return 1 if is_quick else 3, FOLDERS.index(folder)
 
 
 def pytest_runtest_setup(item):
-    """Refuse versions of pytest and pytest-xdist that ignore groups: each process would start a Ray of its own."""
+    """Refuse versions of pytest and pytest-xdist that ignore groups, because each process would start its own Ray."""
     group = item.get_closest_marker("xdist_group")
     is_checked = group is not None and getattr(item.config.option, "loadgroup", False)
     if is_checked and not item.nodeid.endswith(f"@{group.args[0]}"):
@@ -54,7 +55,7 @@ def pytest_runtest_setup(item):
 
 
 class Failures:
-    """Show each failure when it happens; where processes share the tests, pytest itself shows them at the end only."""
+    """A plugin that shows each failure immediately; with several processes, pytest shows failures only at the end."""
 
     def __init__(self, config):
         self._config = config
@@ -68,7 +69,7 @@ class Failures:
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # in the process that writes to the terminal
+    if not hasattr(config, "workerinput"):  # only the main process writes to the terminal
         config.pluginmanager.register(Failures(config))
 
 
@@ -148,13 +149,13 @@ class FakeScheme:
 
 @pytest.fixture
 def fake_scheme():
-    """The class, to make schemes with."""
+    """Return the class `FakeScheme`."""
     return FakeScheme
 
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Run a script in a process of its own, with one torch thread, in an empty folder."""
+    """Return a function that runs a script in a separate process, with one torch thread, in an empty folder."""
     def run(*arguments, timeout=60, **options):
         return subprocess.run(
             [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False,
@@ -164,10 +165,10 @@ def run_python(tmp_path):
 
 @pytest.fixture(scope="session")
 def shared_ray():
-    """A Ray of this session, started at the first test that needs it."""
+    """A Ray cluster for this session, which starts at the first test that needs it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    # By default Ray's workers give way to all other processes, and starve on a busy machine.
+    # By default, Ray's workers have a lower priority than all other processes, and starve on a busy machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
@@ -181,7 +182,7 @@ def shared_ray():
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """Process with torch and pytorchrl imported, in whose forks scripts run."""
+    """A process that has imported torch and pytorchrl, and runs each script in a fork."""
     server = ForkServer(process_environment())
     yield server
     server.close()
@@ -189,7 +190,8 @@ def fork_server():
 
 @pytest.fixture
 def run_forked(tmp_path, fork_server):
-    """Run a script as `run_python` does, in a fork of a process that has imported torch and pytorchrl."""
+    """Return a function like that of `run_python` which runs the script in a fork of a process that has imported torch.
+    """
     def run(*arguments, timeout=60):
         return fork_server.run(*arguments, cwd=tmp_path, timeout=timeout)
     return run
@@ -197,7 +199,7 @@ def run_forked(tmp_path, fork_server):
 
 @pytest.fixture
 def start_python(tmp_path):
-    """Start a script in a process of its own; whatever is left of it is killed after the test."""
+    """Return a function that starts a script in a separate process, which is killed after the test if it still runs."""
     started = []
 
     def start(*arguments):
@@ -219,8 +221,8 @@ def process_environment(**variables):
 
 
 def told_by(result):
-    """What a script that ended well printed as JSON behind "told: "; other lines of its standard output (Ray's, say) do
-    not count."""
+    """Return the JSON that a successful script printed after "told: "; other lines of its standard output are ignored.
+    """
     printed = f"exit status {result.returncode}\n{result.stdout}\n{result.stderr[-5000:]}"
     assert result.returncode == 0, printed
     lines = [line.removeprefix("told: ") for line in result.stdout.splitlines() if line.startswith("told: ")]

@@ -1,9 +1,9 @@
-"""Run scripts in forks of one process that has imported torch and pytorchrl, which takes seconds in a fresh process.
+"""Run scripts in forks of one process that has imported torch and pytorchrl, because these imports take seconds.
 
 `ForkServer` starts this file as a process. The process reads one request per line as JSON, and answers with the exit
-code; each script runs in a fork of its own, as `__main__`, with its own working directory, environment, arguments and
-output. Use fresh processes (`run_python`) where importing, starting or ending a process is what a test is about, and
-for scripts that start Ray.
+code. Each script runs in a separate fork as `__main__`, with its own working directory, environment, arguments and
+output. Use fresh processes (`run_python`) for tests of how a process imports, starts or ends, and for scripts that
+start Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 class ForkServer:
-    """The process that forks; starts with the first script."""
+    """The process that forks; it starts when the first script runs."""
 
     def __init__(self, environment):
         self._environment, self._process = environment, None
@@ -56,7 +56,7 @@ class ForkServer:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self):
-        """End the server."""
+        """Close the server and wait until it ends."""
         if self._process is not None:
             self._process.stdin.close()
             self._process.wait()
@@ -64,7 +64,7 @@ class ForkServer:
 
 
 def run_script(request):
-    """Run a script in this process, which a fork has just made for it."""
+    """Run a script in this process, which was forked for this script."""
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -86,16 +86,16 @@ def run_script(request):
 
 
 def _written(code, request):
-    """Write a script that was given as text to a file beside the output, and return its path."""
+    """Write a script given as text to a file in the folder of the outputs, and return its path."""
     path = Path(request["out"]).with_name("script.py")
     path.write_text(code, encoding="utf-8")
     return str(path)
 
 
 def serve():
-    """Fork for each request; only a fork comes back, with the request that it is to run."""
+    """Fork for each request; return the request in the fork, and None in the server after the last request."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that nothing else is written among the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may be written between the answers
     while line := sys.stdin.readline():
         pid = os.fork()
         if pid == 0:
@@ -109,7 +109,7 @@ def serve():
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file
+    sys.path.pop(0)  # the directory of this file must not be on the import path
     import pytorchrl
 
     for public_name in pytorchrl.__all__:

@@ -1,4 +1,4 @@
-"""The site builds without a warning, notebook included, and says all that it should."""
+"""Tests that the site builds without warnings, notebook included, and that its pages are complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import ROOT, process_environment
 
 pytest.importorskip("myst_nb")
 pytest.importorskip("furo")
-# One process builds the site, which takes a minute, for all of these tests.
+# One process builds the site for all of these tests, because this takes a minute.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
 
 DOCS = ROOT / "docs"
@@ -33,8 +33,10 @@ WORKERS = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site; warnings are errors, and nothing may be fetched. A site just built by `make docs` is taken as it
-    is."""
+    """Build the site without network access, with warnings as errors, and return its directory.
+
+    If `make docs` has just built a site, that site is used.
+    """
     if "PYTORCHRL_SITE" in os.environ:
         return ROOT / os.environ["PYTORCHRL_SITE"]
     out = tmp_path_factory.mktemp("site")
@@ -48,7 +50,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def names(site):
-    """Every name that the API reference describes."""
+    """Return all names that the API reference describes."""
     from sphinx.util.inventory import InventoryFile
 
     inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
@@ -105,7 +107,8 @@ def test_options_page_lists_every_option(site):
         assert not (name.endswith("_factory") and f">{name}</span>" in page), name
     for name in OF_OTHER_LIBRARIES:
         assert f">{name}</span>" in page, name
-    assert ">preset</span>" not in page  # which only `train` and the command line know
+    # The option `preset` is known only to `train` and to the command line.
+    assert ">preset</span>" not in page
 
 
 def test_command_line_page_lists_every_flag_of_the_help(site, run_python):

@@ -1,10 +1,10 @@
-"""The code on the pages runs as it stands there.
+"""Tests that the code on the pages runs as it is shown.
 
-All ```python blocks of a page are run one after the other as one script, in a process and an empty folder of their own.
-A ```python block whose first line is a comment with the name of a file is that file instead, and lies in the folder.
-What a ```text block shows must be in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in
-the same folder. ```console blocks (with a prompt) are shown only: they install, or train for minutes; of ```sh scripts
-and ```yaml files, which need several machines, the syntax is checked.
+All ```python blocks of a page form one script, which runs in a separate process and an empty folder. If the first line
+of a ```python block is a comment with a file name, the block is instead written to that file in the folder. The text of
+a ```text block must occur in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in the same
+folder. ```console blocks (with a prompt) are not run, because they install packages or train for minutes. ```sh scripts
+and ```yaml files need several machines, so only their syntax is checked.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.conftest import ROOT
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
-# Notebooks are executed when the site is built, the API reference holds no code of its own.
+# Notebooks are executed when the site is built, and the API reference contains no code to run.
 PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"reproducibility.md", "scaling.md"}
-# Trains until it is good, as a reader would.
+# Pages whose code trains to a good result, which takes long.
 TAKE_LONG = {"README.md"}
-# Seconds a process; a busy machine takes ten times as long as an idle one.
+# Limit for each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,12 +38,12 @@ def blocks(text, language):
 
 
 def files_of(text):
-    """Name -> content of the Python blocks that are files of their own."""
+    """Return name -> content of the Python blocks that are separate files."""
     return {found[1]: body for body in blocks(text, "python") if (found := _FILE.match(body))}
 
 
 def script_of(text):
-    """The Python blocks at their own line numbers: everything else is blank."""
+    """Return the Python blocks at their original line numbers, with all other lines empty."""
     lines = [""] * (text.count("\n") + 1)
     for block in _BLOCK.finditer(text):
         if block.group(1) == "python" and not _FILE.match(block.group(2)):
@@ -94,7 +94,7 @@ def test_pages_have_code_to_run():
 def test_every_block_has_a_language_that_is_dealt_with():
     for page in PAGES:
         found = {info for info, _ in _BLOCK.findall(page.read_text(encoding="utf-8"))}
-        languages = {info for info in found if not info.startswith("{")}  # the others are directives
+        languages = {info for info in found if not info.startswith("{")}  # the other blocks are Sphinx directives
         assert languages <= {"python", "text", "bash", "console", "sh", "yaml"}, page
 
 

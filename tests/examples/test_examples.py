@@ -1,4 +1,4 @@
-"""Every example runs, in its smallest form, from an empty folder, and uses public names only."""
+"""Tests that every example runs with `--smoke` in an empty folder, and uses only public names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT, process_environment
 
 EXAMPLES = ROOT / "examples"
-# Script -> (marks, the optional package that it needs)
+# Script -> (marks, optional package that the script needs)
 SMOKE_RUNS = {
     "central_ppo.py": ([], None),
     "parallel_sync_ppo.py": ([pytest.mark.ray], None),
@@ -29,7 +29,7 @@ SMOKE_RUNS = {
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
 }
-# Seconds; a busy machine takes ten times as long as an idle one.
+# Limit in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(360)
 
@@ -42,7 +42,8 @@ def test_every_example_has_a_smoke_run():
     ("name", "package"),
     [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
 def test_example_runs(name, package, request, tmp_path):
-    if pytest.mark.ray in SMOKE_RUNS[name][0]:  # joins the Ray that is there, instead of starting one
+    # Connect to the Ray cluster of the tests instead of starting another one.
+    if pytest.mark.ray in SMOKE_RUNS[name][0]:
         run = functools.partial(request.getfixturevalue("run_python"), env=process_environment(
             RAY_ADDRESS=request.getfixturevalue("shared_ray").get_runtime_context().gcs_address))
     else:

@@ -1,4 +1,4 @@
-"""Schemes on the Ray that all tests share; after each test nothing is left on it."""
+"""Fixtures for schemes on a Ray cluster that all tests share; each test must stop all workers that it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @pytest.fixture
 def stop(shared_ray):
-    """A list of schemes that are stopped in the end."""
+    """Return a list to which a test adds schemes; they are stopped after the test."""
     schemes = []
     yield schemes
     for scheme in schemes:
@@ -22,7 +22,7 @@ def stop(shared_ray):
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """No actor's process and no thread outlives its test."""
+    """Check that no actor process and no thread is left after a test."""
     torch.set_num_threads(1)
     before = set(threading.enumerate())
     yield
@@ -30,14 +30,14 @@ def nothing_left():
     while (left := actor_processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
-    # Ray's own native threads that came by here, to log something, are listed for ever as dummies.
+    # Native threads of Ray that have logged something are listed forever as dummy threads.
     threads = [t.name for t in set(threading.enumerate()) - before
                if t.is_alive() and not t.name.startswith("ray") and not isinstance(t, threading._DummyThread)]
     assert threads == []
 
 
 def child_processes():
-    """pid -> command line of every process below this one."""
+    """Return pid -> command line of all descendants of this process."""
     parents, commands = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -45,7 +45,7 @@ def child_processes():
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0",
                                                                                      b" ").decode(errors="replace")
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process has ended
                 continue
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
@@ -56,7 +56,7 @@ def child_processes():
 
 
 def actor_processes():
-    """Command lines of processes of this session's Ray that hold an actor."""
+    """Return the command lines of this session's Ray processes that run an actor."""
     return [command for command in child_processes().values()
             if command.startswith("ray::Worker")]
 
@@ -69,7 +69,7 @@ def child_processes_fixture():
 
 @pytest.fixture
 def make_scheme(shared_ray):
-    """A function that makes small schemes on Ray; whatever is left of them is stopped after the test."""
+    """Return a function that makes small schemes on Ray; they are stopped after the test."""
     import cloudpickle
 
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
@@ -79,7 +79,7 @@ def make_scheme(shared_ray):
 
     def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, evaluates=False,
              **settings):
-        for part in (env_fn, storage):  # the folder of the tests is no package that workers could import
+        for part in (env_fn, storage):  # the directory of the tests is not a package that workers can import
             module = sys.modules.get(getattr(part, "__module__", ""))
             if module is not None and module.__name__.startswith("tests"):
                 cloudpickle.register_pickle_by_value(module)
@@ -98,7 +98,7 @@ def make_scheme(shared_ray):
 
 @pytest.fixture
 def stop_in_balance():
-    """Stop a scheme; the ledger must balance, with nothing underway, within 10 seconds."""
+    """Return a function that stops a scheme within 10 seconds and checks that the ledger balances."""
     def stop(scheme):
         start = time.monotonic()
         ledger = scheme.stop()

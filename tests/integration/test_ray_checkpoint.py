@@ -1,4 +1,4 @@
-"""Checkpoints of schemes with real Ray workers."""
+"""Tests of checkpoints of schemes with real Ray workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_replay_in_shards_goes_on(stop):
     before = second.ledger()
     assert before["collected"] <= ledger["collected"]
     assert before["resident"] + before["evicted"] == before["collected"] - sum(before["dropped"].values()) > 0
-    # what it has is learned from before the first rollout is there
+    # The scheme can learn from its replay data before the first new rollout arrives.
     while second.ledger()["resident"] == before["resident"]:
         second.step()
     final = second.stop()

@@ -1,6 +1,7 @@
-"""A cluster of three nodes on this machine, of which one dies while a scheme trains: it goes on, or says why it cannot.
+"""Tests of a cluster of three nodes on this machine, one of which dies during training.
 
-One process starts the cluster and makes all runs, which takes minutes; the tests look at what it found.
+The run must continue or report why it cannot. One process starts the cluster and makes all runs, which takes minutes;
+the tests check its results.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ LIMIT_S = 800
 
 @pytest.fixture(scope="module")
 def directory():
-    """Where Ray keeps its files; whoever starts it there removes it."""
+    """Return the directory for Ray's files; the process that starts Ray removes it."""
     return tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 
 
 @pytest.fixture(scope="module")
 def found(directory):
-    """Case -> what the benchmark says of it."""
+    """Return case -> results of the benchmark."""
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "cluster.py", "--seconds", "1", "--cases", ",".join(CASES)],
         capture_output=True, text=True,
@@ -57,7 +58,7 @@ def test_workers_are_spread_and_come_back_on_the_node_that_is_left(found, case, 
 
 def test_colocated_gradient_workers_are_with_their_own(found):
     assert found["colocated"]["before"]["together"] == 2
-    assert found["colocated"]["workers_restarted"] == 1  # the other one lost nothing
+    assert found["colocated"]["workers_restarted"] == 1  # the other gradient worker lost no workers
 
 
 def test_without_room_for_a_replacement_the_run_ends_and_says_so(found):
@@ -79,5 +80,5 @@ def test_nothing_is_left(found, directory):
 def _names(process, directory):
     try:
         return directory.encode() in (process / "cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process has ended
         return False

@@ -1,4 +1,4 @@
-"""Devices of Ray's workers: what Ray gave them, and nothing else. GPUs are Ray's word here; torch need not have any."""
+"""Tests that workers use only the devices that Ray assigns; the GPUs are simulated, so torch does not need any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import process_environment, told_by
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
-# A Ray that believes in four GPUs, and workers whose torch sees those that Ray shows them.
+# A Ray cluster that assumes four GPUs, and workers in which torch sees only the GPUs that Ray shows to them.
 SCRIPT = """
 import json, os, shutil, sys, tempfile
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="1")
@@ -91,7 +91,7 @@ def test_a_worker_without_a_share_has_no_gpu(told):
 
 
 def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(told):
-    """Here Ray gives a share of a GPU that is not there; a torch built without CUDA on one node is the same."""
+    """Check the error if Ray assigns a share of a GPU that torch does not see, as with a torch built without CUDA."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     kind, text = told["error"]

@@ -1,4 +1,4 @@
-"""Draining, and stragglers among ranks, on real Ray workers."""
+"""Tests of draining, and of stragglers among ranks, with real Ray workers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def test_a_scheme_goes_on_after_draining(stop, name):
         ledger, version = drain(scheme), scheme.version
         assert drain(scheme) == ledger
         assert scheme.version == version
-    while scheme.version == version:  # the first call may report updates that were made before
+    while scheme.version == version:  # the first call may report updates that were made earlier
         scheme.step()
     final = scheme.stop()
     assert final["in_flight"] == final["queued"] == 0
 
 
 def test_a_slow_rank_is_stopped(stop):
-    """Two ranks of three are enough; the third takes twenty times as long for a step."""
+    """Check that a rank whose environment steps take twenty times as long is preempted; two ranks of three are enough.
+    """
     envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.01}, 1)
     scheme = Scheme.ddppo(
         A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,

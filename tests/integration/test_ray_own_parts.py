@@ -1,4 +1,4 @@
-"""An algorithm, an actor and a storage of the user's own on Ray workers."""
+"""Tests of a user-defined algorithm, actor and storage on Ray workers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class WrongStep(Decoding):
 
 @pytest.fixture
 def make_own(shared_ray, stop):
-    """A function that makes asynchronous schemes with two collection workers, of these parts."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the folder of the tests is no package of the workers
+    """Return a function that makes asynchronous schemes of these parts with two collection workers."""
+    # Workers cannot import the directory of the tests as a package.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
     def make(algo):
         envs = VecEnv.create_factory(CountingEnv, None, 2)

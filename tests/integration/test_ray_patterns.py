@@ -1,4 +1,7 @@
-"""Schemes on real Ray workers: every pattern counts and stops; what is deterministic is what threads compute."""
+"""Tests of schemes on real Ray workers.
+
+Every pattern accounts for all steps and stops; deterministic schemes compute the same as threads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.conftest import RAY_CPUS
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 PATTERNS = [
-    pytest.param(  # two remote workers at the lowest parallel level
+    pytest.param(  # the lowest parallel level has two remote workers
         {"num_col_workers": 2 if col and not grad else 1, "col_execution": PARALLEL if col else CENTRAL,
          "num_grad_workers": 2 if grad else 1, "col_communication": ASYNC if col_async else SYNC,
          "grad_communication": ASYNC if grad_async else SYNC},
@@ -30,13 +33,13 @@ PATTERNS = [
 
 
 def _step_on(scheme):
-    """More steps than any fault waits for."""
+    """Make more steps than occur before any injected fault."""
     for _ in range(1000):
         scheme.step()
 
 
 class FiledEnv(CountingEnv):
-    """Adds one byte to a file of its own for each step."""
+    """An environment that appends one byte to its own file at each step."""
 
     def __init__(self, directory, **options):
         super().__init__(**options)
@@ -58,7 +61,7 @@ class FiledEnv(CountingEnv):
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
     scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, **pattern)
-    for file in tmp_path.iterdir():  # steps of the probe
+    for file in tmp_path.iterdir():  # delete the files of the environment that was built to find the spaces
         file.unlink()
     for _ in range(6):
         assert scheme.step()["loss"] == pytest.approx(0, abs=1e9)
@@ -80,7 +83,7 @@ def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
     {"num_grad_workers": 2, "distribute_gradients": True},
 ], ids=["2 collectors", "2 gradient workers", "decentralised"])
 def test_ray_computes_what_threads_compute(make_scheme, settings):
-    """The same seed gives the same parameters after 20 updates, bit for bit, wherever workers run."""
+    """Check that the same seed gives bit-for-bit equal parameters after 20 updates with Ray and with threads."""
     states = []
     for runtime in ("threads", "ray"):
         algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=lambda remaining: 1e-3 * remaining,
@@ -99,7 +102,7 @@ def test_ray_computes_what_threads_compute(make_scheme, settings):
 
 
 def _free_cpus(ray, expected):
-    """What Ray says is free, once it says so (it reports with a delay)."""
+    """Return the number of free CPUs that Ray reports; wait up to 10 seconds for the expected number."""
     deadline = time.monotonic() + 10
     while (free := ray.available_resources().get("CPU", 0.0)) != expected and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -128,7 +131,7 @@ def test_collectors_have_weights_and_resources_and_an_evaluator_beside(make_sche
 
 
 class SlowFirst(SleepEnv):
-    """Slow in collection worker 1, fast elsewhere: told apart by files."""
+    """An environment that is slow in the first process that uses it for collection, and fast in the others."""
 
     def __init__(self, directory):
         try:
@@ -144,7 +147,7 @@ class SlowFirst(SleepEnv):
 
 
 def test_rounds_end_early(make_scheme, stop_in_balance, tmp_path):
-    """The signal reaches a worker while it collects."""
+    """Check that the signal to end a round reaches a worker while it collects."""
     scheme = make_scheme(SlowFirst, {"directory": str(tmp_path)}, num_envs=1, size=60, num_col_workers=2,
                          col_fraction_workers=0.5, fraction_samples=0.1,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
@@ -152,7 +155,7 @@ def test_rounds_end_early(make_scheme, stop_in_balance, tmp_path):
     start = time.monotonic()
     for _ in range(2):
         scheme.step()
-    assert time.monotonic() - start < 4  # in full they take 2 * 60 * 50 ms = 6 s
+    assert time.monotonic() - start < 4  # complete rounds would take 2 * 60 * 50 ms = 6 s
     assert scheme.metrics()["rollouts_preempted"] >= 2
     ledger = stop_in_balance(scheme)
     assert 3 * 66 <= ledger["consumed_unique"] < 3 * 120
@@ -167,7 +170,7 @@ def test_error_of_an_environment(make_scheme, stop_in_balance):
 
 
 class DiesHere(CountingEnv):
-    """Raises in the constructor of every process but the one that made it."""
+    """An environment that can be built only in the process with this pid."""
 
     def __init__(self, pid):
         if os.getpid() != pid:
@@ -207,7 +210,7 @@ def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance,
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 def test_ranks_go_on_after_one_is_killed(make_scheme, stop_in_balance, policy):
-    """SIGKILL while the others wait for its gradient: a new group, equal to the last bit."""
+    """Kill a rank while the others wait for its gradient, and check that the new group has bit-for-bit equal states."""
     scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
                          on_worker_failure=policy,
                          grad_worker_resources={"num_cpus": 0.5})
@@ -227,7 +230,7 @@ def test_ranks_go_on_after_one_is_killed(make_scheme, stop_in_balance, policy):
 
 
 def _flat(state):
-    """Bytes of all tensors, by name."""
+    """Return a nested state in which each tensor is replaced by its bytes."""
     return {name: _flat(value) for name, value in state.items()} if isinstance(state, dict) else (
         state.numpy().tobytes() if isinstance(state, torch.Tensor) else state)
 
@@ -240,7 +243,7 @@ def _flat(state):
      "col_communication": ASYNC},
 ], ids=["collector", "collector-async", "gradients", "gradients-async-with-collectors"])
 def test_a_worker_that_is_killed_is_replaced(make_scheme, stop_in_balance, settings):
-    """SIGKILL from inside, at a moment that the plan names; the run goes on as if nothing had been."""
+    """Check that a worker that the fault plan kills (SIGKILL) is replaced, and that the run continues."""
     scheme = make_scheme(FixedPath, **settings)
     start = time.monotonic()
     while not scheme.metrics()["workers_restarted"]:
@@ -254,7 +257,7 @@ def test_a_worker_that_is_killed_is_replaced(make_scheme, stop_in_balance, setti
 
 
 class FixedPath(CountingEnv):
-    """A `CountingEnv` whose steps take a moment, so that a worker comes back while others go on."""
+    """A `CountingEnv` whose steps take 2 ms, so that a worker is replaced while others continue."""
 
     def step(self, action):
         time.sleep(0.002)

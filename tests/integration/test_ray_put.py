@@ -1,4 +1,4 @@
-"""Values shared with Ray workers arrive as values, from the object store or within each request."""
+"""Tests that Ray workers receive shared values through the object store or within each request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 
 class Reader:
-    """A worker that tells what it was given."""
+    """A worker that describes the weights that it receives."""
 
     def read(self, weights):
-        """Version, sum of the values, their bytes as they came, and the type."""
+        """Return the version, the sum of the decoded values, the number of encoded bytes, and the type."""
         values = decode_array(weights.state["all"])
         return weights.version, float(values.sum()), weights.state["all"].nbytes, type(weights).__name__
 
 
 @pytest.fixture
 def readers(shared_ray):
-    """A runtime and two readers on it."""
+    """Return a runtime and two readers on it."""
     runtime = RayRuntime()
     handles = [runtime.start_actor(Reader, {}, name=f"Reader {index}", resources={"num_cpus": 0}) for index in range(2)]
     yield runtime, handles
@@ -48,7 +48,7 @@ def test_small_and_large_weights_arrive_alike(readers):
 
 
 def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
-    """A learner goes on to change its parameters in place."""
+    """Check that later changes in place, such as those by a learner, do not affect shared values."""
     runtime, handles = readers
     values = np.ones(100, np.float32)
     reference = runtime.put(Weights(1, {"all": values}))
@@ -57,8 +57,8 @@ def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
 
 
 def test_a_codec_of_ones_own_goes_along(readers, monkeypatch):
-    """Functions that no module has cannot be pickled by name."""
-    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # other tests say which there are
+    """Check that a codec is sent together with the weights, because its functions cannot be pickled by name."""
+    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # other tests list the registered codecs
     codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype,
                            size: arrays[0].astype(dtype),
                            is_lossless=False)

@@ -1,4 +1,4 @@
-"""Starting Ray ourselves: nothing of it is left; what cannot be reached is said."""
+"""Tests of a Ray that the library starts: nothing is left after it, and errors explain what cannot be reached."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def test_a_local_ray_leaves_nothing(run_python, child_processes):
 
 
 def test_a_ray_that_the_user_imported_first(run_python):
-    """What Ray reads while it is imported comes too late then."""
+    """Check that a run works if the user has imported Ray, which reads some variables only during its import."""
     assert _run(run_python, {}, "import ray")["directories"]
 
 
 def _processes_of(directory):
-    """Processes, wherever they hang, that were started with Ray's directory."""
+    """Return the command lines of all processes that were started with Ray's directory, whatever their parents."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             with open(path, "rb") as file:
                 command = file.read()
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
         if directory.encode() in command:
             found.append(command)
@@ -118,7 +118,7 @@ print("told:", json.dumps(said))
 
 
 def test_a_cluster_other_than_the_one_in_use(run_python):
-    """An address is honoured or an error: a Ray that runs already is no reason to forget it."""
+    """Check that an address is used or causes an error; it is not ignored if Ray is already connected to a cluster."""
     localhost, own, another_port, another_host = told_by(run_python("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):

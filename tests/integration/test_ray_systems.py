@@ -1,4 +1,4 @@
-"""Systems of several parts on real Ray workers: they count, survive losses, and stop."""
+"""Tests of systems of several parts on real Ray workers: the ledger balances, losses are survived, and runs stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _check(scheme):
 
 @pytest.fixture
 def run(shared_ray):
-    """A function that makes updates of a scheme, stops it, and gives its metrics and final account."""
+    """Return a function that trains a scheme, stops it, and returns its metrics and its final ledger."""
     schemes = []
 
     def run_(scheme, updates, until=lambda metrics: True):
@@ -66,7 +66,10 @@ def apex(**settings):
 
 
 def test_apex_counts_every_step(run):
-    """Workers are also given new weights; on a busy machine sixty updates may come before the first that is due."""
+    """Check the ledger and the weight sync of Ape-X.
+
+    On a busy machine, 60 updates may be made before the first weight sync is due.
+    """
     metrics, final = run(apex(), 60, until=lambda metrics: metrics["weight_pushes"] > 2)
     assert final["resident"] > 100
     assert final["consumed"] >= metrics["updates"] * 32
@@ -124,7 +127,7 @@ def test_impala_from_rollouts_in_shards_counts_every_step_whoever_is_killed(run)
     {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": "asynchronous", "aggregate": 2}])
 def test_several_policies_cross_between_processes(run, settings):
-    """Both see every step of their agents: in twelve env steps of a worker 12 and 14."""
+    """Check that each policy sees every step of its agents: 12 and 14 agent steps in 12 env steps of a worker."""
     envs = MultiAgentVecEnv.create_factory(
         ComingAndGoing, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory,

@@ -1,4 +1,4 @@
-"""A tree of workers composed by hand, on Ray."""
+"""Tests of a worker tree that is composed by hand, on Ray."""
 
 from __future__ import annotations
 

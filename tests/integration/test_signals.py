@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and SIGKILL at random moments: the right exit code, nothing left, every file sound."""
+"""Tests of Ctrl-C, SIGTERM and SIGKILL at random moments: exit codes, remaining processes and files, and valid files.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "signals.py"
-# A signal that comes before Python runs our code ends the process itself; a shell calls that 130 and 143, too.
+# A signal that arrives before Python runs our code kills the process; a shell reports this as 130 or 143, too.
 CODES = {"SIGINT": {"130", "-2"}, "SIGTERM": {"143", "-15"}, "SIGKILL": {"-9"}, "SIGINT twice": {"130", "-2"},
          "SIGTERM, SIGKILL": {"-9", "143", "-15"}}
 
 
 def check(start_python, *arguments, timeout_s):
-    """Run the benchmark and look at each form and kind of signal."""
+    """Run the benchmark and check its results for each form of training and each kind of signal."""
     process = start_python(BENCHMARK, *arguments)
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
-        if process.poll() is None:  # it ends the training that it has started
+        if process.poll() is None:  # the benchmark ends the training runs that it has started
             process.terminate()
             process.communicate(timeout=30)
     assert process.returncode == 0, err
@@ -31,7 +32,7 @@ def check(start_python, *arguments, timeout_s):
                 assert set(found["exit_codes"]) <= codes, where
                 assert (found["runs_with_processes_left"], found["runs_with_files_left"]) == (0, 0), where
                 assert found["flaws"] == {}, where
-                # Ten seconds, and two for a second signal, on a machine that is twice as slow.
+                # The limit is ten seconds, or two for a second signal, doubled for a slow machine.
                 assert found["exit_s"] is None or found["exit_s"]["max"] < (4 if "twice" in kind else 20), where
     return told
 

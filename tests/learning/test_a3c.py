@@ -1,4 +1,4 @@
-"""A3C learns CartPole from gradients that are one update behind: two gradient workers, asynchronous."""
+"""Test that A3C with two asynchronous gradient workers, whose gradients are one update old, learns CartPole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytorchrl import train
 
 
 def play(seed, runtime):
-    """Mean return of 20 episodes after training with the preset for CartPole, and the run's figures."""
+    """Train with the preset for CartPole; return the mean return of 20 episodes and the summary of the run."""
     agent = train("a2c", "CartPole-v1", preset="a3c", seed=seed, runtime=runtime, progress=False)
     return agent.evaluate(20).return_mean, agent.summary
 

@@ -1,4 +1,4 @@
-"""Ape-X DQN: four collectors that explore differently, two shards of prioritised replay."""
+"""Test that Ape-X DQN learns CartPole with four collectors, which explore differently, and two prioritized shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytorchrl import DQN, Learner, PERBuffer, QActor, Scheme, VecEnv, linear
 
 
 def play(seed, **runtime):
-    """Mean return of 100 episodes after 60,000 steps."""
+    """Train for 60,000 env steps and return the mean return of 100 episodes."""
     train_envs, test_envs = (VecEnv.create_factory("CartPole-v1", vec_env_size=size) for size in (4, 5))
     scheme = Scheme.apex(
         DQN.create_factory(lr=linear(1e-3, 0.0), start_steps=1_000, mini_batch_size=64, polyak=0.99,
@@ -32,9 +32,9 @@ def play(seed, **runtime):
     pytest.param({"runtime": "ray"}, marks=pytest.mark.ray)],
     ids=["simulated", "ray"])
 def test_apex_solves_cartpole(runtime):
-    """The median of three seeds, as of DQN alone: the last policy is now and then a bad one.
+    """Check the median of three seeds, as for DQN alone, because the last policy of a run is sometimes bad.
 
-    Importance weights correct for priorities wholly (beta 1): with 0.4 such runs ended between 170 and 290.
+    Importance weights fully correct for priorities (beta = 1). With beta = 0.4, such runs ended between 170 and 290.
     """
     results = [play(seed, **runtime) for seed in (1, 2, 3)]
     assert statistics.median(results) >= 475, results

@@ -1,7 +1,7 @@
-"""PPO learns CartPole from gradients of two workers that each lossy codec has rounded, on the virtual clock.
+"""Test that PPO learns CartPole with two gradient workers and each lossy codec, on the virtual clock.
 
-What counts is the best of the training, not its last policy: without a codec, too, one of five seeds had dropped when
-it ended, and processors round differently.
+The test checks the best mean return during training, not the last one: even without a codec, one of five seeds had a
+worse policy at the end, and results depend on how the processor rounds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def test_learns_cartpole(codec, seed, tmp_path):
     train("ppo", "CartPole-v1", target_steps=100_000, num_grad_workers=2, compress_grads_to_send=codec, seed=seed,
           runtime="simulated", progress=False, log_dir=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    means = [line["return_mean"] for line in lines if line["return_mean"] is not None]  # each of a hundred episodes
+    # Each is a mean over the last hundred episodes.
+    means = [line["return_mean"] for line in lines if line["return_mean"] is not None]
     assert len(means) > 5
     assert max(means) >= 400, means

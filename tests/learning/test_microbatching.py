@@ -1,4 +1,4 @@
-"""PPO learns CartPole by batches that are collected in several rounds, and differentiated by pieces."""
+"""Test that PPO learns CartPole from batches that are collected in several rounds and split into microbatches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.training import make_learner
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("runtime", ["simulated", pytest.param("ray", marks=pytest.mark.ray)])
 def test_solves_cartpole(runtime, seed):
-    """An update's 256 to 288 steps are four slices or five."""
+    """Check that updates of 256 to 288 env steps use four or five microbatches, and that the policy solves CartPole."""
     torch.set_num_threads(1)
     learner, _ = make_learner(
         "ppo", "CartPole-v1", preset="microbatch", num_col_workers=2, train_batch_size=1024, num_mini_batch=4,

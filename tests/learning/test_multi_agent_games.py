@@ -1,8 +1,7 @@
-"""Several policies learn on two of PettingZoo's games, by PPO and by DQN, against an untrained pair that draws its
-actions.
+"""Tests that several policies learn two PettingZoo games with PPO and DQN, compared with a pair of random policies.
 
-`simple_speaker_listener`: two policies, of which one sees the goal and the other can move. `simple_spread`: one policy
-for two agents, who share out two landmarks. Returns are sums over both agents.
+`simple_speaker_listener`: two policies; one sees the goal and the other can move. `simple_spread`: one policy for two
+agents, which have to cover two landmarks. Returns are sums over both agents.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pytorchrl import (
 
 SPEAKER = "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, lambda agent: agent.split("_")[0]
 SPREAD = "mpe2.simple_spread_v3", {"N": 2, "max_cycles": 25}, None
-# Game, env steps, and the share of a random pair's (negative) return that is to be left.
+# Algorithm, game, env steps, and the fraction of a random pair's (negative) return that must be exceeded.
 RUNS = {
     "ppo-speaker_listener": ("ppo", SPEAKER, 30_000, 0.65), "dqn-speaker_listener": ("dqn", SPEAKER, 20_000, 0.65),
     "ppo-spread": ("ppo", SPREAD, 40_000, 0.8), "dqn-spread": ("dqn", SPREAD, 20_000, 0.8),

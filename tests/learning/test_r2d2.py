@@ -1,4 +1,4 @@
-"""R2D2 recalls what it was shown several steps ago; DQN, which has no memory, stays at chance."""
+"""Tests that R2D2 recalls a cue that was shown several steps ago, while DQN without memory performs as chance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARDS = {"preset": "r2d2", "num_replay_workers": 2, "max_replay_ratio": 8.0}
 
 
 def play(algorithm, target_steps, seed=1, **settings):
-    """Share of right answers in 200 episodes after training, and what it took."""
+    """Train, then return the share of correct answers in 200 episodes and the summary of the run."""
     torch.set_num_threads(1)
     agent = train(algorithm, "pytorchrl/Recall-v0", target_steps=target_steps, seed=seed, **{
         **SHARED, **(R2D2 if algorithm == "r2d2" else DQN), **settings})
@@ -57,9 +57,9 @@ def test_from_shards(settings):
 
 
 class TwoArms(gym.Env):
-    """One of two actions is the right one, another one each episode; only rewards tell which.
+    """An environment in which one of two actions is rewarded; the rewarded action is drawn for each episode.
 
-    Blindly a step brings 1/2.
+    Only rewards show which action is right. A random action has a mean reward of 1/2.
     """
 
     observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
@@ -78,7 +78,9 @@ class TwoArms(gym.Env):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_memory_that_is_shown_actions_and_rewards_finds_the_right_arm(is_shown):
-    """The best that there is: a guess, and then what it said."""
+    """Check that R2D2 reaches the best possible return: one guess, and then the action that the reward showed to be
+    right.
+    """
     torch.set_num_threads(1)
     settings = {name: value for name, value in SHARED.items() if name != "env_kwargs"}
     agent = train("r2d2", TwoArms, target_steps=16_000, seed=1, **{

@@ -1,4 +1,4 @@
-"""Algorithms that learn from replay, with their presets: DQN and its variants on CartPole, the others on Pendulum."""
+"""Tests of replay algorithms with their presets: DQN and its variants on CartPole, the others on Pendulum."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from pytorchrl import linear, train
 
-# Actions are explored by the noise of the network alone.
+# Only the noise of the network explores.
 NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0, "lr": linear(1e-3, 0.0)}
 PRIORITISED = {"prioritized": True, "n_step": 3, "lr": linear(1e-3, 0.0)}
 VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritised": PRIORITISED}
 
 
 def play(algorithm, env, seed, **settings):
-    """Mean return of 20 episodes after training, and the run's figures."""
+    """Train, then return the mean return of 20 episodes and the summary of the run."""
     agent = train(algorithm, env, seed=seed, progress=False, **settings)
     return agent.evaluate(20).return_mean, agent.summary
 
@@ -24,7 +24,7 @@ def play(algorithm, env, seed, **settings):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dqn_solves_cartpole(variant):
-    """The median of three seeds: the last policy of a short run of DQN is now and then a bad one."""
+    """Check the median of three seeds, because the last policy of a short DQN run is sometimes bad."""
     results = [play("dqn", "CartPole-v1", seed, **VARIANTS[variant])[0] for seed in (1, 2, 3)]
     assert statistics.median(results) >= 475, results
 

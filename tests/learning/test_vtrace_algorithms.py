@@ -1,5 +1,5 @@
-"""IMPALA and APPO learn CartPole from data that are several updates old: two collectors, asynchronous, or replay of
-rollouts."""
+"""Tests that IMPALA and APPO learn CartPole from data that is several updates old: asynchronous, or from replay shards.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UPDATES_AN_ITEM = {"impala": 1, "appo": 16}
 
 
 def play(algorithm, seed, **settings):
-    """Mean return of 20 episodes after training with the preset for CartPole, and the run's figures."""
+    """Train with the preset for CartPole; return the mean return of 20 episodes and the summary of the run."""
     torch.set_num_threads(1)
     learner, _ = make_learner(algorithm, "CartPole-v1", seed=seed, progress=False, **ASYNCHRONOUS, **settings)
     with learner:
@@ -27,7 +27,7 @@ def play(algorithm, seed, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 60_000), ("appo", 40_000)])
 def test_learns_within_seconds(algorithm, target_steps):
-    """In the simulated runtime, where the lag is that of an asynchronous run and the same each time."""
+    """Check learning in the simulated runtime, where the lag is that of an asynchronous run but reproducible."""
     result, summary = play(algorithm, seed=1, target_steps=target_steps, runtime="simulated")
     assert summary["policy_lag"]["mean"] > 3 * UPDATES_AN_ITEM[algorithm]
     assert result >= 195, summary
@@ -35,7 +35,7 @@ def test_learns_within_seconds(algorithm, target_steps):
 
 @pytest.mark.slow
 def test_learns_from_rollouts_in_shards_within_seconds():
-    """Every update is made of rollouts drawn from the last 4000 steps, each used twice on average."""
+    """Check learning if each update uses rollouts drawn from the last 4000 env steps, each used twice on average."""
     torch.set_num_threads(1)
     learner, _ = make_learner(
         "impala", "CartPole-v1", seed=1, progress=False, preset="apex", num_col_workers=2,
@@ -47,7 +47,7 @@ def test_learns_from_rollouts_in_shards_within_seconds():
         evaluation, metrics = learner.evaluate(20), learner.get_metrics()
     assert 1.8 < metrics["scheme"]["replay_ratio"] <= 2.0
     assert metrics["scheme"]["policy_lag_replay_mean"] > 8.0
-    assert statistics.fmean(evaluation.returns) >= 195, learner.summary()  # 20 at the beginning
+    assert statistics.fmean(evaluation.returns) >= 195, learner.summary()  # the mean return is about 20 before training
 
 
 @pytest.mark.learning
@@ -65,7 +65,7 @@ def test_solves_cartpole(algorithm, target_steps, seed):
 @pytest.mark.parametrize("runtime", ["simulated", pytest.param("ray", marks=pytest.mark.ray)])
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
 def test_solves_cartpole_in_other_runtimes(algorithm, target_steps, runtime):
-    """The median of three seeds: the last policy is now and then a bad one."""
+    """Check the median of three seeds, because the last policy of a run is sometimes bad."""
     runs = [play(algorithm, seed, target_steps=target_steps, runtime=runtime) for seed in (1, 2, 3)]
     assert all(summary["policy_lag"]["mean"] >= UPDATES_AN_ITEM[algorithm] for _, summary in runs), runs
     assert statistics.median(result for result, _ in runs) >= 475, runs
