@@ -1,4 +1,4 @@
-"""Agents and schemes whose checkpoints are tested, and their comparison."""
+"""Agents and settings for tests of checkpoints, and functions that compare checkpoints."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ SYNCHRONOUS = {
 
 
 def through_a_file(checkpoint):
-    """As it comes back from a file of which nothing is executed."""
+    """Save the checkpoint, and return it as loaded with `weights_only=True`, which executes no code of the file."""
     file = io.BytesIO()
     torch.save(checkpoint, file)
     file.seek(0)
@@ -117,7 +117,7 @@ def through_a_file(checkpoint):
 
 
 def go_on(scheme, count):
-    """Make so many updates, and on until data are used up, as a learner does."""
+    """Make `count` updates, and then more until the current train batch is used up, as a learner does."""
     infos = [scheme.step() for _ in range(count)]
     while not scheme.is_between_items:
         infos.append(scheme.step())
@@ -125,7 +125,7 @@ def go_on(scheme, count):
 
 
 def flat(value, name=""):
-    """Name -> number, text or tensor, of a nested state."""
+    """Flatten a nested state into a dictionary of numbers, texts and tensors by name."""
     if isinstance(value, dict):
         return {key: item for own, part in value.items() for key, item in flat(part, f"{name}/{own}").items()}
     if isinstance(value, (list, tuple)):
@@ -134,7 +134,7 @@ def flat(value, name=""):
 
 
 def differences(one, other):
-    """Names of what is not equal, bit for bit."""
+    """Return the names of the entries that are not equal bit for bit."""
     one, other = flat(one), flat(other)
     assert one.keys() == other.keys()
     return [name for name, value in one.items() if not (

@@ -1,4 +1,4 @@
-"""Small agents in any scheme, on threads, and what the tests ask of them."""
+"""Fixtures for tests of schemes: small schemes on threads, the sixteen patterns, and checks of ledgers and threads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PATTERNS = [
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `pattern` runs in all sixteen."""
+    """Run each test that has an argument `pattern` with all sixteen patterns."""
     if "pattern" in metafunc.fixturenames:
         metafunc.parametrize("pattern", PATTERNS)
 
 
 @pytest.fixture(autouse=True)
 def one_torch_thread():
-    """Each test starts with one torch thread, and no test leaves another number behind."""
+    """Start each test with one torch thread, and check that the test does not change this number."""
     torch.set_num_threads(1)
     yield
     assert torch.get_num_threads() == 1
@@ -40,7 +40,7 @@ def one_torch_thread():
 
 @pytest.fixture(autouse=True)
 def no_thread_left():
-    """No test leaves a thread behind."""
+    """Check that no thread started by a test is still running after the test."""
     before = set(threading.enumerate())
     yield
     left = wait_for_end_of(set(threading.enumerate()) - before)
@@ -48,7 +48,7 @@ def no_thread_left():
 
 
 def wait_for_end_of(threads, patience_s=2.0):
-    """Those threads that are still alive after `patience_s` seconds."""
+    """Return the names of the threads that are still alive after `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -57,7 +57,7 @@ def wait_for_end_of(threads, patience_s=2.0):
 
 @pytest.fixture
 def make_scheme():
-    """A function that makes schemes; whatever is left of them is stopped after the test."""
+    """Return a function that makes schemes on threads; all of them are stopped after the test."""
     schemes = []
 
     def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, hidden=(8,),
@@ -76,8 +76,10 @@ def make_scheme():
 
 @pytest.fixture
 def make_replay_scheme():
-    """A function from options of the synthetic agent, and settings, to a simulated scheme; all are stopped after the
-    test."""
+    """Return a function that makes simulated schemes from options of the synthetic agent and settings of the scheme.
+
+    All schemes are stopped after the test.
+    """
     schemes = []
 
     def make(agent, **settings):
@@ -90,18 +92,18 @@ def make_replay_scheme():
 
 @pytest.fixture
 def one_batch():
-    """PPO that makes one update of each item."""
+    """Return a factory of PPO that makes one update from each train batch."""
     return PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)
 
 
 @pytest.fixture
 def plain_a2c():
-    """A2C as it is."""
+    """Return a factory of A2C with default options."""
     return A2C.create_factory()
 
 
 def check_ledger(scheme):
-    """Raise unless the ledger balances now; return it."""
+    """Check that the ledger balances now, and return it."""
     ledger = scheme.ledger()
     places = [ledger[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted")]
     assert ledger["collected"] == sum(places) + sum(ledger["dropped"].values()), ledger
@@ -111,12 +113,15 @@ def check_ledger(scheme):
 
 @pytest.fixture(name="check_ledger")
 def check_ledger_fixture():
-    """The function `check_ledger(scheme)`."""
+    """Return the function `check_ledger(scheme)`."""
     return check_ledger
 
 
 class Recorder:
-    """Keeps, for each env step, who made it and which batch it went into; keys are (seed of the env, episode, t)."""
+    """Lists of the env steps that were made, inserted into a storage, and sampled.
+
+    An env step is identified by (seed of the environment, episode, t).
+    """
 
     def __init__(self):
         recorder = self
@@ -149,13 +154,13 @@ def _keys(observations):
 
 @pytest.fixture
 def recorder():
-    """A `Recorder`: give its `env_fn` and `storage` to `make_scheme`."""
+    """Return a `Recorder`; pass its `env_fn` and `storage` to `make_scheme`."""
     return Recorder()
 
 
 @pytest.fixture
 def all_collectors():
-    """A function that lists (GWorker, handle of CWorker) of a running scheme on threads."""
+    """Return a function that lists the pairs (GWorker, handle of its CWorker) of a scheme that runs on threads."""
     def find(scheme):
         root = scheme.update_worker
         grad_workers = [handle.native.worker for handle in root.remote_workers] or [root.local_worker]

@@ -1,4 +1,4 @@
-"""Short schemes of tests of defects of other libraries."""
+"""Short schemes for tests that reproduce defects of other libraries."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 import pytest
 
 
-# One step of an environment takes 0.1 s of the virtual clock, one gradient too.
+# On the virtual clock, each environment step and each gradient takes 0.1 s.
 COSTS = {"start": 1.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
 
 
 def simulated(**settings):
-    """A scheme on the virtual clock, where a minute passes at once."""
+    """Return settings of a simulated scheme, so that a minute of virtual time takes almost no real time."""
     return {"runtime": "simulated", "costs": COSTS, "num_col_workers": 2, **settings}
 
 
@@ -22,13 +22,13 @@ def step_until(scheme, updates):
 
 
 def step_on(scheme):
-    """More steps than any fault waits for."""
+    """Make more steps than it takes any injected fault to occur."""
     for _ in range(1000):
         scheme.step()
 
 
 def raises_within(seconds, kind, scheme, match):
-    """The error that `scheme.step()` raises."""
+    """Check that `scheme.step()` raises an error of type `kind` within so many seconds, and return the error."""
     start = time.monotonic()
     with pytest.raises(kind, match=match) as caught:
         step_on(scheme)

@@ -1,4 +1,4 @@
-"""Parts of an agent that a scheme refuses before anything starts."""
+"""Tests of wrong parts of an agent, which a scheme refuses before it starts anything."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_spaces_of_training_and_test_environments(parts):
 
 
 def test_actor_for_other_environments(parts):
-    """Found before the first rollout, not in a matrix product."""
+    """Check that the error is raised before the first rollout, not by a matrix product."""
     other = VecEnv.create_factory("Acrobot-v1")
     actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
     with pytest.raises(SpaceError, match=r"actor_factory.*train_envs_factory"):
@@ -130,7 +130,7 @@ def test_a_large_factory_warns_with_its_size(parts):
         Scheme(algo, actor, storage, envs, num_col_workers=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Scheme(algo, actor, storage, envs)  # not sent
+        Scheme(algo, actor, storage, envs)  # no remote workers, so nothing is sent
 
 
 # Environments

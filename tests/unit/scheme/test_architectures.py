@@ -1,4 +1,4 @@
-"""Schemes with names of their own: what they mean, what may be changed, what is refused."""
+"""Tests of named architectures: their settings, which of these may be changed, and which changes are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytorchrl.scheme.architectures import PRESETS, Preset
 
 @pytest.fixture
 def named():
-    """A function that makes a scheme by name."""
+    """Return a function that makes a scheme by the name of its architecture."""
     def make(name, agent=None, **settings):
         if agent is None:
             agent = small_r2d2() if name == "r2d2" else synthetic_agent(4, capacity=1000 if name == "apex" else None)
@@ -26,7 +26,7 @@ def named():
 
 
 def small_r2d2():
-    """An agent with memory that counts."""
+    """Return an agent of R2D2 with a small memory, in environments that count their steps."""
     envs = VecEnv.create_factory(CountingEnv)
     return (R2D2.create_factory(start_steps=20), QActor.create_factory(
         envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=4),
@@ -99,7 +99,7 @@ def test_what_contradicts_a_name_is_refused(named, name, settings, message):
 
 
 def test_r2d2_is_apex_with_sequences():
-    """A shorter queue, and each collector's steps in one shard."""
+    """Check that r2d2 has a shorter queue, and routes all steps of a collector to one shard."""
     scheme = Scheme.r2d2(*small_r2d2(), seed=1)
     apex = Scheme.apex(*synthetic_agent(4, capacity=1000), seed=1, learning_starts=20, train_batch_size=64)
     differing = {name for name, value in scheme.settings.items() if apex.settings[name] != value}

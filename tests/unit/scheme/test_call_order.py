@@ -1,4 +1,4 @@
-"""Methods of workers and algorithms that are called before what has to come first say so, and change nothing."""
+"""Tests of methods that are called in the wrong order: they raise an error that says so, and change nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def worker(make_scheme):
 
 
 def state_of(worker):
-    """Everything that an update changes."""
+    """Return everything that an update changes."""
     return worker.actor_version, worker.algo.acting_state(
         )["all"].tolist(), repr(worker.algo.state_dict()["optimizers"])
 
@@ -47,7 +47,7 @@ def test_a_batch_is_used_once(worker):
 
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_what_was_computed_by_hand_is_applied(make_scheme, microbatch_size):
-    """The gradient of the whole batch, also where it was made slice by slice."""
+    """Check that the gradient of the whole batch is applied, even if it was computed in microbatches."""
     found = []
     for gives_gradients in (True, False):
         worker = make_scheme(num_envs=2, size=8, microbatch_size=microbatch_size).start().local_worker
@@ -79,7 +79,7 @@ def test_every_algorithm_does(name, make_multi_agent, make_algorithm):
 
 @pytest.fixture
 def make_algorithm():
-    """A function from the name of an algorithm to one of a small actor."""
+    """Return a function that builds an algorithm with a small actor, by the name of the algorithm."""
     from pytorchrl import APPO, SAC, OffPolicyActor, OnPolicyActor, VecEnv
 
     def make(name):
@@ -93,7 +93,7 @@ def make_algorithm():
 
 @pytest.fixture
 def make_multi_agent():
-    """A function that makes the algorithm of two policies."""
+    """Return a function that builds a multi-agent algorithm with two policies."""
     from pytorchrl import PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, multi_agent
     from pytorchrl.envs.testing import MatchingGame
 

@@ -1,4 +1,4 @@
-"""Central schemes never import Ray, nor start a process."""
+"""Check that schemes without workers on Ray never import Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Scheme.checkpoint` and `resume`: a resumed run equals the uninterrupted run bit for bit, and its ledger is exact."""
+"""Tests of `Scheme.checkpoint` and `resume`: a resumed run equals the uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, through_a_file, 
 
 @pytest.fixture
 def make():
-    """A function from an agent's name and settings to a scheme; all are stopped after the test."""
+    """Return a function that makes a scheme from an agent's name and settings; all are stopped after the test."""
     schemes = []
 
     def make_(agent="ppo, normalised", test_envs=None, **settings):
@@ -38,7 +38,8 @@ def test_what_is_resumed_is_what_went_on(make, check_ledger, agent, settings):
     resumed.start(target_steps=600)
     assert (resumed.version, resumed.ledger()) == (straight.version, straight.ledger())
     assert check_ledger(resumed)["in_flight"] == 0
-    # Not only parameters: all statistics on the way, and another whole checkpoint, with optimisers, replay and account.
+    # Compare not only parameters, but all statistics, and a second checkpoint, which includes optimizers, replay and
+    # ledger.
     np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
     assert resumed.metrics()["policy_lag"] == straight.metrics()["policy_lag"]
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
@@ -62,7 +63,7 @@ def test_in_the_middle_of_data_the_rest_is_given_up_by_both(make, check_ledger, 
 
 
 def test_draws_after_a_checkpoint_are_others(make):
-    """Else the comparison above would hold of runs that repeat themselves, too."""
+    """Check that a checkpoint changes later random numbers, so that the test above does not pass trivially."""
     scheme = make("sac")
     scheme.start(600)
     go_on(scheme, 9)
@@ -114,14 +115,14 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         assert [state.resident for state in held[1].states] == [state.resident for state in held[0].states]
         assert [state.mass for state in held[1].states] == [state.mass for state in held[0].states]
         assert [shards.trained for shards in held] == [first.ledger()["consumed"]] * 2
-        # so learning does not wait to start again
+        # `added` is restored, so that learning does not wait for `learning_starts` again.
         assert [shards.added for shards in held] == [first.ledger()["collected"]] * 2
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
         for _ in range(30):
             second.step()
         ledger = check_ledger(second)
-        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio counts on from where it was
+        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # over the whole run, not since the checkpoint
         final = second.stop()
         assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
     finally:
@@ -209,10 +210,13 @@ def test_what_cannot_be_resumed_is_refused(make, tmp_path):
 
 
 class Remembering(gym.Env):
-    """Its observation and reward are how many episodes the object has begun; and it tells who was built and closed."""
+    """An environment whose observation and reward are the number of episodes that the object has begun.
+
+    The class records the seeds passed to `reset`, and counts the open environments.
+    """
 
     observation_space, action_space = gym.spaces.Box(0.0, 100.0, (2,)), gym.spaces.Discrete(2)
-    seeds: list[int | None] = []  # noqa: RUF012 - read by the test
+    seeds: list[int | None] = []  # noqa: RUF012 - shared on purpose: the test reads it
     open = 0
 
     def __init__(self):
@@ -239,7 +243,7 @@ def test_environments_are_others_with_other_seeds():
     def make():
         return Scheme(A2C.create_factory(), actor, GAEBuffer.create_factory(8), envs, seed=1)
     scheme, other = make(), make()
-    Remembering.seeds.clear()  # those of probes
+    Remembering.seeds.clear()  # discard the seeds of probes
     for _ in range(3):
         scheme.step()
     other.resume(scheme.checkpoint())
@@ -248,7 +252,7 @@ def test_environments_are_others_with_other_seeds():
         other.step()
     assert torch.equal(other.acting_state()["all"], scheme.acting_state()["all"])
     given = [seed for seed in Remembering.seeds if seed is not None]
-    assert len(given) == 6  # two before, two after, and the same two elsewhere
+    assert len(given) == 6  # two before the checkpoint, two after it, and the same two again in the resumed scheme
     assert len(set(given)) == 4
     scheme.stop()
     other.stop()

@@ -1,4 +1,4 @@
-"""Workers and shards that are lost while a checkpoint is made, or before."""
+"""Tests of workers and shards that are lost before or during a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.scheme.checkpointed import AGENTS, through_a_file
 
 
 def test_a_lost_worker_leaves_no_hole(check_ledger):
-    """Asked for its state while it is dead: the others' are saved, and who resumes begins that one anew."""
+    """Check that a checkpoint without the state of a lost worker can be resumed, and that its ledger balances."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
                 "runtime": "simulated", "seed": 1}
@@ -30,7 +30,7 @@ def test_a_lost_worker_leaves_no_hole(check_ledger):
     assert check_ledger(resumed)["dropped"]["worker_lost"] > 0
     for _ in range(8):
         resumed.step()
-    again = Scheme(*agent, **settings)  # and so does who resumes that
+    again = Scheme(*agent, **settings)  # resume from a checkpoint of the resumed scheme
     again.resume(through_a_file(resumed.checkpoint()))
     again.start()
     assert check_ledger(again) == check_ledger(resumed)
@@ -43,7 +43,7 @@ def test_a_lost_worker_leaves_no_hole(check_ledger):
 
 @pytest.mark.parametrize("moment", ["state", "reseed"])
 def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch, moment):
-    """Asked for its state it is in none; after that it is in all of it, though it is lost to the run that goes on."""
+    """Check that a checkpoint contains a worker's state if and only if the worker is lost after sending it."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
                 "runtime": "simulated", "seed": 1}

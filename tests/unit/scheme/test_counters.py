@@ -1,4 +1,4 @@
-"""Counters of gradient workers are declared once and merged by field."""
+"""Check that counters of gradient workers are declared once and merged field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same seed gives the same parameters, bit for bit, in synchronous schemes."""
+"""Check that, in synchronous schemes, the same seed gives the same parameters bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_same_seed_same_parameters(make_scheme, settings):
 
 
 def test_the_global_generators_do_not_matter(make_scheme):
-    """Neither read nor written: a program around the scheme keeps its own random numbers."""
+    """Check that a scheme neither reads nor changes the global random generators of a program."""
     import random
 
     import numpy as np
@@ -43,7 +43,7 @@ def test_the_global_generators_do_not_matter(make_scheme):
     states = []
     for number in (0, 1):
         random.seed(number)
-        np.random.seed(number)  # noqa: NPY002 - the global generator is the point here
+        np.random.seed(number)  # noqa: NPY002 - the test is about the global generator
         torch.manual_seed(number)
         before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
         states.append(_parameters_after(make_scheme("CartPole-v1", num_col_workers=2)))

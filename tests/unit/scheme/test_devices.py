@@ -1,4 +1,7 @@
-"""Which device each level computes on: followed, or an error that says what there is; never silently the CPU."""
+"""Tests of the device of each level.
+
+A level uses the requested device, or an error lists the devices that exist; no level silently uses the CPU instead.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ QUARTER, NO_GPU = {"num_gpus": 0.25}, {"num_cpus": 1}
 
 @pytest.fixture
 def see_gpus(monkeypatch):
-    """A function that lets torch see so many GPUs, of which the last is the current one."""
+    """Return a function that makes torch report `count` GPUs, the last of which is the current device."""
     def see(count):
         monkeypatch.setattr("torch.cuda.device_count", lambda: count)
         monkeypatch.setattr("torch.cuda.current_device", lambda: count - 1)
@@ -31,16 +34,16 @@ def see_gpus(monkeypatch):
     return see
 
 
-# What a name stands for in one process
+# Names of devices within a process
 
 
 @pytest.mark.parametrize(("count", "gpus", "device", "found"), [
     (0, None, None, "cpu"), (0, None, "cpu", "cpu"), (2, None, None, "cpu"), (2, [1], "cpu", "cpu"),
     (2, [], "cpu", "cpu"),
-    (2, None, "cuda", "cuda:1"),  # the current one
+    (2, None, "cuda", "cuda:1"),  # the current device
     (2, None, "cuda:0", "cuda:0"), (2, None, "cuda:1", "cuda:1"),
     (1, [0], "cuda", "cuda:0"), (1, [0], "cuda:0", "cuda:0"), (2, [0, 1], "cuda:1", "cuda:1"),
-    (4, [2, 3], "cuda", "cuda:2"), (4, [2, 3], "cuda:3", "cuda:3"),  # where the others are not hidden
+    (4, [2, 3], "cuda", "cuda:2"), (4, [2, 3], "cuda:3", "cuda:3"),  # Ray assigned two of four GPUs
 ])
 def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
     see_gpus(count)
@@ -75,7 +78,7 @@ def test_the_error_crosses_processes():
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-# What a scheme refuses before anything starts
+# Devices that a scheme refuses before anything starts
 
 
 @pytest.mark.parametrize("name", ["grad_device", "col_device"])
@@ -103,14 +106,14 @@ def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threa
     ({**COLLECTORS, "grad_device": "cuda"}, "grad_device='cuda' is for remote gradient workers"),
     ({"col_device": "cpu"}, "col_device='cpu' is for collection workers with an actor of their own"),
     ({**GRADS, "col_device": "cuda"}, "col_device='cuda' is for collection workers with an actor of their own"),
-    # A GPU without a share of one
+    # The device is a GPU, but the resources contain none
     ({**COLLECTORS, "col_device": "cuda", "col_worker_resources": NO_GPU},
      "col_device is 'cuda', and col_worker_resources asks for no GPU.*num_gpus=0.25, or give col_device='cpu'"),
     ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}},
      "grad_device is 'cuda:0', and grad_worker_resources"),
     ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU},
      "col_device is 'cuda', and grad_worker_resources asks"),
-    # A share of a GPU that nobody computes on
+    # The resources contain a GPU, but the device is the CPU
     ({**COLLECTORS, "col_worker_resources": QUARTER},
      "col_worker_resources asks for num_gpus=0.25, and collection workers compute on the CPU"),
     ({**COLLECTORS, "col_device": "cpu", "col_worker_resources": QUARTER},
@@ -118,7 +121,7 @@ def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threa
     ({**GRADS, "grad_worker_resources": QUARTER},
      "grad_worker_resources asks for num_gpus=0.25, and gradient workers compute on the CPU"),
     ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources asks for num_gpus=0.25"),
-    # More GPUs than a worker is given
+    # The number of the GPU exceeds the GPUs in the resources
     ({**COLLECTORS, "col_device": "cuda:1"},
      "col_device='cuda:1' is GPU 1, counted from 0, .*asks for num_gpus=0.2; 'cuda' is the first"),
     ({**GRADS, "grad_device": "cuda:2", "grad_worker_resources": {"num_gpus": 2}},
@@ -152,12 +155,15 @@ def test_a_machine_without_a_gpu_may_start_workers_on_others(make_scheme, see_gp
         name: value for name, value in settings.items() if name.endswith("device")}
 
 
-# What reaches the workers
+# Devices and resources that workers receive
 
 
 @pytest.fixture
 def watch(make_scheme, monkeypatch, see_gpus):
-    """A function from settings to the devices and resources that workers get; they then run on the CPU all the same."""
+    """Return a function that runs a scheme and returns the devices and resources of its workers.
+
+    The workers are built on the CPU whatever their device.
+    """
     def run(runtime=ThreadRuntime, **settings):
         devices, asked = {}, {}
         start_actor, lock = runtime.start_actor, threading.Lock()
@@ -209,12 +215,12 @@ def test_only_who_computes_on_a_gpu_asks_for_a_share_by_default(watch):
     assert watch(**BOTH, grad_device="cuda")[1] == named(2, 2, with_gpu, without)
     assert watch(**BOTH, col_device="cuda")[1] == named(2, 2, without, with_gpu)
     asked = watch(**GRADS, **THREAD, col_device="cuda")[1]
-    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # its collecting thread has the share
+    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # for its collector thread
     assert watch(**COLLECTORS, col_device="cuda", col_worker_resources=QUARTER)[1]["GWorker 0/CWorker 2"] == QUARTER
 
 
 class GivenNone(ThreadRuntime):
-    """Workers of a machine with GPUs, of which they were given none."""
+    """A runtime that assigns no GPU to its workers, although the machine has GPUs."""
 
     def own_gpus(self):
         return []

@@ -1,5 +1,4 @@
-"""Every pattern and architecture trains as it did when digests.json was written; see benchmarks/digests.py, which
-writes it."""
+"""Check that every pattern and architecture trains as recorded in digests.json, which benchmarks/digests.py writes."""
 
 from __future__ import annotations
 
@@ -12,15 +11,15 @@ import pytest
 TOOL = Path(__file__).parents[3] / "benchmarks" / "digests.py"
 STORED = json.loads(Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
 
-# With the kernels of another processor (ATEN_CPU_CAPABILITY=default), the change differed by up to 1.3e-7 of itself,
-# single parameters by up to 5.1e-7. Another mini-batch, or one update more or less, moves single parameters by about
-# 1e-3.
+# With the kernels of another processor (ATEN_CPU_CAPABILITY=default), the change of the parameters had a relative
+# difference of at most 1.3e-7, and single parameters differed by at most 5.1e-7. Another mini-batch, or one update more
+# or less, changes single parameters by about 1e-3.
 RELATIVE, ABSOLUTE = 1e-5, 1e-5
 
 
 @pytest.fixture(scope="module")
 def tool():
-    """The module benchmarks/digests.py."""
+    """Return the module benchmarks/digests.py."""
     spec = importlib.util.spec_from_file_location("digests", TOOL)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""`drain()`: whatever a scheme is made of, nothing is in flight or queued after it, no step is lost, and it goes on."""
+"""Tests of `drain()`: afterwards nothing is in flight or queued, no step is lost, and the scheme can continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARDS = {**LEARNER_THREAD, "num_replay_workers": 2, "train_batch_size": 8}
 
 @pytest.fixture
 def make():
-    """A function from settings to a simulated scheme of the synthetic agent."""
+    """Return a function that makes simulated schemes of the synthetic agent; all are stopped after the test."""
     schemes = []
 
     def make_(agent=None, **settings):
@@ -30,7 +30,7 @@ def make():
 
 
 def drained(scheme, check_ledger):
-    """Drain it, and look at everything that could still hold a step."""
+    """Drain the scheme, check that no worker still has pending steps, and return the ledger."""
     ledger = scheme.drain()
     assert ledger == check_ledger(scheme)
     assert ledger["in_flight"] == ledger["queued"] == 0
@@ -52,7 +52,7 @@ def go_on(scheme, count):
 
 
 def made_by(scheme):
-    """Env steps that the environments of all collectors have made."""
+    """Return the number of env steps that the environments of all collectors have made."""
     root = scheme.update_worker
     total = 0
     for worker in [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]:
@@ -72,8 +72,8 @@ def test_every_pattern(make, check_ledger, pattern, seed):
         ledger = drained(scheme, check_ledger)
         in_thread = pattern["grad_communication"] is ASYNC and pattern["num_grad_workers"] == 1
         assert version <= scheme.version <= version + in_thread
-        assert ledger["collected"] == made_by(scheme)  # by the environments' own count
-        assert drained(scheme, check_ledger) == ledger  # there is nothing left to end
+        assert ledger["collected"] == made_by(scheme)  # as counted by the environments
+        assert drained(scheme, check_ledger) == ledger  # a second drain changes nothing
         assert made_by(scheme) == ledger["collected"]
     final = scheme.stop()
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
@@ -127,7 +127,7 @@ def test_replay_keeps_what_it_has_and_takes_what_comes(make, check_ledger, setti
 
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 def test_a_learner_that_waits_for_data_is_not_waited_for(make, check_ledger, num_grad_workers):
-    """Learning would start in an hour."""
+    """Check that `drain` takes less than 100 s although learning would start much later."""
     scheme = make(**{**SHARDS, "learning_starts": 300, "queue_timeout_s": 1e5, "num_grad_workers": num_grad_workers,
                      "costs": {"step": 10.0}})
     if num_grad_workers == 1:

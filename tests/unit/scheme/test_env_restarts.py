@@ -1,4 +1,4 @@
-"""Environments that are restarted, seen from a scheme: the count, the account of steps, and what still raises."""
+"""Tests of schemes whose environments are restarted: the count of restarts, the ledger, and errors that still raise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMES = {
 
 
 class Log:
-    """Counts, over all workers, the steps that were made and those that raised."""
+    """Counts of the steps, over all workers, that were made and that raised an error."""
 
     def __init__(self, probability=0.02):
         self.made, self.raised = [], []
@@ -110,14 +110,14 @@ def test_the_policy_decides_whether_a_rare_fault_ends_the_run(make_scheme, polic
         with pytest.raises(EnvError, match="faulty step"):
             step_on(12)
         return
-    step_on(12)  # 3 batches of 16 steps: once restarted
+    step_on(12)  # 3 batches of 16 steps, which include one restart
     assert scheme.metrics()["envs_restarted"] == 1
     with pytest.raises(EnvError, match=r"faulty step; not restarted, .* 3 times"):
         step_on(60)
 
 
 def test_evaluations_leave_out_what_a_fault_cut(make_scheme):
-    """Each episode that counts has its whole length."""
+    """Check that every evaluated episode has its full length."""
     log = Log(probability=0.1)
     scheme = make_scheme(envs=VecEnv.create_factory(CountingEnv, None, 2),
                          test_envs=VecEnv.create_factory(CountingEnv, {"episode_length": 8}, 2, **log.options))

@@ -1,4 +1,4 @@
-"""N synchronous gradient workers on slices of a batch make the update of one worker on the whole batch."""
+"""Check that N synchronous gradient workers on slices of a batch make the same update as one worker on the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ SEED, NUM_ENVS, NUM_UPDATES = 1, 6, 5
 
 
 class PreparedEnv(gym.Env):
-    """Plays the series of observations, actions, rewards and ends that belongs to its number, whatever is done."""
+    """An environment whose observations, rewards and ends depend on its number only, not on the actions.
+
+    The last entry of an observation is the action that `_obedient` takes.
+    """
 
     def __init__(self, numbers):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -28,7 +31,7 @@ class PreparedEnv(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            # The probe that learns the spaces has another seed than all workers.
+            # The seed of the environment that is probed for its spaces is not in `numbers`.
             self._series = np.random.default_rng(self._numbers.get(seed, 0))
         return self._observe(), {}
 
@@ -41,7 +44,7 @@ class PreparedEnv(gym.Env):
 
 
 def _obedient(algorithm):
-    """The algorithm, taking the action that the observation's last entry says."""
+    """Return a subclass of the algorithm that takes the action in the last entry of the observation."""
     class Obedient(algorithm):
         def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
             acting = super().acting_step(obs, rhs, done, deterministic, mask)
@@ -51,7 +54,7 @@ def _obedient(algorithm):
 
 
 class Predicting(A2C):
-    """A2C with a term of its own: the mean of the features predicts a number of the observation."""
+    """A2C with an auxiliary loss: the mean of the features predicts the first entry of the observation."""
 
     def terms(self, evaluated, batch, parameters):
         terms, measures = super().terms(evaluated, batch, parameters)
@@ -69,7 +72,11 @@ ALGORITHMS = {
 
 
 def _train(make_scheme, num_workers, algorithm, normalization, **settings):
-    """Parameters before and after, of `num_workers` gradient workers that share the same six environments."""
+    """Train with `num_workers` gradient workers that share six environments.
+
+    Returns:
+        The parameters before and after training.
+    """
     each = NUM_ENVS // num_workers
     numbers = {}
     for worker in range(num_workers):
@@ -79,7 +86,7 @@ def _train(make_scheme, num_workers, algorithm, normalization, **settings):
     assert len(numbers) == NUM_ENVS
     kind, options = ALGORITHMS[algorithm]
     scheme = make_scheme(
-        # Steps that only reset are not valid: workers have different numbers of samples.
+        # Steps that only reset an environment are not valid, so workers have different numbers of samples.
         envs=VecEnv.create_factory(PreparedEnv, {"numbers": numbers}, each, autoreset="next_step"), size=12,
         hidden=(16,),
         algo=_obedient(kind).create_factory(**options, advantage_normalization=normalization), seed=SEED,
@@ -108,14 +115,14 @@ def test_slices_make_the_update_of_the_whole(make_scheme, num_workers, algorithm
     start, whole = _train(make_scheme, 1, algorithm, normalization)
     start_of_slices, slices = _train(make_scheme, num_workers, algorithm, normalization, **settings)
     assert torch.equal(start, start_of_slices)
-    assert _relative(whole, start)[0] > 1e-3  # it moved
+    assert _relative(whole, start)[0] > 1e-3  # training changed the parameters
     assert _relative(slices, whole)[0] <= 1e-6
-    assert _relative(slices, whole)[1] <= 1e-4  # no single parameter either, where it is not close to zero
+    assert _relative(slices, whole)[1] <= 1e-4  # for each parameter that is not close to zero
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_normalising_each_slice_by_itself_would_differ(make_scheme, algorithm, monkeypatch):
-    """What the test above would see if each worker normalised over its own slice only."""
+    """Check that the test above would fail if each worker normalized advantages over only its slice."""
     _, whole = _train(make_scheme, 1, algorithm, "batch")
     collect_and_grad = GWorker.collect_and_grad
 
@@ -129,7 +136,7 @@ def test_normalising_each_slice_by_itself_would_differ(make_scheme, algorithm, m
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_mean_that_ignores_sizes_would_differ(make_scheme, algorithm, monkeypatch):
-    """What the test above would see if all workers counted the same."""
+    """Check that the test above would fail if the mean of gradients ignored the numbers of samples."""
     _, whole = _train(make_scheme, 1, algorithm, "none")
     mean_gradients = synchronous.mean_gradients
     monkeypatch.setattr(synchronous, "mean_gradients", lambda parts: mean_gradients(

@@ -1,4 +1,4 @@
-"""What goes wrong in a worker reaches the user's next call, with its cause, and nothing is left."""
+"""Check that the user's next call raises an error of a worker with its cause, and that no worker or thread is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXECUTIONS = {
 
 
 def _step_on(scheme):
-    """More steps than any fault waits for."""
+    """Make more steps than it takes any injected fault to occur."""
     for _ in range(1000):
         scheme.step()
 
@@ -50,15 +50,17 @@ def _assert_stops_in_balance(scheme):
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 @pytest.mark.parametrize(("fault", "at"), [("step", 37), ("reset", 4)])
 def test_fault_of_an_environment(make_scheme, execution, num_grad_workers, fault, at):
-    """In a later step or reset, in each way of collecting, below local and remote gradient workers; a restarted
-    environment fails again."""
+    """Check faults in a later step or reset, for each kind of collection, with local and remote gradient workers.
+
+    A restarted environment fails again.
+    """
     scheme = make_scheme(FaultyEnv, {"fault": fault, "at": at, "episode_length": 5}, num_grad_workers=num_grad_workers,
                          **execution)
     _assert_raises_faulty(scheme, fault)
 
 
 class WorksOnce:
-    """Builds a good environment for the probe, then raises."""
+    """A function that builds a working environment for the probe, and raises an error in later calls."""
 
     def __init__(self):
         self._made = itertools.count()
@@ -128,10 +130,10 @@ def test_a_killed_gradient_worker_is_reported(make_scheme, grad_communication):
 
 
 def test_one_failing_rank_does_not_hold_the_others(make_scheme):
-    """The rest waits in an all-reduce; it is let go."""
+    """Check that the other ranks, which wait in an all-reduce, are interrupted."""
     made = itertools.count()
 
-    def second_worker_fails():  # the probe is number 0, each of two workers has one environment
+    def second_worker_fails():  # environment 0 is the probe; then each of the two workers builds one
         return FaultyEnv("step", at=30 if next(made) == 2 else 10**6)
     scheme = make_scheme(envs=VecEnv.create_factory(second_worker_fails, on_env_error="raise"), num_grad_workers=2,
                          distribute_gradients=True)
@@ -170,7 +172,7 @@ def test_an_error_in_the_updater_thread_is_raised(make_scheme, monkeypatch):
 
 
 def test_errors_of_evaluation_are_its_own(make_scheme):
-    """Training goes on; who waits for the evaluation hears of it."""
+    """Check that `wait_evaluation` raises the error, and that training continues."""
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
     scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, 2))
     scheme.start_evaluation(4)
@@ -181,7 +183,7 @@ def test_errors_of_evaluation_are_its_own(make_scheme):
 
 
 def test_nothing_is_left_when_starting_fails(make_scheme):
-    """Workers that did come up are ended."""
+    """Check that workers that started before the failure are stopped."""
     before = set(threading.enumerate())
     made = itertools.count()
 

@@ -1,6 +1,6 @@
-"""Many schedules of small schemes with random delays and faults, and what must hold after every event of each.
+"""Tests of many schedules of small schemes with random delays and faults, checking invariants after every event.
 
-A failure names the seed of its schedule; `explore` with that seed alone runs it again, event by event.
+A failure names the seed of its schedule; `explore` with only that seed repeats the schedule, event by event.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
-# Schedules of the default run; each planted bug fails one of them. More schedules run with the mark `chaos`.
+# Number of schedules of the default run; each planted bug makes one of them fail. The mark `chaos` runs more schedules.
 NUM_SCHEDULES = 300
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 
 
 class BrokenError(AssertionError):
-    """Something that must always hold did not."""
+    """An invariant is violated."""
 
 
 def hold(condition, what, *details):
@@ -35,7 +35,7 @@ def hold(condition, what, *details):
 
 
 class Watch:
-    """Looks at a running scheme after every event."""
+    """A checker of the invariants of a running scheme, called after every event."""
 
     def __init__(self, scheme):
         self.scheme, self.settings = scheme, scheme.settings
@@ -63,11 +63,11 @@ class Watch:
         strategy._request = request
 
     def look(self):
-        """Called after every event, by whoever runs; the first thing that does not hold is kept for the driver."""
+        """Check the state after an event, in the thread that runs; keep the first error, which `check` raises later."""
         if self.broken is None:
             try:
                 self.check_state()
-            except Exception as error:  # noqa: BLE001 - kept, and raised where the test can see it
+            except Exception as error:  # noqa: BLE001 - `check` raises it in the thread of the test
                 self.broken = error
 
     def check_state(self):
@@ -92,7 +92,7 @@ class Watch:
             hold(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
 
     def check_ranks(self):
-        """No rank of a group is more than an update away from another, or from what has been booked."""
+        """Check that no rank is more than one update ahead of the version of the scheme, or behind it."""
         ranks = self.root.strategy.ranks
         versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
         hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions,
@@ -105,7 +105,7 @@ class Watch:
                 yield handle.native.worker
 
     def workers(self, grad_workers):
-        """All collection workers that are built, those that only hold parameters included."""
+        """Yield all collection workers that are built, including those that only have parameters."""
         for worker in grad_workers:
             yield worker.local_worker
             for handle in worker.remote_workers:
@@ -137,14 +137,14 @@ class Watch:
             self.broken = BrokenError(" ".join(map(str, what)))
 
     def learn(self, numbers):
-        """A learner was given these steps."""
+        """Count these steps as received by a learner, and check that none was received too often."""
         self.learned.update(numbers)
         too_often = [number for number in numbers if self.learned[number] > self.settings["num_passes"]]
         self.note(not too_often or self.settings["replay_slots"], "learned twice from steps", too_often[:3])
 
     def check_chains(self):
-        """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
-        if self.is_chain and self.root.strategy.error is None:  # which is raised once what is ready is used
+        """Check, between two steps, that every gradient worker works, has a gradient ready, or is being replaced."""
+        if self.is_chain and self.root.strategy.error is None:  # raised after ready gradients are used
             strategy = self.root.strategy
             at_work = len(
                 strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
@@ -156,7 +156,7 @@ class Watch:
 
 
 def between_queue_and_learner(rng):
-    """Random settings of what lies there."""
+    """Return random settings of the data path between the sample queue and the learner."""
     settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
                 "num_passes": rng.choice((1, 2, 3)),
                 "minibatch_buffer_size": rng.choice((1, 2, 3)), "buffer": rng.choice(("ring", "ring", "circular")),
@@ -172,13 +172,13 @@ def between_queue_and_learner(rng):
 
 
 def lost_ranks(rng, num_ranks):
-    """Faults that end some ranks, at the same time or not, but never all."""
+    """Return faults that kill some ranks, at the same or different times, but never all ranks."""
     lost = rng.sample(range(1, num_ranks + 1), rng.randint(1, num_ranks - 1))
     return "; ".join(f"kill grad.{rank} @ {rng.choice(('grad', 'update'))} {rng.randint(1, 6)}" for rank in lost)
 
 
-def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
-    """A random small scheme, with random costs and perhaps a fault; all from the seed."""
+def scenario(seed, faulty=True):  # noqa: C901 - a sequence of independent choices
+    """Return the settings, agent and fault of a small random scheme, all determined by the seed."""
     rng = random.Random(f"scenario {seed}")
     col, grad = rng.choice((1, 2, 3)), rng.choice((1, 1, 2, 3))
     col_async, grad_async = rng.choice((SYNC, ASYNC)), rng.choice((SYNC, ASYNC))
@@ -201,7 +201,7 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
     where = f"col.{rng.randint(1, col)}" if col > 1 else "col.0" if grad == 1 else "grad.1"
     if action in ("kill", "hang") and col == grad == 1:
         action = "raise"
-    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # who is held back looks up often
+    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # a blocked thread polls often
         settings |= between_queue_and_learner(rng)
     if action == "hang":
         settings["worker_timeout_s"] = 3.0
@@ -209,7 +209,7 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
         settings["faults"] = f"{action} {where} @ {'grad' if 'grad' in where else 'step'} {rng.randint(1, 12)}"
     elif action == "nan":
         settings["faults"] = f"nan grad.* p={rng.choice((0.2, 1.0))}"
-    elif action in ("delay", "stall"):  # a stall is longer than stop() waits
+    elif action in ("delay", "stall"):  # a stall is longer than the timeout of stop()
         settings["faults"] = f"delay {where} {0.2 if action == 'delay' else 30}s p=0.2"
     if "distribute_gradients" in settings and action == "kill" and rng.random() < 0.8:
         settings |= {"faults": lost_ranks(rng, grad), "on_worker_failure": rng.choice(("restart", "ignore"))}
@@ -222,7 +222,11 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
 
 
 def run(seed, updates=5, faulty=True):
-    """Run one schedule; the digest of its events. Raises what does not hold, with the seed and the last events."""
+    """Run one schedule, and return the digest of its events.
+
+    Raises:
+        BrokenError: If an invariant is violated; the message has the seed and the last events.
+    """
     settings, agent, action = scenario(seed, faulty)
     watch = None
 
@@ -271,15 +275,15 @@ def check_end(final, left, runtime, watch, action):
 
 
 def explore(seeds, **options):
-    """Run many schedules; the set of their digests."""
+    """Run many schedules, and return the set of their digests."""
     return {run(seed, **options) for seed in seeds}
 
 
 @pytest.mark.slow
 def test_schedules_with_delays_and_faults():
-    # Central synchronous collection with central gradients (2 of 16 patterns) has one thread, and nothing to differ in.
+    # Central synchronous collection with central gradients (2 of 16 patterns) has one thread, hence only one schedule.
     assert len(explore(range(NUM_SCHEDULES))) > NUM_SCHEDULES * 14 / 16
-    assert threading.active_count() < 20  # each has cleaned up behind itself
+    assert threading.active_count() < 20  # no schedule leaves threads running
 
 
 @pytest.mark.chaos
@@ -292,7 +296,7 @@ def test_a_seed_repeats_its_run(seed):
     assert run(seed) == run(seed)
 
 
-# Planted bugs: each is found, and its seed finds it again.
+# Planted bugs: each is found, and found again with the same seed.
 
 
 def weights_to_the_wrong_worker(monkeypatch):
@@ -323,13 +327,13 @@ def a_rollout_counted_twice(monkeypatch):
 
     def put(self, rollouts):
         right(self, rollouts)
-        if self.queue.qsize() == 2:  # as many wait in some schedules only
+        if self.queue.qsize() == 2:  # this happens only in some schedules
             right(self, rollouts)
     monkeypatch.setattr(SampleQueue, "put", put)
 
 
 def a_missed_wake_up(monkeypatch):
-    """Of two gradients that are ready together only one's sender is asked again."""
+    """Plant a bug: of two workers whose gradients are ready together, only one gets a new request."""
     right = AsynchronousUpdates._request
 
     def request(self, index, skip):

@@ -1,5 +1,7 @@
-"""Every algorithm with every storage, actor and action space: it is refused at construction with what fits, or it
-trains."""
+"""Tests of every algorithm with every storage, actor and action space.
+
+Each combination trains, or is refused at construction by an error that names combinations that fit.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ SPACES = {
 BOXES = ("Box", "Box of float64", "Box of shape ()")
 DISCRETE = ("Discrete", "Discrete from 2")
 KEPT = ("ReplayBuffer", "PERBuffer")
-# Written down once more and not derived from what the classes declare.
+# The expected combinations, on purpose not derived from the declarations of the classes.
 TRAINING = {
     *itertools.product(("PPO", "A2C"), ("GAEBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
                        (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
@@ -67,11 +69,11 @@ TRAINING = {
     *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
     *itertools.product(("SAC",), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES))}
 UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
-"""Action spaces that no actor takes."""
+"""Action spaces that no actor accepts."""
 
 
 class TinyEnv(gym.Env):
-    """Episodes of five steps, with any action space."""
+    """An environment with any action space and episodes of five steps."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -84,7 +86,7 @@ class TinyEnv(gym.Env):
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
-        # Of an action without axes, vectors of environments make a scalar, at which Gymnasium's Box would warn.
+        # Vectors of environments turn an action of shape () into a scalar, for which Gymnasium's Box would warn.
         assert self.action_space.contains(np.asarray(action) if self.action_space.shape == () else action)
         self._num_steps += 1
         return np.full(2, self._num_steps / 5, np.float32), 1.0, self._num_steps == 5, False, {}
@@ -92,7 +94,7 @@ class TinyEnv(gym.Env):
 
 @functools.cache
 def outcome(algorithm, storage, actor, space):
-    """The error at construction; None if three updates were made instead."""
+    """Return the error of the construction, or None if the scheme was built and made three updates."""
     cls, options = ACTORS[actor]
     try:
         envs = VecEnv.create_factory(TinyEnv, {"action_space": SPACES[space]}, 2)
@@ -110,7 +112,7 @@ def outcome(algorithm, storage, actor, space):
 
 
 def listed(text, pattern):
-    """Names that a message lists after a pattern; of actors, the keys in `ACTORS`."""
+    """Return the names that an error message lists after a pattern."""
     found = re.search(pattern + r": ([^;]+)", text)
     return [] if found is None else re.split(r", (?=[A-Z])", found[1])
 
@@ -122,7 +124,7 @@ def actor_called(recipe):
 
 
 def suggestions(combination, text):
-    """Combinations that a message leads to; those of one list each."""
+    """Yield two lists of combinations that an error message suggests: other storages and actors; other algorithms."""
     algorithm, storage, actor, space = combination
     storages = [name for name in listed(text, f"storages for {algorithm}") if name in STORAGES]
     actors = [actor_called(name) for name in listed(text, f"actors for {algorithm}") if name.split()[0] in ACTORS]
@@ -161,7 +163,7 @@ def test_no_combination_is_left_out():
     assert len(TRAINING & table) == len(TRAINING) == 94
 
 
-# Classes of the user's own
+# User-defined classes
 
 
 def parts(**changed):
@@ -173,15 +175,15 @@ def parts(**changed):
 
 
 class OwnPPO(PPO):
-    """Declares nothing, and has what PPO has."""
+    """A subclass that inherits all declarations of PPO."""
 
 
 class OwnBuffer(GAEBuffer):
-    """Declares nothing, and has what GAEBuffer has."""
+    """A subclass that inherits all declarations of GAEBuffer."""
 
 
 class OwnActor(OnPolicyActor):
-    """Declares nothing, and has what OnPolicyActor has."""
+    """A subclass that inherits all declarations of OnPolicyActor."""
 
 
 def test_a_subclass_inherits_what_fits_and_is_listed():
@@ -202,19 +204,19 @@ def test_a_subclass_inherits_what_fits_and_is_listed():
 
 
 class Undeclared(Algorithm):
-    """Derives from the base alone."""
+    """An algorithm that declares neither its data nor its actors."""
 
     acting_step = finish_rollout = batches = compute_gradients = None
 
 
 class OnlyKind(Undeclared):
-    """Says what it learns from, and not whom it trains."""
+    """An algorithm that declares what it learns from, but not which actors it trains."""
 
     learns_from = DataKind.ROLLOUTS
 
 
 class UndeclaredStorage(Storage):
-    """Derives from the base alone."""
+    """A storage that does not declare the kind of data it gives."""
 
     Options = GAEBuffer.Options
     create_factory = classmethod(GAEBuffer.create_factory.__func__)
@@ -236,7 +238,7 @@ def test_a_class_without_a_declaration_is_refused(changed, text):
 
 
 def test_the_scheme_checks_the_parts_of_each_policy():
-    """Parts of several policies that were not made by `multi_agent`, which checks them too."""
+    """Check parts of several policies that were not made by `multi_agent`, which would check them earlier."""
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
     algorithms, actors, storages = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory,
                                                GAEBuffer.create_factory(8))
@@ -249,7 +251,7 @@ def test_the_scheme_checks_the_parts_of_each_policy():
         Scheme(wrong, actors, storages, envs)
 
 
-# Options that contradict those of another part
+# Options that contradict options of another part
 
 
 def scheme_of(algorithm, actor, storage, envs, **settings):
@@ -295,7 +297,7 @@ def test_all_contradictions_are_named_at_once():
 
 
 class OwnMemory(OnPolicyActor):
-    """Builds networks of its own, whose memory no option tells of."""
+    """An actor with custom networks, so that its options do not say whether it has memory."""
 
     def build_networks(self, generator):
         super().build_networks(generator)

@@ -1,5 +1,4 @@
-"""Levels of the tree on a GPU: every algorithm learns there, from the same gradients, and what leaves it is in host
-memory."""
+"""Tests of levels on a GPU: every algorithm learns, gradients equal those on the CPU, and saved state is on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ OFF_POLICY = {"dqn": DQN, "r2d2": R2D2, "sac": SAC, "ddpg": DDPG, "td3": TD3}
 
 
 def agent_of(name, **actor):
-    """Factories of a small agent."""
+    """Return the factories of a small agent."""
     if name in ON_POLICY:
         algorithm, storage, options = ON_POLICY[name]
         envs = VecEnv.create_factory("Pendulum-v1", vec_env_size=2)
@@ -64,7 +63,7 @@ def agent_of(name, **actor):
 
 @pytest.fixture
 def run():
-    """A function from an agent and settings to a scheme that has made some updates; all are stopped after the test."""
+    """Return a function that makes a scheme and runs some updates; all schemes are stopped after the test."""
     schemes = []
 
     def make(agent, num_updates=6, **settings):
@@ -80,7 +79,7 @@ def run():
 
 
 def tensors_in(state):
-    """All tensors in dictionaries of whatever depth."""
+    """Return all tensors in nested dictionaries."""
     if isinstance(state, dict):
         return [tensor for part in state.values() for tensor in tensors_in(part)]
     return [state] if isinstance(state, torch.Tensor) else []
@@ -128,7 +127,10 @@ def test_precision_and_compilation(run, options):
 @pytest.mark.parametrize("microbatch_size", [None, 8])
 @pytest.mark.parametrize("name", ["ppo", "a2c", "impala"])
 def test_gradients_are_those_of_the_cpu(run, name, microbatch_size):
-    """From the same data and parameters; what is drawn differs by device, so the data are those of one."""
+    """Check that CPU and GPU compute the same gradients from the same data and parameters.
+
+    Random numbers differ between devices, so the data are collected on the CPU only.
+    """
     scheme = run(agent_of(name), num_updates=2, microbatch_size=microbatch_size)
     worker = scheme.update_worker.local_worker
     algo_factory, actor_factory, _, _ = agent_of(name)

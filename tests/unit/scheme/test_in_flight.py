@@ -1,7 +1,7 @@
-"""How many env steps are in flight, and how old they get, by scheme.
+"""Tests of bounds on unused env steps and on lags, for each kind of scheme.
 
-Sizes, costs and schedules are random, and the scheme is inspected after every event of the virtual clock. Asynchronous
-collection into a queue is in `test_learner_thread.py`.
+Sizes, costs and schedules are random, and the scheme is inspected after every event of the virtual clock.
+`test_learner_thread.py` tests asynchronous collection into a queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEEDS = range(12)
 
 
 class Look:
-    """The env steps made so far, as the collectors count them, and the most that were unused at any moment."""
+    """The number of env steps made so far, as counted by the collectors, and the largest number of unused steps."""
 
     def __init__(self, scheme, unused):
         self.root, self.unused, self.most = scheme.start(10**6), unused, 0
@@ -44,20 +44,20 @@ class Look:
 
 
 def not_consumed(look):
-    """Steps made that are in no update yet."""
+    """Return the number of steps that were made, but not yet used in an update."""
     ledger = look.root.statistics.tree_ledger.total()
     return look.made - ledger.consumed_unique - sum(ledger.dropped.values())
 
 
 def not_resident(look):
-    """Steps made that no shard has confirmed."""
+    """Return the number of steps that were made, but not yet confirmed by a shard."""
     parts = [worker.ledger.snapshot() for worker in look.grad_workers]
     return look.made - sum(part.resident + part.evicted + sum(part.dropped.values()) for part in parts)
 
 
 @pytest.fixture
 def make(check_ledger):
-    """A function that makes schemes of an agent that counts; their accounts are checked at the end."""
+    """Return a function that makes simulated schemes; they are stopped, and their ledgers checked, after the test."""
     schemes = []
 
     def make_(agent, seed, costs=None, **settings):
@@ -73,13 +73,13 @@ def make(check_ledger):
 
 @pytest.fixture
 def dice(request):
-    """A function from a seed to random numbers of this test's own."""
+    """Return a function that makes a random generator from a seed and the name of the test."""
     return lambda seed: random.Random(f"{request.node.originalname} {seed}")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous_rounds(make, dice, seed):
-    """One round of all workers at most, and nothing once its first pass is complete; data are never old."""
+    """Check that at most one round is unused, that nothing is unused after its first pass, and that the lag is 0."""
     rng = dice(seed)
     workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2,
                                                                            3)), rng.choice((4, 6)), rng.choice((1, 2))
@@ -90,14 +90,18 @@ def test_synchronous_rounds(make, dice, seed):
         for _ in range(parts):
             scheme.step()
         assert not_consumed(look) == 0
-    is_central = workers == learners == 1  # one thread, in which nothing is ever in flight
+    is_central = workers == learners == 1  # one thread, which uses all steps before the next event
     assert (look.most == 0) if is_central else 0 < look.most <= learners * workers * rollout
     assert scheme.metrics()["policy_lag"]["max"] == 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
-    """The train batch, less than a microbatch more, and those that are collected ahead; nothing between two updates."""
+    """Check the bound on unused steps of microbatches that are collected during an update.
+
+    The bound is the sum of a train batch, a microbatch, and a rollout of each worker. No step is unused between two
+    updates.
+    """
     rng = dice(seed)
     workers, rollout, micro = rng.choice((2, 3)), rng.choice((4, 6)), rng.choice((5, 20))
     train, prefetch = micro * rng.choice((1, 3)), rng.choice((0, 1))
@@ -116,7 +120,7 @@ def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
 def test_asynchronous_gradients(make, dice, seed, is_slow):
-    """One rollout per worker; a gradient lags by the number of other gradients applied while its worker computed."""
+    """Check that each worker has one rollout, and that a gradient lags by the updates made while it was computed."""
     rng = dice(seed)
     workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
     costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}
@@ -133,11 +137,11 @@ def test_asynchronous_gradients(make, dice, seed, is_slow):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_asynchronous_replay(make, dice, seed):
-    """What workers were asked for, and what shards have not confirmed."""
+    """Check that unused steps are in rollouts requested from workers, or in rollouts that are being added to shards."""
     rng = dice(seed)
     workers, in_flight, rollout = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6))
     shards, adds, delay = rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((4, 30))
-    # Slow shards too: then rollouts wait for room.
+    # With slow shards, rollouts wait to be added.
     costs = {name: 10 ** rng.uniform(-4, -1) for name in ("add", "sample", "grad")}
     scheme = make(synthetic_agent(rollout, capacity=200), seed, costs, num_col_workers=workers, col_communication=ASYNC,
                   grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=shards, add_in_flight=adds,
@@ -150,7 +154,7 @@ def test_asynchronous_replay(make, dice, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
-    """With updates between any two rollouts, each worker makes so many steps with the same weights and not one more."""
+    """Check how many rollouts a worker makes with the same weights, if updates occur between any two rollouts."""
     rng = dice(seed)
     workers, in_flight, rollout, delay = rng.choice((1, 2, 3)), rng.choice((1, 2,
                                                                             3)), rng.choice((4, 6)), rng.choice((4, 10,

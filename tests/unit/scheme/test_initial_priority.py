@@ -1,4 +1,4 @@
-"""First priorities by collection workers: what a shard draws by is the TD error by the weights that acted."""
+"""Tests of initial priorities, which collection workers compute as TD errors with the weights that acted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALPHA, EPSILON, GAMMA, N_STEP = 0.7, 0.01, 0.9, 3
 
 @pytest.fixture
 def make_apex():
-    """A function that makes Ape-X of a small DQN in the simulated runtime, or of what else is given."""
+    """Return a function that makes simulated schemes, by default Ape-X with a small DQN."""
     schemes = []
 
     def make(algo=None, storage=None, constructor=Scheme.apex, **settings):
@@ -42,7 +42,7 @@ def make_apex():
 
 @pytest.fixture
 def added(monkeypatch):
-    """What came into shards: (rollout, priorities of its rows (T, E)); and weights by version."""
+    """Return a list of (rollout added to a shard, its priorities (T, E)), and the sent weights by version."""
     arrived, weights = [], {}
     add, set_weights = RWorker.add, CWorker.set_weights
 
@@ -70,7 +70,7 @@ def make_updates(scheme, count):
 
 
 def td_errors_by_hand(rollout, weights, algo):
-    """(T, E): a plain loop over steps, with the online and target network of these weights; double Q-learning."""
+    """Compute TD errors (T, E) of double Q-learning in a plain loop, with the two networks in `weights`."""
     algo.load_learning_state({name: torch.as_tensor(np.array(value)) for name, value in weights.learning.items()})
     algo.load_acting_state({name: torch.as_tensor(np.array(value)) for name, value in weights.state.items()})
     data = rollout.data
@@ -127,7 +127,7 @@ def test_the_other_way_is_the_largest_priority_seen(make_apex, added):
 
 
 def test_training_draws_by_first_priorities(make_apex, monkeypatch):
-    """Transitions with an error a thousand times larger than the others are nearly all that is drawn at first."""
+    """Check that nearly all samples are transitions whose initial error is a thousand times larger than the others."""
     def add_errors(storage, rollout):
         errors = torch.full(rollout.reward.shape, 1e-3)
         errors[2] = 1.0
@@ -156,7 +156,7 @@ def test_training_draws_by_first_priorities(make_apex, monkeypatch):
 
 @pytest.mark.parametrize("algo", [TD3, SAC])
 def test_critics_travel_with_weights_where_errors_need_them(algo):
-    """Collectors of these act with the policy alone; errors are those of the learner's critics all the same."""
+    """Check that collectors, which act with the policy alone, also receive the critics to compute TD errors."""
     envs = VecEnv.create_factory("Pendulum-v1", None, 2)
     policy = "deterministic" if algo is TD3 else "stochastic"
     actor = OffPolicyActor.create_factory(
@@ -185,7 +185,7 @@ def test_compressed_rollouts_bring_them_too(make_apex, added):
 
 
 class WithoutErrors(SyntheticAlgorithm):
-    """Learns from transitions, and says nothing of single ones."""
+    """An algorithm that learns from transitions, but cannot compute their TD errors."""
 
     actor_class = QActor
 

@@ -1,4 +1,4 @@
-"""Observations around 1e9 with a spread of 1 reach the networks with their spread."""
+"""Check that networks receive the small spread of observations around 1e9 without rounding it away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE, REWARD = 1e9, 1e6
 
 
 class Clock(gym.Env):
-    """Observations and rewards far from 0, with a small spread."""
+    """An environment whose observations and rewards are far from 0, with a small spread."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -37,7 +37,7 @@ class Clock(gym.Env):
 
 @pytest.fixture
 def train():
-    """A function that makes `steps` steps of a scheme, and returns the actor."""
+    """Return a function that runs `steps` steps of a scheme and returns the actor."""
     schemes = []
 
     def run(algo, make_actor, storage, envs, **settings):
@@ -65,7 +65,7 @@ def test_the_spread_around_a_large_number_is_learned_and_kept(train, parts, kwar
     envs = VecEnv.create_factory(Clock, kwargs, 2)
     actor = train(*parts, envs, actor={"normalize_obs": True}, steps=45)
     moments = actor.obs_moments[0]
-    # whole numbers from -3 to 3 have a deviation of 2
+    # The integers from -3 to 3 have a standard deviation of 2.
     assert moments.scale.numpy() == pytest.approx([0.5, 0.5], rel=0.15)
     dtype = torch.float64 if not kwargs else torch.int64
     values = torch.tensor([[LARGE - 2, LARGE], [LARGE, LARGE + 2]], dtype=dtype)
@@ -104,7 +104,7 @@ def test_float64_stays_where_float32_would_round_it_or_where_it_is_wanted(train,
     obs, _ = env.reset()
     env.close()
     assert obs["obs"].dtype == dtype
-    assert seen == {torch.float32}  # not normalised, and float32 all the same
+    assert seen == {torch.float32}  # networks receive float32 even without normalization
 
 
 def test_a_float32_environment_is_left_alone():

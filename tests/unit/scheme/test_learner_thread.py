@@ -1,4 +1,4 @@
-"""The learner's end of asynchronous collection, on a virtual clock: what is used when, how often, and how old it is."""
+"""Tests of when, how often and with which lag a learner uses rollouts of asynchronous collection (virtual clock)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW_LEARNER = FAST | {"grad": 1.0}
 
 @pytest.fixture
 def learner(make_scheme):
-    """A function that makes simulated schemes with asynchronous collection by workers that do no work."""
+    """Return a function that makes simulated schemes with asynchronous collection by synthetic workers."""
     def make(size=50, epochs=1, **settings):
         algo, actor, _, envs = synthetic_agent(size=size, num_epochs=epochs)
         return make_scheme(algo=algo, actor=actor, envs=envs, storage=SyntheticStorage, size=size, **({
@@ -31,7 +31,7 @@ def learner(make_scheme):
 
 @pytest.fixture
 def train(check_ledger):
-    """A function that makes updates; metrics and ledger of that moment."""
+    """Return a function that makes updates, and returns the metrics and the ledger after them."""
     def run(scheme, updates):
         while scheme.version < updates:
             scheme.step()
@@ -53,14 +53,14 @@ def test_train_batch_size(learner, train, size, expected):
 
 
 def test_rollouts_of_a_train_batch_have_lags_of_their_own(learner, train):
-    """One worker is ten times slower: what it brings is older than what comes with it."""
+    """Check that rollouts of a worker that is ten times slower lag more than others of the same train batch."""
     scheme = learner(train_batch_size=300, costs=FAST | {"step@*/CWorker 2": 0.01, "grad": 0.05}, col_in_flight=1)
     metrics, _ = train(scheme, 40)
     assert metrics["policy_lag"]["max"] > metrics["policy_lag"]["p50"]
 
 
 def test_the_open_train_batch_is_queued(learner):
-    """The learner waits for its tenth rollout; nine are queued."""
+    """Check that the rollouts of an incomplete train batch count as queued."""
     scheme = learner(train_batch_size=500, costs=FAST, queue_timeout_s=0.2, col_in_flight=1)
     with pytest.raises(LearnerStarvedError):
         scheme.step()
@@ -81,7 +81,7 @@ def test_queue_policies(learner, train):
         assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_items"]
         assert (metrics["dropped_items"] > 100) == (policy != "block")
         assert metrics["queue"]["count"] in (metrics["updates"], metrics["updates"] + 1)
-        assert metrics["queue"]["quantiles"][-1] == 7  # full, less the one taken
+        assert metrics["queue"]["quantiles"][-1] == 7  # a full queue, less the train batch just taken
     lags = {policy: metrics["policy_lag"]["p50"] for policy, (metrics, _) in results.items()}
     assert lags["drop_oldest"] < lags["drop_newest"] <= lags["block"]
 
@@ -127,7 +127,7 @@ def test_only_the_first_use_is_unique(learner, train, settings, epochs):
 
 
 def test_uses_of_a_ring_do_not_count_as_new(learner):
-    """Ten items of two rollouts are used in turn, while the queue behind them is full."""
+    """Check that 10 train batches of 2 rollouts are used in turn, while the queue is full."""
     scheme = learner(costs=SLOW_LEARNER, train_batch_size=100, minibatch_buffer_size=10, num_passes=10, ramp=False)
     while scheme.ledger()["consumed"] < 8000:
         scheme.step()
@@ -144,7 +144,7 @@ def test_ramp(learner, train, ramp, first):
 
 
 def test_a_circular_buffer_holds_the_newest(learner, train):
-    """Collection does not wait for uses; what is replaced was used less often, or never."""
+    """Check that collection does not wait for uses: train batches are replaced before their last use, or unused."""
     settings = {"costs": SLOW_LEARNER, "minibatch_buffer_size": 4, "num_passes": 8}
     ring, _ = train(learner(**settings), 80)
     scheme = learner(buffer="circular", **settings)
@@ -159,7 +159,7 @@ def test_a_circular_buffer_holds_the_newest(learner, train):
 def test_old_rollouts_are_mixed_in(learner, train):
     scheme = learner(train_batch_size=150, replay_proportion=0.5, replay_slots=5)
     metrics, ledger = train(scheme, 30)
-    # The first three are new, then every third is old.
+    # The first three rollouts are new; later, every third rollout is old.
     assert ledger["consumed"] == 150 * metrics["updates"]
     assert ledger["consumed_unique"] == pytest.approx(100 * metrics["updates"], abs=150)
     assert sum(ledger["dropped"].values()) == 0
@@ -255,7 +255,7 @@ def test_waiting_asks_everyone_once_before_anyone_twice(learner, train):
 
 
 def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
-    """With items of one rollout, a slow worker's come before those that were queued earlier with newer weights."""
+    """Check that old rollouts of a slow worker are taken before rollouts queued earlier with newer weights."""
     settings = {"num_col_workers": 3, "costs": FAST | {"step@*/CWorker 1": 0.003, "grad": 0.06}, "max_policy_lag": 8}
     scheme = learner(on_policy_lag="wait", **settings)
     scheme.start()
@@ -264,7 +264,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
     def take(samples, timeout_s):
         waiting = [batch.version for batch in samples.queue.queue]
         batch = right(samples, timeout_s)
-        if waiting:  # else the collector thread may have added some since
+        if waiting:  # otherwise the collector thread may have added some since
             assert batch.version == min(waiting)
             taken.append(batch.version != waiting[0])
         return batch
@@ -274,7 +274,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
 
 
 def test_max_weight_sync_delay(learner, train):
-    """A worker that has made 200 steps, four rollouts, since its last weights gets the newest with its next request."""
+    """Check that a worker gets new weights with its next request after 200 steps (four rollouts) with the old ones."""
     often, _ = train(learner(costs=FAST | {"grad": 0.02}), 100)
     seldom, ledger = train(learner(costs=FAST | {"grad": 0.02}, max_weight_sync_delay=200), 100)
     assert often["weight_pushes"] > 80
@@ -284,7 +284,7 @@ def test_max_weight_sync_delay(learner, train):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_in_flight_budget_and_lag_have_bounds(learner, check_ledger, seed):
-    """Whatever the sizes: steps made and not used yet, and how old they are then, for workers of like speed."""
+    """Check bounds on the unused steps and on the lag, for random sizes and workers of similar speed."""
     rng = random.Random(f"bounds {seed}")
     workers, in_flight, rollout = rng.choice((2, 3)), rng.choice((1, 2, 3)), rng.choice((5, 10))
     item = rollout * rng.choice((1, 2, 4))

@@ -47,7 +47,7 @@ def test_collected_can_come_from_the_collectors_themselves():
     ledger.collect(10)
     ledger.move(10, "in_flight", "queued")
     assert ledger.snapshot(10).imbalance == 0
-    assert ledger.snapshot(12).imbalance == 2  # two steps that never arrived
+    assert ledger.snapshot(12).imbalance == 2  # two collected steps never arrived
 
 
 def test_public_form_names_every_reason():
@@ -62,7 +62,7 @@ def test_merge_adds_workers_and_takes_what_was_sent_for_in_flight():
     worker.collect(30)
     worker.move(30, "in_flight", "queued")
     worker.move(12, "queued", "sent")
-    own = Ledger()  # of the update worker: received 8 of those 12, applied 5
+    own = Ledger()  # ledger of the update worker, which received 8 of the 12 steps and applied 5
     own.move(8, "sent", "in_flight")
     own.move(5, "in_flight", "consumed_unique")
     own.consume(5)

@@ -1,5 +1,7 @@
-"""The account under faults: each named scheme, random schedules, and in the end no step that is in no place, or in
-two."""
+"""Tests of the ledger under faults, for each architecture and random schedules.
+
+Every step ends up in exactly one place.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,10 @@ CASES = {
 
 @pytest.fixture
 def make():
-    """A function from a case to a simulated scheme; microbatching is of real gradients, others of an agent that
-    counts."""
+    """Return a function that makes the simulated scheme of a case.
+
+    The agent is synthetic, except with microbatches, which need real gradients.
+    """
     schemes = []
 
     def make_(name, settings, seed):
@@ -113,13 +117,13 @@ def test_every_step_is_in_one_place(make, check_ledger, case, monkeypatch):
         assert final["in_flight"] == final["queued"] == 0
         assert (final["resident"] > 0) == (name == "apex")
         total.update(final["dropped"])
-        if settings.get("num_passes", 1) == 1:  # else a rollout is given so often
+        if settings.get("num_passes", 1) == 1:  # with several passes, a rollout is inserted several times
             times = Counter(int(step) for part in given for step in part)
             assert not times or max(times.values()) == 1
-    # The faults did happen.
+    # Check that the faults occurred.
     faults = settings.get("faults", "")
     assert bool(total["restarts"]) == ("kill" in faults or "hang" in faults)
-    # an unfinished chain was never reported
+    # In A3C, the ledger does not include the steps of a gradient that a lost worker had not finished.
     if name != "a3c" and ("shard" in faults.replace("delay shard", "") or "grad" in faults):
         assert total["worker_lost"] > 0
     if "dropped" in case:

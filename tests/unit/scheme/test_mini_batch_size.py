@@ -1,4 +1,4 @@
-"""`mini_batch_size` in schemes: batches of so many steps, whatever fills a train batch."""
+"""Tests of `mini_batch_size`: batches have this number of steps, whatever a train batch is made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytorchrl.training import make_learner
 
 
 class Watching(PPO):
-    """Notes the sizes of its batches."""
+    """An algorithm that records the sizes of its batches."""
 
     sizes: list[int]
 
@@ -27,7 +27,7 @@ class Watching(PPO):
 
 
 def learners(scheme):
-    """The workers that compute gradients."""
+    """Return the workers that compute gradients."""
     worker = scheme.update_worker
     return [handle.native.worker for handle in worker.remote_workers] or [worker.local_worker]
 
@@ -97,6 +97,6 @@ def test_the_option_of_train_takes_the_place_of_the_presets_num_mini_batch():
     assert agent.algorithm.options.mini_batch_size == 64
     with learner:
         learner.step()
-        assert learner.scheme.update_worker.local_worker.algo.num_mini_batch == 16  # 8 environments x 128 steps
+        assert learner.scheme.update_worker.local_worker.algo.num_mini_batch == 16  # 8 environments x 128 steps / 64
     with pytest.raises(ConfigError, match="num_mini_batch=4 and mini_batch_size=64 both set"):
         make_learner("ppo", "CartPole-v1", mini_batch_size=64, num_mini_batch=4)

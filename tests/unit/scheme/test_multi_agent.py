@@ -1,4 +1,4 @@
-"""Several policies in every scheme: counted in env steps, averaged by policy, as if one worker had all the data."""
+"""Tests of several policies in every scheme: counts are in env steps, and gradients are averaged for each policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dqn(**options):
 
 @pytest.fixture
 def make_multi():
-    """A function from parts and settings to a simulated scheme of two policies; it is stopped after the test."""
+    """Return a function that makes simulated schemes of several policies; all are stopped after the test."""
     schemes = []
 
     def make(algo=None, storage=None, *, actor=None, env_fn=ComingAndGoing, policy_of=POLICY_OF, num_envs=2,
@@ -71,7 +71,8 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
     make_updates(scheme, 8)
     check_ledger(scheme)
     metrics = scheme.metrics()
-    # A rollout has two environments, six steps each: an episode, in which `early` makes 6 steps and `shared` 7.
+    # A rollout has one episode of six steps in each of two environments. In an episode, `early` makes 6 steps and
+    # `shared` 7.
     assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
     assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
     final = scheme.stop()
@@ -96,7 +97,7 @@ def test_statistics_and_episodes_are_by_policy(make_multi):
 
 
 def test_a_share_of_no_env_step_is_something_to_learn_from(make_multi, check_ledger):
-    """Of eight steps of agents in six of the environment, the batch that has the fifth counts for no env step."""
+    """Check that a mini-batch is used although it counts for no env step: 6 env steps contain 8 steps of agents."""
     scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
                         env_kwargs={"lives": ((0, 6), (0, 2))})
     make_updates(scheme, 12)
@@ -129,13 +130,17 @@ def test_a_recorded_run_is_repeated(make_multi, tmp_path, settings):
     assert again.version == scheme.version
 
 
-# N workers on slices make the update of one on the whole
+# N workers on slices of a batch make the same update as one worker on the whole batch
 
 SEED, NUM_ENVS = 1, 6
 
 
 class PreparedGame:
-    """Two agents that play the series of its number, whatever is done; `b` is absent where the number is 3 or more."""
+    """A game of two agents whose observations, rewards and ends depend on its number only, not on the actions.
+
+    The last entry of an observation is the action that `Obedient` takes. Agent `b` is absent if the number is 3 or
+    more.
+    """
 
     possible_agents = ("a", "b")
 
@@ -172,7 +177,7 @@ class PreparedGame:
 
 
 class Obedient(PPO):
-    """Takes the action that the observation's last entry says."""
+    """An algorithm that takes the action in the last entry of the observation."""
 
     def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
         acting = super().acting_step(obs, rhs, done, deterministic, mask)
@@ -181,13 +186,13 @@ class Obedient(PPO):
 
 
 def train(make_multi, num_workers, normalization="none", **settings):
-    """Parameters after five updates of workers that share the same six environments."""
+    """Return the parameters after five updates by workers that share six environments."""
     each, numbers = NUM_ENVS // num_workers, {}
     for worker in range(num_workers):
         for env in range(each):
             place = 0 if num_workers == 1 else worker + 1
             numbers[derive_seed(SEED, Stream.ENV, place, 0, 0, env) >> 32] = worker * each + env
-    # Plain steps: Adam, and a limit of the norm, would hide a gradient that is too small by a factor.
+    # Use plain SGD, as Adam or gradient clipping would hide a gradient that is wrong by a constant factor.
     algo = Obedient.create_factory(num_epochs=3, num_mini_batch=1, lr=1e-3, optimizer="sgd", max_grad_norm=None,
                                    advantage_normalization=normalization)
     scheme = make_multi(algo, GAEBuffer.create_factory(12), env_fn=PreparedGame, policy_of=lambda agent: agent,
@@ -204,7 +209,7 @@ def distance(one, other):
 @pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["central", "decentralised"])
 @pytest.mark.parametrize("normalization", ["none", "batch"])
 def test_workers_on_slices_make_the_update_of_one_on_the_whole(make_multi, normalization, settings):
-    """The second worker has no data of `b`."""
+    """Check workers of which the second has no data of agent `b`."""
     whole = train(make_multi, 1, normalization)
     assert distance(train(make_multi, 2, normalization, **settings), whole) < 1e-5
 
@@ -240,7 +245,7 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
     worker = scheme.start().local_worker
     worker.get_data()
     batch = worker.batch
-    # Half of the slices have no sample of `early`.
+    # Rearrange the slices so that half of them have no sample of `early`.
     parts = list(GradAccumulator(3).slices(batch, torch.device("cpu")))
     assert len(parts) == 4
     own = list(GradAccumulator(6).slices(MultiBatch({"early": batch.parts["early"]}, batch.policies, 12),
@@ -263,7 +268,7 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
 
 
 class OnlyFirstEpisode(ComingAndGoing):
-    """After the first episode `agent_0` never comes again."""
+    """A game in which `agent_0` takes part in the first episode only."""
 
     def _present(self):
         return [agent for agent in super()._present() if agent != "agent_0" or self._episode == 0]
@@ -338,10 +343,10 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
         assert found[policy]["bytes"] == own.num_bytes
         assert found[policy]["min_priority"] ** 0.5 * found[policy]["items"] <= found[policy]["mass"] * 1.001
     early, shared = found["early"], found["shared"]
-    # A rollout has 12 env steps, in which `early` makes 12 and `shared` 14.
+    # In the 12 env steps of a rollout, `early` makes 12 steps and `shared` 14.
     assert metrics["shard/1/added"] == early["added"]
     assert 6 * shared["added"] == 7 * early["added"]
-    # Of all policies: sums, and the smallest priority.
+    # Values of the whole shard are sums over the policies, or the smallest priority.
     for name in ("items", "bytes", "mass", "stale_priorities", "evicted_unused"):
         assert metrics[f"shard/1/{name}"] == pytest.approx(early[name] + shared[name])
     assert metrics["shard/1/min_priority"] == min(early["min_priority"], shared["min_priority"])
@@ -353,7 +358,7 @@ def test_priorities_find_their_policy_in_a_shard(make_multi):
     worker = scheme.update_worker.local_worker
     (shard,) = (handle.native.worker for handle in worker.replay_workers.remote_workers())
     for storage in shard._storage.storages.values():
-        assert storage._max_priority > 1.0  # rewards are large
+        assert storage._max_priority > 1.0  # TD errors are large, because rewards are
         assert len(np.unique(storage.priority_sums.get(np.arange(storage.options.size)))) > 3
     scheme.stop()
 
@@ -384,7 +389,7 @@ def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
     assert {"loss/early", "loss/shared"} <= set(make_multi(mixed, storages).step())
 
 
-# What is refused
+# Combinations that are refused
 
 def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
@@ -438,7 +443,7 @@ def test_learner_reports_by_policy(make_multi, tmp_path, monkeypatch):
     (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
      PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
 def test_learns_to_match(make_multi, algo, storage, target):
-    """At random an agent gets 8 / 3 of 8."""
+    """Check that agents learn to get a return above 7 of 8; random actions get 8 / 3."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))
     scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8,
                         test=True, runtime="threads")

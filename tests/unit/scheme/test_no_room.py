@@ -1,4 +1,4 @@
-"""Replacements that find no room on the machines that are left: an error that says so, within a deadline."""
+"""Tests of replacements for which the remaining machines lack resources: an error says so within a deadline."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.simulated import SimulatedRuntime
 
-# A start takes 20 s, and a replacement begins to wait half a second, more or less a quarter, after its worker was lost.
+# Starting a worker takes 20 s; a replacement is requested 0.5 s +- 25 % after its worker was lost.
 COSTS = {"start": 20.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
 TREE = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC}
 
 
 @pytest.fixture
 def train(check_ledger):
-    """A function that trains until an error comes; virtual seconds from the fault until then, and the scheme's final
-    account."""
+    """Return a function that trains a scheme and returns it; its ledger is checked after the test."""
     schemes = []
 
     def train_(updates=100, **settings):

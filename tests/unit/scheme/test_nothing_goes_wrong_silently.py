@@ -1,4 +1,4 @@
-"""Cases in which numbers could go wrong without an error: each names what must hold."""
+"""Tests of cases in which numbers could be wrong without any error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_normalisers_learn_every_rollout_once_even_if_target_kl_cuts_each_short(
     count = float(next(value for name, value in scheme.acting_state().items() if name == "reward_moments.count"))
     assert ledger["dropped"]["early_stop"] > 0
     items = ledger["consumed_unique"] + ledger["dropped"]["early_stop"]
-    # Up to an item of each worker that is not used up yet, or whose end has not been told yet.
+    # Each worker may have one train batch that it has not finished, or not reported as finished.
     assert abs(count - items) <= 2 * 16
     assert count > 0
 

@@ -1,4 +1,4 @@
-"""Flat keywords of several owners: which are read, which are refused, and that all problems are told at once."""
+"""Tests of flat keywords of several owners: which are read or refused, and that all problems are reported at once."""
 
 from __future__ import annotations
 

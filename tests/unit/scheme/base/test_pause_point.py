@@ -1,4 +1,4 @@
-"""A thread that is paused and resumed on the virtual clock."""
+"""Tests of a thread that is paused and resumed on the virtual clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytorchrl.scheme.base.pause_point import PausePoint
 
 
 class Loop(threading.Thread):
-    """Counts its rounds of one second."""
+    """A thread that counts its rounds, each of which takes one second of virtual time."""
 
     def __init__(self, runtime):
         super().__init__(daemon=True)

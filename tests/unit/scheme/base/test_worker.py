@@ -1,4 +1,4 @@
-"""Checks of choices and counts, and the memory of a process with a worker."""
+"""Tests of the checks of choices and counts, and of the memory of a process with a worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what it
 
 
 def faults(run_python, **settings):
-    """Page faults of the same work before there was a worker, and with one."""
+    """Return the numbers of page faults of the same work before and after a worker is built."""
     own = {name: value for name, value in process_environment().items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     return told_by(run_python("-c", SCRIPT, env={**own, **settings}))
 
@@ -42,7 +42,7 @@ def faults(run_python, **settings):
 @on_glibc
 def test_freed_memory_is_kept(run_python):
     before, after = faults(run_python)
-    assert before > 10_000  # pages of 4 kB: all of it, each time
+    assert before > 10_000  # pages of 4 kB; freed memory is returned to the system each time
     assert after < 100
 
 

@@ -1,4 +1,4 @@
-"""How many workers a set starts, with which resources and seeds."""
+"""Tests of the number, resources and seeds of the workers that a worker set starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_numbers_of_workers_and_executions(make_scheme):
         assert scheme.settings["col_execution"] == ("Parallel" if num_col > 1 else "Central")
         assert scheme.settings["grad_execution"] == ("Parallel" if num_grad > 1 else "Central")
         if num_grad > 1:
-            assert root.local_worker.local_worker.envs is None  # serves parameters only
+            assert root.local_worker.local_worker.envs is None  # it only provides parameters
 
 
 def test_resources_reach_the_workers(make_scheme, monkeypatch):
@@ -36,7 +36,7 @@ def test_resources_reach_the_workers(make_scheme, monkeypatch):
 
 
 def test_workers_have_seeds_of_their_own(make_scheme, recorder):
-    """No two environments of a tree play the same."""
+    """Check that all environments of a tree have different seeds."""
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, num_envs=2, num_col_workers=2, num_grad_workers=2)
     scheme.step()
     assert len({seed for seed, *_ in recorder.inserted}) == 2 * 2 * 2

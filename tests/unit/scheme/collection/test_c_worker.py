@@ -1,4 +1,4 @@
-"""Weights that a collection worker gives and takes, and the parameters that go with them."""
+"""Tests of the weights that a collection worker returns and receives, and of the parameters sent with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 
 @pytest.fixture
 def make():
-    """A function that makes workers without environments."""
+    """Return a function that makes collection workers without environments."""
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     recipe = CWorkerSet.create_factory(
         1, DQN.create_factory(lr=1e-3), QActor.create_factory(
@@ -33,7 +33,7 @@ def test_a_snapshot_is_made_once_as_long_as_nothing_changes(make):
 def test_a_parameter_that_changes_within_a_version_is_in_the_next_snapshot(make, part, name, field):
     worker = make(0)
     before = worker.get_weights()
-    getattr(worker, part).parameters[name] = 0.125  # as schedules do
+    getattr(worker, part).parameters[name] = 0.125  # as a schedule does
     after = worker.get_weights()
     assert getattr(before, field)[name] != 0.125
     assert getattr(after, field)[name] == 0.125
@@ -55,7 +55,7 @@ def test_what_weights_do_not_name_stays(make):
     worker.set_weights(replace(worker.get_weights(), storage_parameters={}))
     assert worker.storage.parameters["beta"] == 0.75
     before = dict(worker.algo.parameters)
-    worker.set_weights(worker.get_weights().state)  # a state alone
+    worker.set_weights(worker.get_weights().state)  # a state without parameters
     assert worker.algo.parameters == before
 
 
@@ -64,12 +64,12 @@ def test_a_worker_takes_over_the_version_of_its_weights(make):
     server.version = 7
     worker.set_weights(server.get_weights())
     assert worker.version == 7
-    worker.set_weights(server.get_weights().state)  # a state alone has no version
+    worker.set_weights(server.get_weights().state)  # a state without a version
     assert worker.version == 7
 
 
 def test_collect_worker_is_what_runs(make_scheme):
-    """The class that collects can be named and driven alone, as documented."""
+    """Check that `CWorker.collect` can be called directly, as documented."""
     scheme = make_scheme(num_col_workers=2)
     handle = scheme.update_worker.local_worker.remote_workers[0]
     rollout = handle.runtime.get(handle.submit(CWorker.collect), 10.0)

@@ -1,4 +1,4 @@
-"""The recipe of collection workers: places in the tree, codec, TD errors."""
+"""Tests of the recipe of collection workers: places in the worker tree, codec and TD errors."""
 
 from __future__ import annotations
 

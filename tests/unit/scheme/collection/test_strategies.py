@@ -1,4 +1,4 @@
-"""When a collection strategy asks workers for rollouts, and when it ends a synchronous round early."""
+"""Tests of when a collection strategy requests rollouts, and when it ends a synchronous round early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytorchrl.scheme.transport.messages import Rollout
 
 
 class FirstIsSlow:
-    """Makes environments of which the first made after the probe is slow."""
+    """A function that makes environments; only the first one after the probe is slow."""
 
     def __init__(self, step_s):
         self._step_s, self._made, self._lock = step_s, itertools.count(-1), threading.Lock()
@@ -31,7 +31,11 @@ class FirstIsSlow:
 
 
 def _rounds(make_scheme, one_batch, **settings):
-    """Lengths of the rollouts of three rounds of 3 workers, one of them slow: 20 ms a step of 40."""
+    """Run three rounds of 3 workers, one of which is slow: each of its 40 steps takes 20 ms.
+
+    Returns:
+        The lengths of the rollouts of each round, and the number of preempted rollouts.
+    """
     rounds = []
 
     class Watched(GAEBuffer):
@@ -43,7 +47,7 @@ def _rounds(make_scheme, one_batch, **settings):
     for _ in range(3):
         scheme.step()
     metrics, ledger = scheme.metrics(), scheme.stop()
-    assert ledger["collected"] == ledger["consumed_unique"] == sum(map(sum, rounds))  # what was held is used
+    assert ledger["collected"] == ledger["consumed_unique"] == sum(map(sum, rounds))  # preempted rollouts are used too
     return rounds, metrics["rollouts_preempted"]
 
 
@@ -64,7 +68,7 @@ def test_fraction_samples_is_what_a_stopped_worker_collects_at_least(make_scheme
 
 
 class InstantRuntime(ThreadRuntime):
-    """Calls are only written down; the test says which are done."""
+    """A runtime that only records calls and signals; the test sets which calls are done at each wait."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +107,7 @@ def _supervisor(workers, runtime):
 
 
 class _FakeWeights:
-    """Weights that nobody is due; each time a request could carry new ones is written down."""
+    """Weights of which no worker needs newer ones; `steps` records each check whether one does."""
 
     def __init__(self, steps):
         storage = types.SimpleNamespace(rollout_size=6)
@@ -126,12 +130,12 @@ def _collaborators(workers, runtime, steps):
 
 
 def _barrier(workers, runtime):
-    options = Barrier.Options(col_fraction_workers=0.5, fraction_samples=0.5)  # half of a rollout: three steps
+    options = Barrier.Options(col_fraction_workers=0.5, fraction_samples=0.5)  # half of a rollout is three steps
     return Barrier(*_collaborators(workers, runtime, []), options, 60.0)
 
 
 def test_workers_that_finish_at_the_same_moment_end_a_round_too():
-    """More than enough at once: the rest is told to stop all the same."""
+    """Check that the last worker is preempted although more workers than needed finish at once."""
     runtime, workers = _fake_workers(4)
     runtime.done = [["0", "2", "3"], [], ["1"]]
     rounds = []
@@ -154,10 +158,10 @@ def test_each_worker_has_that_many_requests(col_in_flight):
     steps = []
     strategy = OnArrival(*_collaborators(workers, runtime, steps), OnArrival.Options(col_in_flight=col_in_flight))
     strategy.step(lambda item: steps.append("item"))
-    # All requests of worker 0 had come back, and each was asked for again after item and refresh.
+    # Every request of worker 0 was answered, and followed by a new request.
     assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
     assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight
-    # New weights before the first requests, and between handing an item on and asking its worker again.
+    # Weights are refreshed before the first requests, and between delivering a rollout and the next request.
     assert steps[-2 * col_in_flight:] == ["item", "refresh"] * col_in_flight
     assert set(steps[:-2 * col_in_flight]) == {"refresh"}
 

@@ -1,4 +1,4 @@
-"""Errors of gradient workers carry the events of the worker's journal, once."""
+"""Check that errors of remote gradient workers carry the events of the worker's journal, once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytorchrl.scheme.gradients.error_parts import errors_carry_part
 
 
 class Noting:
-    """A worker that notes an event in each call."""
+    """A worker that records an event in its journal in each call."""
 
     def __init__(self, index_worker):
         self.index_worker, self.journal = index_worker, Recording()

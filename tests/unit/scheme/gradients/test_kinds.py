@@ -1,4 +1,4 @@
-"""The kind of collection that flat keywords select, and the contradictions that each kind refuses."""
+"""Tests of the kind of collection that flat keywords select, and of contradictions that each kind refuses."""
 
 from __future__ import annotations
 

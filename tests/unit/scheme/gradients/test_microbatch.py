@@ -1,4 +1,4 @@
-"""Gradients of parts add up to that of the whole: weights, kinds of loss, what is copied, what is refused."""
+"""Tests of adding up the gradients of microbatches: weights, reductions, copies and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_groups_are_added_each_by_itself():
 
 
 def test_what_is_added_is_copied():
-    """An algorithm gives a view that its next backward pass writes to."""
+    """Check that gradients are copied, as an algorithm may return a view that its next backward pass overwrites."""
     view, total = torch.tensor([1.0]), GradAccumulator()
     total.add([view], 1)
     view.fill_(7.0)
@@ -94,7 +94,11 @@ def test_a_bad_part_spoils_the_whole(number):
 
 
 def test_clipping_comes_after_adding():
-    """Slices of 3 and 1 steps, gradients 1 and 5, largest norm 1.5: one step of 1.5, not of (3 * 1 + 1 * 1.5) / 4."""
+    """Check that the mean gradient is clipped, not the gradient of each slice.
+
+    Slices of 3 and 1 steps have the gradients 1 and 5, and the largest norm is 1.5. The update is 1.5, and not
+    (3 * 1 + 1 * 1.5) / 4.
+    """
     from pytorchrl import A2C, OnPolicyActor, VecEnv
     from pytorchrl.envs.testing import CountingEnv
 
@@ -145,7 +149,7 @@ def test_an_unknown_reduction():
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_a_batch_that_replay_drew_in_host_memory_goes_to_the_device_of_the_algorithm(microbatch_size):
-    """A device without memory is one too: what lies there, lies nowhere else."""
+    """Check the device of all tensors that the algorithm receives; the device "meta" takes the place of a GPU."""
     seen = []
 
     class Algorithm:
@@ -163,4 +167,4 @@ def test_a_batch_that_replay_drew_in_host_memory_goes_to_the_device_of_the_algor
                         ids=torch.arange(4), mask=None, next_mask=None, num_samples=4)
     differentiate(Algorithm(), batch, microbatch_size, WorkerCounters())
     assert set(seen) == {"meta"}
-    assert batch.weight.device.type == "cpu"  # the caller's own stays where it is
+    assert batch.weight.device.type == "cpu"  # the caller's batch is not moved

@@ -1,4 +1,4 @@
-"""Gradient workers that average their gradients among themselves: their exchanges, and whole schemes."""
+"""Tests of ranks, which average gradients among themselves: single exchanges and whole schemes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from pytorchrl.scheme.updates.statistics import Statistics
 
 
 def in_threads(size, body):
-    """What `body(rank, place)` gives in each of `size` threads whose ranks have met; errors are given as values."""
+    """Call `body(rank, place)` in `size` threads whose ranks have joined the same group.
+
+    Returns:
+        The results in the order of the ranks; the result of a call that fails is its `RankLostError`.
+    """
     runtime, found = ThreadRuntime(), queue.Queue()
     ranks = [ProcessGroup() for _ in range(size)]
     address, port = propose_address()
@@ -43,7 +47,7 @@ def test_values_of_any_size_are_gathered():
 
 
 def test_all_are_let_go_when_one_leaves():
-    """Those that wait, the one that leaves while it works, and the one that was told to."""
+    """Check that both the rank that leaves and the ranks that wait for it get an error."""
     def body(rank, place):
         if place == 3:
             rank.leave(1)
@@ -52,7 +56,10 @@ def test_all_are_let_go_when_one_leaves():
 
 
 def test_a_signal_ends_a_wait():
-    """Whoever comes late may still find what was left there, once."""
+    """Check that leaving interrupts a wait in another thread.
+
+    The other rank may still complete one exchange, with data that were sent before; its second exchange fails.
+    """
     def body(rank, place):
         if place == 0:
             threading.Timer(0.2, rank.leave, [1]).start()
@@ -66,7 +73,7 @@ def test_a_signal_ends_a_wait():
 
 
 class Alone:
-    """A group of one."""
+    """A process group with one rank."""
 
     size = 1
 
@@ -88,9 +95,9 @@ def test_signals_are_for_one_generation(monkeypatch):
     monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
     rank = ProcessGroup()
     rank.join(ThreadRuntime(), Meeting(2, "", 0, 1, 1.0), 0)
-    rank.leave(1)  # late
+    rank.leave(1)  # for an earlier generation
     assert not groups[0].closed
-    rank.leave(3)  # early for the third
+    rank.leave(3)  # also for generation 3, which is joined later
     assert groups[0].closed
     rank.join(ThreadRuntime(), Meeting(3, "", 0, 1, 1.0), 0)
     assert groups[1].closed
@@ -106,7 +113,7 @@ def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
     rank.join(ThreadRuntime(), Meeting(1, "", 0, 1, 1.0), 0)
     rank.store([{"x": (1, 2.0, 3.0)}])
     rank.mean([torch.ones(1)], [1], [1], shares=False)
-    assert rank.shared(False) == ()  # no rank has come to the end of its item
+    assert rank.shared(False) == ()  # no rank announced that it shares moments
     rank.mean([torch.ones(1)], [1], [1], shares=True)
     with monkeypatch.context() as patch:
         patch.setattr(GradientGroup, "gather_objects",

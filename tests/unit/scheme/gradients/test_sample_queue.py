@@ -1,4 +1,4 @@
-"""The sample queue and its buffers by themselves: which train batch comes when, against tables worked out by hand."""
+"""Tests of the sample queue and its buffers: the order of train batches is compared with tables worked out by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_batch(number, num_steps=50):
 
 
 class Endless:
-    """A queue that is empty after `num_batches`, or never."""
+    """A queue of train batches that is empty after `num_batches`, or never."""
 
     def __init__(self, num_batches=None):
         self.batches = itertools.islice(map(make_batch, itertools.count()), num_batches)
@@ -46,7 +46,7 @@ class Endless:
 
 
 def emitted(buffer, count):
-    """What `get` gives, as in the tables."""
+    """Return the versions of the next `count` train batches as text; a star marks the last use of a train batch."""
     return " ".join(f"{batch.version}{'*' * is_last}" for batch, is_last in (buffer.get() for _ in range(count)))
 
 
@@ -118,7 +118,7 @@ def test_a_circular_buffer_draws_uniformly_but_never_twice_in_a_row():
     pairs = {(a, b): 0 for a in items for b in items if a is not b}
     for pair in itertools.pairwise(drawn):
         pairs[pair] += 1
-    assert min(pairs.values()) > 400  # 500 each, standard deviation 21
+    assert min(pairs.values()) > 400  # expected: 500 of each pair, with a standard deviation of 21
     again = CircularBuffer(4, 10_000, 5)
     for item in items:
         again.add(item)
@@ -131,7 +131,7 @@ def test_a_circular_buffer_uses_items_up_and_replaces_the_oldest():
     assert buffer.add(first) is None
     assert buffer.get() == (first, False)
     assert buffer.add(second) is None
-    assert buffer.add(third) == (first, 1)  # the oldest, used once
+    assert buffer.add(third) == (first, 1)  # the oldest, with one use left
     assert buffer.uses_left == 4
     uses = [buffer.get() for _ in range(4)]
     assert [item for item, released in uses if released] == [uses[2][0], uses[3][0]]
@@ -142,7 +142,7 @@ def test_a_circular_buffer_uses_items_up_and_replaces_the_oldest():
 
 @pytest.fixture
 def make():
-    """A function from settings to (the worker whose version counts, a queue with one train batch of version 0)."""
+    """Return a function that makes (a worker with a version, a sample queue with one train batch of version 0)."""
     def make_(**settings):
         worker = SimpleNamespace(version=0, journal=Journal(), num_envs=1, algo=object(),
                                  storage=SimpleNamespace(generator=torch.Generator(),
@@ -210,19 +210,19 @@ def test_a_full_queue_drops_train_batches_and_books_their_steps(make, policy, ke
 
 
 def test_updates_that_come_before_a_rollout_decide_whether_it_is_requested(make):
-    """Two epochs of three mini-batches make six updates a use."""
+    """Set up two epochs of three mini-batches, so that each use of a train batch makes six updates."""
     worker, _ = make()
     worker.algo = SimpleNamespace(num_epochs=2, num_mini_batch=3)
     ledger = Ledger()
     samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(
         max_policy_lag=12, on_policy_lag="wait", num_passes=2))
-    # 0, 12 and 24 updates come before
+    # The updates before the first use of the rollout are 0, 12 and 24.
     assert [samples.may_request(number) for number in range(3)] == [True, True, False]
     ledger.collect(STEPS)
     samples.put([make_rollout(0, STEPS)])
     assert [samples.may_request(number) for number in range(2)] == [True, False]
     assert samples.take(0.0).uses == 1
-    assert samples.may_request(0)  # 6 updates of the current use, and 6 of the next
+    assert samples.may_request(0)  # 6 updates of the current use, and 6 of the next one, come first
     worker.version = 4
     assert samples.may_request(0)
     assert not samples.may_request(1)
@@ -262,7 +262,7 @@ def test_a_full_queue_holds_collection_back(make_scheme, one_batch, recorder, qu
         number = len(recorder.made)
         time.sleep(0.3)
     rollouts = (number - by_probe) / 8
-    # Used, queued, in the collecting thread's hands, and one finished by each worker.
+    # The rollouts are: one in use, `queue_size` queued, one in the collector thread, and one finished by each worker.
     assert queue_size + 1 < rollouts <= 1 + queue_size + 1 + 2
 
 

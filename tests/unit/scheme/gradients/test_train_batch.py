@@ -1,4 +1,4 @@
-"""Train batches: which rollouts they are made of."""
+"""Tests of which rollouts make up a train batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_a_train_batch_has_whole_rollouts_and_enough_of_them(rollout, expected):
     items = [item for number in range(60) for item in batches.add([make_rollout(number, rollout)], 3)]
     assert {item.num_steps for item in items} == {expected}
     versions = [part.rollout.weights_version for item in items for part in item.rollouts]
-    assert versions == list(range(len(versions)))  # each once, in order, with its own
+    assert versions == list(range(len(versions)))  # each rollout is used once, in order
     assert batches.pending_share == (60 * rollout - len(items) * expected) / 500
 
 
 def test_resets_take_no_further_rollout_into_a_train_batch():
-    """Steps in which environments are reset fill it, and are no env steps."""
+    """Check that steps that reset an environment count for the size of a train batch, but are no env steps."""
     items = list(TrainBatchBuilder(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
     assert [(item.size, item.num_steps) for item in items] == [(100, 99), (100, 95), (100, 91)]
 
@@ -39,7 +39,7 @@ def test_without_a_size_what_arrives_together_is_an_item():
 @pytest.mark.parametrize(("proportion", "kinds"), [(0.5, "NNRNNRNNRNNR"), (2.0, "NRRNRRNRRNRR"), (1.0, "NRNRNRNRNRNR"),
                                                    (0.3, "NNNNRNNNRNNNR")])
 def test_old_rollouts_are_mixed_in(proportion, kinds):
-    """Counted from when as many are kept as make a train batch, two here."""
+    """Check the order of new (N) and old (R) rollouts, once two rollouts (enough for a train batch) are stored."""
     batches = TrainBatchBuilder(100, proportion, 4, seed=3)
     parts = [part for number in range(200) for item in batches.add([make_rollout(number)], 0) for part in item.rollouts]
     assert [part.is_old for part in parts[:2]] == [False, False]
@@ -48,7 +48,7 @@ def test_old_rollouts_are_mixed_in(proportion, kinds):
     for part in parts:
         number = part.rollout.weights_version
         if part.is_old:
-            assert newest - 4 <= number < newest  # kept when the newest came, which it was not itself
+            assert newest - 4 <= number < newest  # it was stored when the newest rollout arrived
             drawn.add(newest - number)
         else:
             assert number == newest + 1

@@ -1,4 +1,4 @@
-"""Statistics of a gradient worker, compared with sums over random rollouts."""
+"""Tests of the statistics of a gradient worker, compared with sums over random rollouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytorchrl.scheme.transport.messages import Rollout
 
 
 class Clock:
-    """A clock that tests move."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -33,7 +33,7 @@ def clock():
 
 
 def header(rng, restarts):
-    """A random rollout without data."""
+    """Return a random rollout without data."""
     worker, incarnation = rng.randint(1, 3), rng.randint(0, 1)
     restarts[worker, incarnation] += rng.randint(0, 2)
     raw = rng.randint(1, 1000)
