@@ -26,7 +26,7 @@ from pytorchrl.untyped import OptionValue
 
 RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
     {runtime.name: runtime for runtime in (RayRuntime, ThreadRuntime, SimulatedRuntime)})
-"""The runtimes by name."""
+"""Classes of runtimes by name."""
 
 __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
            "Journal", "Outcome", "Part", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "WorkersPart",
@@ -35,11 +35,13 @@ __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Even
 
 def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool = False,
                  replay: Mapping[tuple[str, int], Part] | None = None) -> Runtime:
-    """Return the runtime that these options belong to. Ray is imported and started only when the first worker starts.
+    """Return the runtime that the type of `options` selects.
+
+    Ray is imported and started only when the first worker starts.
 
     Args:
         options: `RayRuntime.Options`, `ThreadRuntime.Options`, `SimulatedRuntime.Options` or a subclass of one of them.
-        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
+        seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.
     """
@@ -55,7 +57,7 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
 
 
 def options_of_runtime(name: str, settings: Mapping[str, OptionValue]) -> Runtime.Options:
-    """Return the options of the runtime `name`; options that are in `settings` get their values from there.
+    """Return the options of the runtime `name`, with the values in `settings` and defaults for all other options.
 
     Raises:
         ConfigError: The name or a value is not allowed.

@@ -31,10 +31,10 @@ W = TypeVar("W")
 
 DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
     {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
-"""Default request of a remote worker, reduced to the resources of the cluster. Memory is in bytes."""
+"""Resources that a remote worker requests by default, or less if the cluster has less. Memory is in bytes."""
 CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
     {name: amount for name, amount in DEFAULT_RESOURCES.items() if name != "num_gpus"})
-"""Default request of a remote worker that computes on the CPU."""
+"""Resources that a remote worker requests by default if it computes on the CPU."""
 
 
 def is_default(resources: Mapping[str, float]) -> bool:
@@ -48,12 +48,12 @@ class Future(Generic[R]):
 
     worker: str
     """Name of the called worker."""
-    native: Any = field(repr=False)  # each runtime uses a type of its own
-    """The runtime's own object."""
+    native: Any = field(repr=False)  # the type depends on the runtime
+    """The object by which the runtime identifies the call."""
 
 
 FutureByName: TypeAlias = Future[Any]
-"""The future of a method that is called by its name, so its result has no static type."""
+"""Future of a call whose method is given by name, so the result has no static type."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Outcome(Generic[R]):
 class Handle(Generic[W]):
     """A reference to a worker, which runs its calls one at a time in order of submission."""
 
-    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # each runtime uses a type of its own
+    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # the type depends on the runtime
         self.runtime, self.name, self.native = runtime, name, native
 
     def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -94,7 +94,7 @@ class Runtime(ABC):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
+        seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
 
     Attributes:
@@ -145,11 +145,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Wait until any future has an outcome, and return *all* that have one, in order; [] after `timeout_s`."""
+        """Wait until any future has an outcome, and return *all* futures that have one, in the given order.
+
+        The list is empty if no future has an outcome within `timeout_s` seconds.
+        """
 
     @abstractmethod
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call; after `timeout_s` seconds, the outcome is a `WorkerLostError` (hung)."""
+        """Return the outcome of a call; after `timeout_s` seconds, return an outcome with a `WorkerLostError`."""
 
     @abstractmethod
     def put(self, value: T) -> T:
@@ -157,7 +160,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Kill a worker; return whether the worker has ended within `timeout_s` seconds."""
+        """Kill a worker; return whether it ended within `timeout_s` seconds."""
 
     @abstractmethod
     def close(self) -> None:
@@ -183,7 +186,7 @@ class Runtime(ABC):
         return self
 
     def own_gpus(self) -> list[int] | None:
-        """Return torch's indices of the GPUs assigned to the calling worker; None: all GPUs."""
+        """Return the torch indices of the GPUs assigned to the calling worker; None means all GPUs."""
         return None
 
     def get(self, future: Future[R], timeout_s: float) -> R:

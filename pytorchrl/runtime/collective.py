@@ -39,7 +39,7 @@ class Collective(Protocol):
         """Return the tensors of all ranks in rank order; their shapes must be equal."""
 
     def close(self) -> None:
-        """Leave the group, from any thread; a call in progress on another thread ends. Idempotent."""
+        """Leave the group and abort a call in progress; any thread may call this method. Idempotent."""
 
 
 class GlooCollective:
@@ -48,11 +48,11 @@ class GlooCollective:
     Args:
         address: Host of rank 0, to which all ranks connect.
         port: Free TCP port of that host.
-        rank: Rank of the caller, 0 .. size - 1.
+        rank: Rank of the caller, from 0 to size - 1.
         size: Number of ranks.
         timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
         in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
-        generation: Number of this group at the same port, from 1; ranks with other numbers do not join the group.
+        generation: Number of this group, from 1, among groups that use the same port; the same for all its ranks.
 
     Raises:
         RankLostError: Not all ranks connected in time.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from pytorchrl.errors import ConfigError
 
-# The durations vary uniformly, so that workers neither run in lockstep nor wait long for each other.
+# The default durations vary uniformly, so that workers neither run in lockstep nor wait long for each other.
 DEFAULT_COSTS: Mapping[str, object] = {
     "start": ("uniform", 0.5, 1.5),
     "message": ("uniform", 0.0002, 0.0008),
@@ -29,7 +29,7 @@ _DISTRIBUTIONS: dict[str, tuple[int, Callable[..., Callable[[random.Random], flo
 
 
 class Costs:
-    """Virtual seconds of each operation.
+    """Durations of operations in virtual seconds.
 
     Operations are "start" (building a worker), "message" (sending a call or a result), "step" (one step of a vector of
     environments, including the choice of actions), "grad" (computing a gradient), "update" (applying a gradient), and
@@ -48,7 +48,7 @@ class Costs:
     def __init__(self, costs: Mapping[str, object] | None, seed: int) -> None:
         self._rng = random.Random(f"costs {seed}")
         self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
-        self._rules.reverse()  # of all rules that match, the last one applies
+        self._rules.reverse()  # if several rules match, the last one applies
         self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
 
     @staticmethod

@@ -1,4 +1,6 @@
-"""Inject failures by a plan that states which worker fails, how and when.
+"""Inject failures according to a plan that states which worker fails, how and when.
+
+An example of a plan:
 
 kill col.3 @ step 400; hang grad.1 30s; delay col.* 2s p=0.01; nan grad.0 @ update 5; kill GWorker 2/CWorker 1 @ step 10
 """
@@ -17,7 +19,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
 POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
-"""Points of each kind of worker; a fault without a point happens at the first point in the list."""
+"""Kind of worker -> its points; a fault that names no point happens at the first one."""
 
 _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
@@ -41,9 +43,10 @@ class Place(Protocol):
 class Fault:
     """A failure to inject into the workers that match its target.
 
-    `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (None: the first), in the first
-    incarnation of a worker. With a `probability`, these faults may happen at every occurrence and in every incarnation.
-    `delay` happens at every occurrence, or only at occurrence `count` if that is given.
+    Without a `probability`, `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (None:
+    the first), in the first incarnation of a worker. `delay` does the same if `count` is given; otherwise, it happens
+    at every occurrence. With a `probability`, a fault may happen in every incarnation, at every occurrence or, if
+    `count` is given, only at that occurrence.
     """
 
     action: str
@@ -65,12 +68,14 @@ class Fault:
 class FaultPlan:
     """All faults of a run.
 
-    Targets: a worker's name, such as `GWorker 2/CWorker 1` or `GWorker 1/RWorker 2`, or a short form of it: `col.I` is
-    collection worker I of every gradient worker, `col.J.I` collection worker I of gradient worker J; `shard.I` and
-    `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any name. Index 0
-    is the worker that runs inside its parent. Points: `step` of collection workers counts steps of their vector of
-    environments; `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample`
-    and `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
+    The target of a fault is the name of a worker, such as `GWorker 2/CWorker 1` or `GWorker 1/RWorker 2`, or a short
+    form: `col.I` is collection worker I of every gradient worker, and `col.J.I` is collection worker I of gradient
+    worker J. `shard.I` and `shard.J.I` are replay shards in the same way, and `grad.J` is gradient worker J. `*` and
+    `?` are wildcards. Index 0 is the worker that runs inside its parent.
+
+    The point of a fault is an event that the worker counts. Collection workers count the steps of their vector of
+    environments (`step`). Gradient workers count computed gradients (`grad`) and applied updates (`update`). Shards
+    count calls (`add`, `sample` and `priorities`). The action `nan` makes a gradient non-finite at `grad` or `update`.
 
     Args:
         text: Faults separated by `;`.

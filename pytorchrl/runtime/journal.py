@@ -18,7 +18,7 @@ from pytorchrl.runtime.schedule import Schedule, Signal
 
 T = TypeVar("T")
 
-Event = tuple[Any, ...]  # its kind, then numbers and names, whose types depend on the kind
+Event = tuple[Any, ...]  # a kind, then numbers and names, whose types depend on the kind
 """Kind of the event, index of the worker concerned, and numbers that must be equal when the event is repeated."""
 
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     events: list[Event]
     turns: list[int]
-    """For each write of the parameters by the learning thread, the collector thread's reads since the last write."""
+    """For each write of the parameters: the number of reads by the collector thread since the previous write."""
 
 
 WorkersPart = tuple[str, int, Part]
@@ -75,7 +75,7 @@ class Journal:
         """Record that the collector thread failed, and wake any thread waiting for its turn."""
 
     def release(self) -> None:
-        """Stop recording and enforcing an order: the worker is about to stop, and its last steps affect nothing."""
+        """Stop recording and enforcing an order; the worker is about to stop, and its last steps have no effect."""
 
 
 class Recording(Journal):
@@ -99,7 +99,7 @@ class Recording(Journal):
         return self._read
 
     def writing(self) -> AbstractContextManager[object]:
-        """Return a context that records the reads before the write; a nested write counts with the outer write."""
+        """Return a context that records the number of reads before the write; nested writes count as one write."""
         return self._write
 
     def begin_write(self) -> None:
@@ -126,7 +126,7 @@ class Recording(Journal):
 class _Read:
     """Context of a read by the collector thread.
 
-    Each update makes such reads, so this is a class: a generator-based context manager would cost several times more.
+    Each update makes such reads, so this is a class; a generator-based context manager would be several times slower.
     """
 
     def __init__(self, journal: Recording) -> None:

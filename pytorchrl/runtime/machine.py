@@ -15,7 +15,7 @@ from pytorchrl.runtime.base import is_default
 from pytorchrl.runtime.room import no_gpu, sharing_of
 
 WORKER_BYTES = 180 * 10**6
-"""Least private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.
+"""Minimum private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.
 
 Measured on Linux with torch's CPU build: 179 to 180 MB for collection workers and for gradient workers.
 """
@@ -32,7 +32,7 @@ class Machine:
 
 
 def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
-    """Return the CPUs, GPUs and memory of this machine, up to the memory limit of its container.
+    """Return the CPUs, GPUs and memory of this machine; a memory limit of its container applies.
 
     Args:
         limits: Files that contain the memory limit of a container in bytes, for versions 2 and 1 of control groups.

@@ -36,18 +36,18 @@ from pytorchrl.untyped import Untyped
 logger = get_logger(__name__)
 
 FromRay: TypeAlias = Untyped
-"""The module of Ray, its actors, references and placement groups, whose own types are missing or `Never`."""
+"""An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
 _CONNECT_TIMEOUT_S = 5.0
-# Shared values up to this size are part of each request: a reference costs each reader 0.7 ms, a value a tenth of that.
-# Ray itself would replace each argument of 100 KiB or more with a reference.
+# Shared values up to this size are sent as part of each request, because reading a reference takes 0.7 ms, ten times as
+# long as reading a value in the request. Ray itself would replace each argument of 100 KiB or more with a reference.
 _MAX_ENCLOSED_BYTES = 90_000
 # Ending Ray's remaining processes takes a tenth of a second, and longer on a busy machine.
 _REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
-    """Ray actor, which builds its worker in the thread that runs all calls, except those of `signal`."""
+    """Ray actor that builds its worker in the thread that runs all calls except those of `signal`."""
 
     def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
         self._cls, self._params = cls, params
@@ -57,7 +57,7 @@ class _Host:
         self._lock = threading.Lock()
 
     def up(self) -> None:
-        """Return as soon as the actor's process runs."""
+        """Do nothing; the call returns once the actor's process runs."""
 
     def call(self, method: str, *args: object, **kwargs: object) -> object:
         if self._worker is None:
@@ -81,7 +81,7 @@ class RayRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
+        seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
     """
 
@@ -181,13 +181,13 @@ class RayRuntime(Runtime):
             self.announce(text)
 
     def _start_local(self, ray: FromRay) -> None:
-        # Paths of sockets are limited to 107 bytes, so this directory has a short name; the reaper removes it.
+        # Paths of sockets are limited to 107 bytes, so this directory has a short name. The reaper removes it.
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         self._reaper = start_reaper(directory)
         try:
             with _without_handlers_of(ray):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                         # Ray makes its own directory readable for all users; the directory around it stays private.
+                         # Ray makes its own directory readable for all users; the enclosing directory stays private.
                          _temp_dir=os.path.join(directory, "r"))
         except BaseException as error:
             self._leave(ray)
@@ -310,7 +310,7 @@ class RayRuntime(Runtime):
         return ray.put(value)
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Kill the actor's process; return whether a call to the actor then fails because the process has ended."""
+        """Kill the actor's process; return whether the process ended within `timeout_s` seconds."""
         self._actors.pop(handle.native, None)
         self._ray.kill(handle.native, no_restart=True)
         return isinstance(self.outcome(self.submit(handle, "call", ("ready",), {}), timeout_s).error, WorkerDiedError)
@@ -426,13 +426,13 @@ def _check_reachable(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the line of Ray's message that states the reason: the first, or the last if the start failed."""
+    """Return the line of Ray's message that states the reason: the first line, or the last if the start failed."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
 
 
 def _make_host(ray: FromRay) -> type[_Host]:
-    """Return a subclass of `_Host` whose signals run in Ray's control group, by a decorator of Ray."""
+    """Return a subclass of `_Host` whose method `signal` runs in Ray's concurrency group "control"."""
     class Worker(_Host):
         signal = ray.method(concurrency_group="control")(_Host.signal)
 

@@ -1,4 +1,4 @@
-"""Define how two kinds of objects are pickled between processes of Ray. This module does not import Ray."""
+"""Define how two kinds of objects are pickled to be sent between Ray processes. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - the cause of an error, not an error itself
-    """Traceback of the worker's process, as text."""
+    """Traceback from a worker's process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"

@@ -26,10 +26,10 @@ def start_reaper(directory: str) -> subprocess.Popen[bytes]:
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Return the processes of a session that name the directory in their command line or have a file in it open."""
+    """Return the ids of a session's processes that have the directory in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # not a process, or one that has ended or is another user's
+        with contextlib.suppress(OSError, ValueError):  # not a process, or it has ended, or another user owns it
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)

@@ -1,7 +1,7 @@
-"""Fit the requests of workers to the resources of a cluster, by arithmetic without Ray.
+"""Fit the resource requests of workers to the nodes of a cluster. This module does not use Ray.
 
 A request is (name, number of workers, resources of one worker). A node is a map from Ray's name of a resource to the
-amount that a machine has.
+amount of that resource on one machine.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-_MOST = 1.2  # above 1, because the memory of equal machines differs a little
+# A node that has more than this factor times the sum of all other nodes is counted; see `room_for`. The factor is above
+# 1, because the memory of equal machines differs a little.
+_MOST = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Name of a resource in requests -> its name in Ray's description of a node, for names that differ."""
 
 
 def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int,
              per_place: float) -> float:
-    """Return the largest share of a resource for each default request, with `per_place` requests per node.
+    """Return the largest share of a resource that each default request can get.
 
-    The largest of several nodes is not counted, so that its workers fit on the other nodes if it is lost. There are two
+    There are `num_places` groups of `per_place` requests, and no group spans several nodes.
+
+    The largest of several nodes is not counted, so that all workers fit on the other nodes if it is lost. There are two
     exceptions. A node that has clearly more than all other nodes together is counted: the requests would otherwise
     become so small that too many workers would start on the small nodes. GPUs of all nodes are counted, because a
     worker without a share of a GPU would not see one. A node without CPUs, such as a head node that reserves its cores
@@ -49,7 +53,7 @@ def largest_share(free: Sequence[float], count: int) -> float:
 
 
 def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dict[str, float]:
-    """Return a default request, reduced to a share of each resource."""
+    """Return a default request, reduced to the given share of each resource."""
     fitted = {}
     for key in ("num_cpus", "num_gpus", "memory"):
         asked = float(resources.get(key, 0.0))
@@ -83,12 +87,12 @@ def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: S
 
 
 def shown(resources: Mapping[str, float]) -> str:
-    """Return resources as text."""
+    """Return resources as text, such as `num_cpus=1, num_gpus=0.5`."""
     return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
 
 
 def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return the number of workers by name, for workers with a default request that contains this resource."""
+    """Return the number of workers of each kind whose default request contains the resource `key`."""
     return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
 
 

@@ -43,7 +43,7 @@ class Task:
     """Thread that runs only when the schedule chooses it.
 
     Attributes:
-        owner: Owner of the task; the schedule does not use it.
+        owner: Worker to which the task belongs, or None; the schedule does not use it.
         thread: Thread of the task.
         finished: Whether the task has finished; the signal `ended` is notified at that moment.
         since: `time.perf_counter()` when the task last resumed.
@@ -63,7 +63,7 @@ class Task:
     def wake(self) -> None:
         """Wake the task, so that it checks whether it has the baton; an unnecessary call does no harm."""
         if self.baton.locked():
-            with contextlib.suppress(RuntimeError):  # another thread has just released it
+            with contextlib.suppress(RuntimeError):  # another thread has just released the lock
                 self.baton.release()
 
 
@@ -74,7 +74,7 @@ class Schedule:
     """Scheduler that decides which task runs. The thread that creates a schedule is its first task, the driver.
 
     Args:
-        seed: Seed of the choice among tasks that are due at the same moment.
+        seed: Seed of the random choice among tasks that are due at the same moment.
 
     Attributes:
         now: Virtual seconds since the start.
@@ -94,7 +94,7 @@ class Schedule:
         # (moment, tie, order, entry, whether the entry is the timeout of a wait). An entry is a task with the number of
         # its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
-        self._num_fruitless = 0  # consecutive waits that timed out
+        self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised by the driver when it resumes
         self._digest = hashlib.blake2b(digest_size=16)
         self.after_event: Callable[[], None] | None = None
@@ -107,7 +107,7 @@ class Schedule:
         """Let other tasks run until `ready()` is true.
 
         Args:
-            ready: Called whenever one of `signals` is notified.
+            ready: Function that returns whether the wait is over; called whenever one of `signals` is notified.
             signals: Signals of the changes on which `ready` depends.
             timeout_s: Virtual seconds; 0 calls `ready` once and lets no other task run.
             what: Description of the wait, for reports.
@@ -158,7 +158,7 @@ class Schedule:
     # Tasks
 
     def start(self, task: Task, thread: threading.Thread, body: Callable[[], None]) -> None:
-        """Start `thread`, which has not been started, to run `body` as a task."""
+        """Start `thread`, which must not have been started before, and run `body` in it as a task."""
         def run() -> None:
             while self.current is not task:
                 task.baton.acquire()
@@ -196,7 +196,7 @@ class Schedule:
             task.thread.join(_UNWIND_TIMEOUT_S)
 
     def join(self, task: Task, timeout_s: float) -> bool:
-        """Return whether a task finishes within `timeout_s` virtual seconds."""
+        """Wait for a task to finish; return whether it finished within `timeout_s` virtual seconds."""
         if not self.wait_until(lambda: task.finished, [task.ended], timeout_s, f"the end of {task.name}"):
             return False
         task.thread.join(_UNWIND_TIMEOUT_S)
@@ -268,7 +268,7 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task to run next, which is the driver if it must raise an interruption or a deadlock."""
+        """Return the task to run next; this is the driver if it must raise an interruption or a `DeadlockError`."""
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()

@@ -1,4 +1,4 @@
-"""Run workers in one process on a virtual clock, so that a seed repeats any run bit for bit, even asynchronous runs."""
+"""Run workers in one process on a virtual clock, so that equal seeds give bit-identical runs, even if asynchronous."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SimulatedEvent(threading.Event):
         self._schedule.notify(self._changed)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether the event is set within `timeout` virtual seconds (None: wait forever)."""
+        """Wait for the event; return False if it is not set within `timeout` virtual seconds (None: wait forever)."""
         return self._schedule.wait_until(
             self.is_set, [self._changed], math.inf if timeout is None else timeout, "an event")
 
@@ -135,8 +135,8 @@ class SimulatedCollective:
             self._schedule.notify(meeting.changed)
         found = self._schedule.wait_until(
             lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
-        # A rank that has left fails even if all ranks have answered in the meantime: with real processes, too, some
-        # ranks may then continue while others fail.
+        # A rank that has left the group raises an error, even if all ranks have answered in the meantime. With real
+        # processes, too, some ranks may continue while others fail.
         if self._left or not found:
             missing = sorted(set(range(self.size)) - parts.keys())
             what = ("this rank has left the group" if self._left else
@@ -157,7 +157,7 @@ class SimulatedCollective:
 
 
 class _Meeting:
-    """Tensors that the ranks of one group exchange, by the number of the call and by rank."""
+    """Tensors that the ranks of one group exchange: number of the call -> rank -> tensor."""
 
     def __init__(self) -> None:
         self.brought: dict[int, dict[int, Tensor]] = {}
@@ -169,7 +169,7 @@ class SimulatedRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; for faults that have a probability, determines when they occur.
+        seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of events that the schedule decides.
         replay: Map from (worker, incarnation) to the journal to repeat. In a replay, operations take no virtual time.
 
@@ -232,7 +232,7 @@ class SimulatedRuntime(Runtime):
         self.schedule.start(task, thread, thread.run)
 
     def join_thread(self, thread: threading.Thread, timeout_s: float) -> bool:
-        """Return whether a thread ends within `timeout_s` virtual seconds."""
+        """Wait for a thread to end; return whether it ended within `timeout_s` virtual seconds."""
         task = self._threads.get(thread)
         return True if task is None else self.schedule.join(task, timeout_s)
 
@@ -262,7 +262,7 @@ class SimulatedRuntime(Runtime):
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` in a task of its own; resources are unlimited."""
+        """Start `cls(**params)` in a separate task; resources are unlimited."""
         actor = _Actor(name, self._current_actor(), lambda: cls(**params))
         self._actors.append(actor)
         thread = threading.Thread(name=name, daemon=True)
@@ -315,13 +315,14 @@ class SimulatedRuntime(Runtime):
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
-        # A replay delivers immediately: in the recorded run, the message may have arrived before its sender died.
+        # A replay delivers messages immediately. Otherwise, a message that arrived in the recorded run could be lost in
+        # the replay, because its sender dies before the delivery.
         if self._replay is not None:
             deliver()
             return
         now = self.schedule.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
-        actor.messages.append(deliver)  # several messages may arrive at the same moment
+        actor.messages.append(deliver)  # keeps the order of messages that arrive at the same moment
         self.schedule.later(actor.last_arrival - now, actor.deliver_next)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],

@@ -24,7 +24,7 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 class _ThreadActor(threading.Thread):
     """Thread that builds a worker and then runs its calls in order.
 
-    Other threads use only `calls` and `dead`. None in `calls` wakes the thread, which then checks `dead`.
+    If `calls` contains None instead of a call, the thread only checks `dead`.
     """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:
@@ -154,7 +154,7 @@ class ThreadRuntime(Runtime):
         return value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls, and call the worker's `interrupt`, if any; its thread ends after the current call."""
+        """Refuse further calls, and call the worker's `interrupt` if any; the thread ends after its current call."""
         actor: _ThreadActor = handle.native
         actor.end()
         if hasattr(actor.worker, "interrupt"):
