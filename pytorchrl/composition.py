@@ -40,7 +40,7 @@ _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
 _EVALUATION_ENVS = 8
-_POLICIES = typing.Union[  # noqa: UP007 - a Literal beside a generic class
+_POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
 
 
@@ -105,7 +105,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
              "agent (independent), or a mapping from agent to policy."))
-    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other replay storages have it themselves
+    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other replay storages declare this option
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
             help="Env steps that all replay shards store in total; used with num_replay_workers.", group="replay"))
@@ -120,7 +120,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
-    """Return a map from each option of `train(algorithm, ...)` to (home, name in its home), for hints in errors."""
+    """Return a map from each option of `train(algorithm, ...)` to (owner, name in its owner), for hints in errors."""
     return _known(registration_of(algorithm))
 
 
@@ -132,7 +132,7 @@ def _known(registration: Registration) -> Known:
 
 
 def _declared(part: str, owner: type) -> list[OptionSpec]:
-    options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # all parts have it
+    options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # all parts have `Options`
     renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
     if issubclass(owner, ReplayBuffer):
         renamed = _RENAMED_IN_REPLAY
@@ -194,10 +194,10 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage; if there are several policies, they share options."""
+    """Return the factories of algorithm, actor and storage; several policies get the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
-        registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have it
+        registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
     of_actor = dict(parts["actor"])
     storage = storage_factory(registration, parts["storage"])
     if not isinstance(envs, MultiAgentEnvFactory):
@@ -240,7 +240,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
 
 def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[UserPart]:
     """Return a factory of `storage`; raise `ConfigError` with the reason `why` for options that `storage` lacks."""
-    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # all storages have it
+    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # always defined
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
     return storage.create_factory(**options)

@@ -27,7 +27,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 @dataclass(frozen=True)
 class Renamed:
-    """A name with its replacement and the releases between which it warns."""
+    """A name with its replacement and the releases in which its use starts to warn and to fail."""
 
     old: str
     new: str
@@ -92,7 +92,7 @@ def renamed_options(given: Mapping[str, V], renames: Iterable[Renamed]) -> dict[
 
 
 def renamed_attribute(owner: object, name: str, renames: Iterable[Renamed]) -> object:
-    """Return the attribute that `name` was renamed to, and warn; for `__getattr__` of a module or class.
+    """Return the attribute that `name` was renamed to, and warn; call it from `__getattr__` of a module or class.
 
     Args:
         owner: The module, or the instance of the class.

@@ -16,7 +16,7 @@
     │ ├ CollectionError                 workers sent no rollout in time
     │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection sent no data to a learner in time
     │ ├ RanksDifferError                gradient workers that apply the same updates have different parameters
-    │ ├ InjectedFault                   the error that `raise` in a fault plan raises
+    │ ├ InjectedFault                   an error that the fault plan injected with `raise`
     │ ├ DeadlockError                   all workers and threads wait, in the simulated runtime
     │ └ WorkerLostError                 a worker died or does not respond
     │   ├ WorkerDiedError               the process or thread of a worker ended
@@ -32,7 +32,7 @@
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
     └ WeightsError                      weights do not fit the actor
 
-Every class passes all its arguments to `super().__init__`, so that pickle can restore it in another process.
+Every class passes all its arguments to `super().__init__`, so that pickle can restore an instance in another process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DeviceError(ConfigError):
 
 
 class SpaceError(ConfigError):
-    """A space that the chosen actor, algorithm or storage cannot use."""
+    """The chosen actor, algorithm or storage cannot use a space."""
 
 
 class ContractError(PyTorchRLError, TypeError):
@@ -128,7 +128,7 @@ class NoWorkersLeft(WorkerLostError):  # noqa: N818 - the name describes a state
 
 
 class InjectedFault(WorkerError):  # noqa: N818 - the user requested the fault
-    """The error that `raise` in a fault plan raises."""
+    """The fault plan injected this error with the action `raise`."""
 
 
 class DeadlockError(WorkerError):

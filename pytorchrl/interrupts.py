@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM during training: the first signal asks for a clean end, the second ends it at once."""
+"""Handle Ctrl-C and SIGTERM during training: the first requests a clean end, the second forces an immediate end."""
 
 from __future__ import annotations
 

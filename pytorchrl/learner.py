@@ -46,11 +46,11 @@ class Learner:
             learner.train()
 
     Args:
-        scheme: The scheme to drive. From now on the learner owns it and stops it.
+        scheme: The scheme to drive. The learner takes ownership of it and stops it at the end.
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None writes no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
-        recipe: The description in `run.json` from which the agent can be rebuilt.
+        recipe: Description from which the agent can be rebuilt; it is stored in `run.json`.
         run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
@@ -136,7 +136,7 @@ class Learner:
         """Start the scheme's workers, as the first `step()` does.
 
         Raises:
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` has been called.
             StartError: Workers cannot be started.
         """
         if self._stopped:
@@ -166,7 +166,7 @@ class Learner:
             The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).
 
         Raises:
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` has been called.
             PyTorchRLError: A worker failed.
         """
         if not self._started or self._stopped:
@@ -213,7 +213,7 @@ class Learner:
             The `summary()` of the run so far.
 
         Raises:
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` has been called.
             PyTorchRLError: Training failed; the scheme is stopped before the error is raised.
         """
         with Interrupts() as interrupts:
@@ -271,12 +271,12 @@ class Learner:
 
     @property
     def env_steps(self) -> int:
-        """The env steps that have reached the learner (neither in flight nor queued), as of the last count."""
+        """The env steps that had reached the learner (neither in flight nor queued) when they were last counted."""
         return self._measured.env_steps
 
     @property
     def ledger(self) -> MetricsDict:
-        """The ledger as of the last count; final after `stop()`."""
+        """The ledger when steps were last counted; final after `stop()`."""
         return self._measured.ledger
 
     @property
@@ -305,7 +305,7 @@ class Learner:
         return self._measured.policy_return_means
 
     def get_metrics(self) -> MetricsDict:
-        """Return all measurements up to now, as documented on the page about statistics.
+        """Return all measurements up to now; the page about statistics describes them.
 
         `algorithm` contains means of statistics since the last record; if there was no update since then, it contains
         the means in that record. Before `start()`, all numbers are zero; the call does not start the scheme.
@@ -328,7 +328,7 @@ class Learner:
         Raises:
             KeyError: The algorithm has no such parameter; the message lists its parameters.
             ConfigError: The value is out of its range.
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` has been called.
         """
         self.start()
         self.scheme.update_algorithm_parameter(name, value)
@@ -340,7 +340,7 @@ class Learner:
 
         Raises:
             ConfigError: The scheme has no `test_envs_factory`, or `num_episodes` is not a whole number >= 1.
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` has been called.
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
@@ -369,7 +369,7 @@ class Learner:
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` has been called.
         """
         if self.log_dir is None:
             raise ConfigError("save_checkpoint needs a log_dir; give one to the Learner")
@@ -390,7 +390,7 @@ class Learner:
             The final ledger.
 
         Raises:
-            LedgerError: The ledger does not balance. Everything has been stopped nevertheless.
+            LedgerError: The ledger does not balance. All workers have been stopped nevertheless.
         """
         if self._stopped:
             return self.ledger

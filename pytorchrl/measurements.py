@@ -19,12 +19,12 @@ class Measurements:
 
     Args:
         scheme: The scheme of the run.
-        target: The end of the run.
+        target: The target that decides when the run is done.
 
     Attributes:
-        env_steps: Env steps that have reached the learner (collected, neither in flight nor queued), as of the last
-            count.
-        ledger: The ledger as of the last count.
+        env_steps: Env steps that had reached the learner (collected, neither in flight nor queued) at the last call of
+            `count`.
+        ledger: The ledger when `count` was last called.
         ended_at: Time of the last update, by `time.perf_counter`.
     """
 
@@ -62,7 +62,7 @@ class Measurements:
         self.ended_at = now
 
     def add_rate(self, now: float) -> None:
-        """Add the last count to the rate of env steps."""
+        """Update the rate of env steps with the last count."""
         self._rate.add(now, self.env_steps)
 
     def take_episodes(self) -> None:
@@ -117,7 +117,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return the figures of the whole run, as of the last count."""
+        """Return the figures of the whole run at the time of the last count."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

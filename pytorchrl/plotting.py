@@ -49,7 +49,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
     """Draw one line per run into a PNG file.
 
     Raises:
-        ConfigError: A directory contains no such numbers, the file cannot be written, or matplotlib is missing.
+        ConfigError: A directory has no record with both numbers, the file cannot be written, or matplotlib is missing.
     """
     try:
         # This avoids pyplot, which would choose a display backend and keep references to all figures.

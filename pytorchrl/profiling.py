@@ -204,7 +204,7 @@ class Finding:
 
     Attributes:
         part: "level/part", such as "collection/environment".
-        share: Share of the part in the time that counts, in [0, 1].
+        share: Share of time that the part takes, in [0, 1]; `sentence` states whose time.
         sentence: Sentence that states the bottleneck.
         option: The option that would remove the bottleneck.
         advice: Instruction to change the option.
@@ -224,7 +224,7 @@ def explain(
 
     Args:
         metrics: The result of `Scheme.metrics()`, or of `between` for two such results.
-        options: All options in force (see `options_of`); None: those of a synchronous, central scheme.
+        options: All options in force (see `options_of`); None: the scheme is assumed to be synchronous and central.
         cores: CPU cores of all machines; None: the cores of this machine.
         gpus: GPUs of all machines; None: the GPUs of this machine.
 
@@ -249,9 +249,9 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     """Return the parts that an update waits for, and the share of the update's time that each part takes.
 
     If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
-    lower level works. If two levels run concurrently, only one of them counts: the lower level if the upper level waits
-    for a larger share of its time than the lower level is idle (and for more than a tenth of its time), otherwise the
-    upper level.
+    lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the upper
+    level waits for more than a tenth of its time, and for a larger share of its time than the lower level is idle.
+    Otherwise, the upper level counts.
 
     Args:
         time_s: Seconds by level and part.

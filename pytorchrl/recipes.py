@@ -18,9 +18,9 @@ from pytorchrl.run_directory import RUN_FILE, no_run
 from pytorchrl.untyped import Json
 
 _CODE = "__code__"
-"""Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` of nameless code."""
+"""Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` if there is no name."""
 _ACTING = ("noise_std",)
-"""Options of algorithms that acting needs; an agent can be loaded without its other options that are code."""
+"""Options of algorithms that acting needs. If other options of an algorithm are code, loading ignores them."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _flat(record: Mapping[str, object], prefix: str = "") -> list[tuple[str, flo
 
 
 class RateWindow:
-    """Steps per second over a window of the last `seconds`, or over the whole run while the run is shorter.
+    """Steps per second over a window of the last `seconds` seconds, or over the whole run if that is shorter.
 
     If rollouts arrive rarely, the window is longer: it spans at least three times the longest of the last five
     intervals between arrivals, so that the rate of a steady run is never 0. If a run stalls, the rate becomes 0 after
@@ -175,7 +175,7 @@ class RateWindow:
         """Record the total number of steps at the time `now` in seconds; neither number ever decreases."""
         has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
-        if self._intervals:  # otherwise the window is the whole run
+        if self._intervals:  # before the first interval, the window is the whole run
             start = now - max(self._seconds, _INTERVALS_PER_WINDOW * max(self._intervals))
             while len(self._points) > 2 and self._points[1][0] <= start:
                 self._points.popleft()
@@ -311,7 +311,7 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """The progress line on stderr: one redrawn line in a terminal (by rich, if installed), separate lines elsewhere."""
+    """The progress line on stderr: one redrawn line in a terminal (by rich, if available), separate lines elsewhere."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream: IO[str] | None = stream if stream is not None else sys.stderr
@@ -327,7 +327,7 @@ class Progress:
             self._live = _rich_progress(self._stream)
 
     def tell(self, text: str, *, stays: bool = False) -> None:
-        """Show a line of text before training begins. In a terminal, the next line overwrites it if not `stays`."""
+        """Show a line of text before training begins. In a terminal, the next line overwrites it unless `stays`."""
         if self._stream is None:
             return
         text = printable(text)

@@ -41,9 +41,9 @@ def prepare_log_dir(
     `<run_name>-1` or with the next free number. Several processes may call this function at the same time.
 
     Any other `log_dir` that contains an earlier run is refused by default. With `overwrite`, the earlier run is renamed
-    (`runs/a` to `runs/a.1`). With `resume`, it is kept; only if it ended before its first checkpoint, it is renamed,
-    too. A directory that contains the files of a run is never a directory of runs, whether its name ends in a slash or
-    not. Nothing is ever removed.
+    (`runs/a` to `runs/a.1`). With `resume`, it is kept, or renamed if it ended before its first checkpoint. A
+    directory that contains the files of a run is never a directory of runs, whether its name ends in a slash or not.
+    Nothing is ever removed.
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
@@ -149,7 +149,7 @@ def _free_name(path: Path) -> Path:
 
 
 class Lock:
-    """Lock the directory of a run, so that no other process runs in it, until `close()` or the end of the process.
+    """Lock on the directory of a run. No other run can use the directory until `close()` or the end of the process.
 
     Raises:
         ConfigError: Another process holds the lock.
@@ -175,7 +175,7 @@ class Lock:
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` atomically at the end, and is removed if writing fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left it
+    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
     try:
         with open(temporary, "xb", opener=open_no_follow) as file:
             yield file

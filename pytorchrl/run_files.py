@@ -34,7 +34,7 @@ class RunFiles:
         self.last_checkpoint: dict[str, float] | None = None
 
     def lock(self) -> None:
-        """Lock the directory; raise `ConfigError` if another process runs in it."""
+        """Lock the directory; raise `ConfigError` if another run uses it."""
         if self._log_dir is not None:
             self._lock = Lock(self._log_dir)
 

@@ -49,7 +49,7 @@ class Target:
 
 
 def _passes_of(scheme: Scheme) -> int:
-    """Return the smallest number of times that each collected step is used."""
+    """Return the minimum number of times that each collected step is used."""
     options = scheme.agent.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 

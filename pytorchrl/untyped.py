@@ -12,10 +12,10 @@ OptionValue: TypeAlias = Any
 """The value of an option, before it is checked against the type that its declaration states."""
 
 UserPart: TypeAlias = Any
-"""A part of an agent, of a class that need not derive from the library's; `agent.contracts` checks its members."""
+"""A part of an agent; its class need not derive from a class of the library. `agent.contracts` checks its members."""
 
 StateDict: TypeAlias = dict[str, Any]
-"""Saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""
+"""Saved state: tensors, arrays, plain values and containers of them, in the layout of the class that saved it."""
 
 Json: TypeAlias = Any
 """A value of a JSON file, or one that will be written to a JSON file; the reader checks its type."""

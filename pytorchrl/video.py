@@ -73,7 +73,7 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
         raise ConfigError(f"{env} renders no pictures: it has no render mode 'rgb_array'")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it warns that the folder exists, which was created above
+        warnings.simplefilter("ignore", UserWarning)  # RecordVideo warns that the folder already exists
         return gym.wrappers.RecordVideo(
             env, video_dir, episode_trigger=lambda number: number < num_episodes, name_prefix=name,
             disable_logger=True)

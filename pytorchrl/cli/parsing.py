@@ -42,15 +42,15 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: Map from each option of the command to (home, name in its home); None: the command has no options
-            besides its flags.
+        known: Map from each option of the command to (owner, name of the option in its owner); None: the command has no
+            options besides its flags.
         options: Arguments of `argparse.ArgumentParser`.
     """
 
     def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # as in argparse.ArgumentParser
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
-        # By default, argparse treats `-1e-3` and `-inf` as flags. As values, they are checked by the option.
+        # By default, argparse treats `-1e-3` and `-inf` as flags. With this pattern, they are values.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -91,7 +91,7 @@ def add_option_flags(
     Args:
         parser: The parser.
         specs: The options; each group of options becomes a group of flags.
-        preset: Values that replace the defaults of options that are not given.
+        preset: Values of the preset, which the help shows in place of defaults.
         show_all: Whether the help lists all flags instead of the common flags only.
     """
     groups = {group: parser.add_argument_group(title) for group, title in TITLES.items()}
@@ -148,7 +148,7 @@ class _Joined(argparse.Action):
 
 
 def _shown(value: object) -> str:
-    """Return a default as a user types it."""
+    """Return a default as a user would type it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -48,7 +48,7 @@ def _seconds(text: str) -> float:
 
 
 def _measure(learner: Learner, seconds: float) -> MetricsDict:
-    """Train for `seconds` seconds after the warm-up, without regard to the target, and return the metrics."""
+    """Train for `seconds` seconds after the warm-up, even beyond `target_steps`, and return the metrics."""
     learner.start()
     scheme, warm = learner.scheme, time.perf_counter() + _WARM_UP * seconds
     while time.perf_counter() < warm or scheme.version < _WARM_UP_UPDATES:

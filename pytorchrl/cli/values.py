@@ -27,9 +27,10 @@ _LONGEST_ECHO = 100
 
 
 def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
-    """Return a function that parses a text as `hint`; None if text cannot express its values (classes, callables).
+    """Return a function that parses text into a value of type `hint`.
 
-    For other texts the function raises `argparse.ArgumentTypeError`, which states the expected forms.
+    Return None if text cannot express values of this type, such as classes and callables. If a text has a wrong form,
+    the function raises `argparse.ArgumentTypeError`, whose message states the expected forms.
     """
     readers = _readers(hint)
     if not readers:
@@ -68,7 +69,7 @@ def _readers(hint: Any) -> list[_Reader]:  # a type or a special form of typing
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # The part itself parses the text, and reports a wrong value together with its other problems.
+            # The owner of the option parses the text, and reports a wrong value together with its other problems.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
@@ -121,7 +122,7 @@ def _int(text: str) -> int:
 
 
 def _schedule(text: str) -> Schedule:
-    """Parse a schedule: `linear:1e-3:0`, or the call or the list of points that makes it in Python."""
+    """Parse a schedule: `linear:1e-3:0`, or a call or list of points as in Python, such as `linear(1e-3, 0)`."""
     said = _SCHEDULE.fullmatch(text.replace(" ", ""))
     if said is None:
         raise _NotThisError(text)

@@ -36,7 +36,7 @@ def atari_factory(
         vec_env_size: Number of games stepped together.
         sticky: Whether each frame repeats the last action with probability 0.25, in training and in tests.
         end_on_life_loss: Whether a lost life is a termination in training.
-        reward_transform: Transform of rewards for learners in training.
+        reward_transform: Transformation of the rewards that learners receive in training.
         env_kwargs: Further arguments of `ale_py.AtariVectorEnv`, such as `{"full_action_space": True}`.
         options: Further fields of `VecEnv.Options`.
 

@@ -171,7 +171,7 @@ class FaultyEnv(CountingEnv):
             observation = observation.astype(np.complex64)
         if fault == "obs_shape":
             observation = observation[:2]
-        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # it may be an array
+        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # may be an array
         return observation, value, terminated, truncated, info
 
     def _reset_without_seed(self) -> ResetResult:
