@@ -109,7 +109,7 @@ SYNCHRONOUS = {
 
 
 def through_a_file(checkpoint):
-    """Save the checkpoint, and return it as loaded with `weights_only=True`, which executes no code of the file."""
+    """Return the checkpoint after saving it and loading it with `weights_only=True`, which executes no code."""
     file = io.BytesIO()
     torch.save(checkpoint, file)
     file.seek(0)

@@ -12,7 +12,7 @@ COSTS = {"start": 1.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
 
 
 def simulated(**settings):
-    """Return settings of a simulated scheme, so that a minute of virtual time takes almost no real time."""
+    """Return settings of a simulated scheme, in which a minute of virtual time takes almost no real time."""
     return {"runtime": "simulated", "costs": COSTS, "num_col_workers": 2, **settings}
 
 
@@ -22,13 +22,13 @@ def step_until(scheme, updates):
 
 
 def step_on(scheme):
-    """Make more steps than it takes any injected fault to occur."""
+    """Make so many steps that every injected fault occurs."""
     for _ in range(1000):
         scheme.step()
 
 
 def raises_within(seconds, kind, scheme, match):
-    """Check that `scheme.step()` raises an error of type `kind` within so many seconds, and return the error."""
+    """Check that `scheme.step()` raises an error of type `kind` within `seconds` seconds, and return the error."""
     start = time.monotonic()
     with pytest.raises(kind, match=match) as caught:
         step_on(scheme)

@@ -55,7 +55,7 @@ def test_spaces_of_training_and_test_environments(parts):
 
 
 def test_actor_for_other_environments(parts):
-    """Check that the error is raised before the first rollout, not by a matrix product."""
+    """Check that the error is raised before the first rollout, not later by a matrix product."""
     other = VecEnv.create_factory("Acrobot-v1")
     actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
     with pytest.raises(SpaceError, match=r"actor_factory.*train_envs_factory"):

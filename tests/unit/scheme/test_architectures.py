@@ -99,7 +99,7 @@ def test_what_contradicts_a_name_is_refused(named, name, settings, message):
 
 
 def test_r2d2_is_apex_with_sequences():
-    """Check that r2d2 has a shorter queue, and routes all steps of a collector to one shard."""
+    """Check that r2d2 differs from apex in a shorter queue, and in routing all steps of a collector to one shard."""
     scheme = Scheme.r2d2(*small_r2d2(), seed=1)
     apex = Scheme.apex(*synthetic_agent(4, capacity=1000), seed=1, learning_starts=20, train_batch_size=64)
     differing = {name for name, value in scheme.settings.items() if apex.settings[name] != value}

@@ -122,7 +122,7 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         for _ in range(30):
             second.step()
         ledger = check_ledger(second)
-        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # over the whole run, not since the checkpoint
+        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio of the whole run, not since the checkpoint
         final = second.stop()
         assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
     finally:
@@ -243,7 +243,7 @@ def test_environments_are_others_with_other_seeds():
     def make():
         return Scheme(A2C.create_factory(), actor, GAEBuffer.create_factory(8), envs, seed=1)
     scheme, other = make(), make()
-    Remembering.seeds.clear()  # discard the seeds of probes
+    Remembering.seeds.clear()  # discard the seeds of environments that were probed for their spaces
     for _ in range(3):
         scheme.step()
     other.resume(scheme.checkpoint())

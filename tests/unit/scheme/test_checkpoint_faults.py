@@ -15,7 +15,7 @@ from tests.unit.scheme.checkpointed import AGENTS, through_a_file
 
 
 def test_a_lost_worker_leaves_no_hole(check_ledger):
-    """Check that a checkpoint without the state of a lost worker can be resumed, and that its ledger balances."""
+    """Check that a checkpoint without the state of a lost worker can be resumed, with an exact ledger."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
                 "runtime": "simulated", "seed": 1}
@@ -43,7 +43,7 @@ def test_a_lost_worker_leaves_no_hole(check_ledger):
 
 @pytest.mark.parametrize("moment", ["state", "reseed"])
 def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch, moment):
-    """Check that a checkpoint contains a worker's state if and only if the worker is lost after sending it."""
+    """Check that a checkpoint contains the state of a lost worker only if it was lost after it sent the state."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
                 "runtime": "simulated", "seed": 1}

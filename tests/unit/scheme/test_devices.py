@@ -121,7 +121,7 @@ def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threa
     ({**GRADS, "grad_worker_resources": QUARTER},
      "grad_worker_resources asks for num_gpus=0.25, and gradient workers compute on the CPU"),
     ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources asks for num_gpus=0.25"),
-    # The number of the GPU exceeds the GPUs in the resources
+    # The index of the GPU is too high for the number of GPUs in the resources
     ({**COLLECTORS, "col_device": "cuda:1"},
      "col_device='cuda:1' is GPU 1, counted from 0, .*asks for num_gpus=0.2; 'cuda' is the first"),
     ({**GRADS, "grad_device": "cuda:2", "grad_worker_resources": {"num_gpus": 2}},
@@ -162,7 +162,7 @@ def test_a_machine_without_a_gpu_may_start_workers_on_others(make_scheme, see_gp
 def watch(make_scheme, monkeypatch, see_gpus):
     """Return a function that runs a scheme and returns the devices and resources of its workers.
 
-    The workers are built on the CPU whatever their device.
+    All workers compute on the CPU, whatever device they receive.
     """
     def run(runtime=ThreadRuntime, **settings):
         devices, asked = {}, {}
@@ -215,7 +215,7 @@ def test_only_who_computes_on_a_gpu_asks_for_a_share_by_default(watch):
     assert watch(**BOTH, grad_device="cuda")[1] == named(2, 2, with_gpu, without)
     assert watch(**BOTH, col_device="cuda")[1] == named(2, 2, without, with_gpu)
     asked = watch(**GRADS, **THREAD, col_device="cuda")[1]
-    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # for its collector thread
+    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # the share is for its collector thread
     assert watch(**COLLECTORS, col_device="cuda", col_worker_resources=QUARTER)[1]["GWorker 0/CWorker 2"] == QUARTER
 
 

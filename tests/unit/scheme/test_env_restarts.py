@@ -1,4 +1,4 @@
-"""Tests of schemes whose environments are restarted: the count of restarts, the ledger, and errors that still raise."""
+"""Tests of schemes whose environments are restarted: the count of restarts, the ledger, and errors that end the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMES = {
 
 
 class Log:
-    """Counts of the steps, over all workers, that were made and that raised an error."""
+    """A log of the successful and the failed steps of all workers."""
 
     def __init__(self, probability=0.02):
         self.made, self.raised = [], []

@@ -117,12 +117,12 @@ def test_slices_make_the_update_of_the_whole(make_scheme, num_workers, algorithm
     assert torch.equal(start, start_of_slices)
     assert _relative(whole, start)[0] > 1e-3  # training changed the parameters
     assert _relative(slices, whole)[0] <= 1e-6
-    assert _relative(slices, whole)[1] <= 1e-4  # for each parameter that is not close to zero
+    assert _relative(slices, whole)[1] <= 1e-4  # also for every single parameter that is not near zero
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_normalising_each_slice_by_itself_would_differ(make_scheme, algorithm, monkeypatch):
-    """Check that the test above would fail if each worker normalized advantages over only its slice."""
+    """Check that the test above would fail if each worker normalized advantages over its own slice only."""
     _, whole = _train(make_scheme, 1, algorithm, "batch")
     collect_and_grad = GWorker.collect_and_grad
 

@@ -22,7 +22,7 @@ EXECUTIONS = {
 
 
 def _step_on(scheme):
-    """Make more steps than it takes any injected fault to occur."""
+    """Make so many steps that every injected fault occurs."""
     for _ in range(1000):
         scheme.step()
 

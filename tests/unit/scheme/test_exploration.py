@@ -63,7 +63,7 @@ class Watch:
         strategy._request = request
 
     def look(self):
-        """Check the state after an event, in the thread that runs; keep the first error, which `check` raises later."""
+        """Check the state after an event, in whichever thread runs; `check` raises the first error later."""
         if self.broken is None:
             try:
                 self.check_state()
@@ -92,7 +92,7 @@ class Watch:
             hold(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
 
     def check_ranks(self):
-        """Check that no rank is more than one update ahead of the version of the scheme, or behind it."""
+        """Check that the version of each rank is that of the scheme, or one more."""
         ranks = self.root.strategy.ranks
         versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
         hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions,
@@ -144,7 +144,7 @@ class Watch:
 
     def check_chains(self):
         """Check, between two steps, that every gradient worker works, has a gradient ready, or is being replaced."""
-        if self.is_chain and self.root.strategy.error is None:  # raised after ready gradients are used
+        if self.is_chain and self.root.strategy.error is None:  # it is raised once ready gradients are used
             strategy = self.root.strategy
             at_work = len(
                 strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
@@ -201,7 +201,7 @@ def scenario(seed, faulty=True):  # noqa: C901 - a sequence of independent choic
     where = f"col.{rng.randint(1, col)}" if col > 1 else "col.0" if grad == 1 else "grad.1"
     if action in ("kill", "hang") and col == grad == 1:
         action = "raise"
-    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # a blocked thread polls often
+    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # no stall: blocked threads poll often
         settings |= between_queue_and_learner(rng)
     if action == "hang":
         settings["worker_timeout_s"] = 3.0
@@ -327,7 +327,7 @@ def a_rollout_counted_twice(monkeypatch):
 
     def put(self, rollouts):
         right(self, rollouts)
-        if self.queue.qsize() == 2:  # this happens only in some schedules
+        if self.queue.qsize() == 2:  # only some schedules queue two train batches
             right(self, rollouts)
     monkeypatch.setattr(SampleQueue, "put", put)
 

@@ -58,7 +58,7 @@ SPACES = {
 BOXES = ("Box", "Box of float64", "Box of shape ()")
 DISCRETE = ("Discrete", "Discrete from 2")
 KEPT = ("ReplayBuffer", "PERBuffer")
-# The expected combinations, on purpose not derived from the declarations of the classes.
+# The expected combinations, deliberately not derived from the declarations of the classes.
 TRAINING = {
     *itertools.product(("PPO", "A2C"), ("GAEBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
                        (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
@@ -297,7 +297,7 @@ def test_all_contradictions_are_named_at_once():
 
 
 class OwnMemory(OnPolicyActor):
-    """An actor with custom networks, so that its options do not say whether it has memory."""
+    """An actor with custom networks, whose options do not say whether it has memory."""
 
     def build_networks(self, generator):
         super().build_networks(generator)

@@ -79,7 +79,7 @@ def dice(request):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous_rounds(make, dice, seed):
-    """Check that at most one round is unused, that nothing is unused after its first pass, and that the lag is 0."""
+    """Check that unused steps are at most one round, that all are used after one pass, and that the lag is 0."""
     rng = dice(seed)
     workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2,
                                                                            3)), rng.choice((4, 6)), rng.choice((1, 2))
@@ -120,7 +120,7 @@ def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
 def test_asynchronous_gradients(make, dice, seed, is_slow):
-    """Check that each worker has one rollout, and that a gradient lags by the updates made while it was computed."""
+    """Check that each worker has one rollout, and that a gradient lags by the updates made during its computation."""
     rng = dice(seed)
     workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
     costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}

@@ -1,4 +1,4 @@
-"""Check that networks receive the small spread of observations around 1e9 without rounding it away."""
+"""Check that observations around 1e9 with a spread of about 1 keep this spread until they reach the networks."""
 
 from __future__ import annotations
 

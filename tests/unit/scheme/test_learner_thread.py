@@ -1,4 +1,4 @@
-"""Tests of when, how often and with which lag a learner uses rollouts of asynchronous collection (virtual clock)."""
+"""Tests of a learner with asynchronous collection: when, how often and with which lag it uses rollouts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_queue_policies(learner, train):
         assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_items"]
         assert (metrics["dropped_items"] > 100) == (policy != "block")
         assert metrics["queue"]["count"] in (metrics["updates"], metrics["updates"] + 1)
-        assert metrics["queue"]["quantiles"][-1] == 7  # a full queue, less the train batch just taken
+        assert metrics["queue"]["quantiles"][-1] == 7  # the queue of 8 is full, and one train batch was just taken
     lags = {policy: metrics["policy_lag"]["p50"] for policy, (metrics, _) in results.items()}
     assert lags["drop_oldest"] < lags["drop_newest"] <= lags["block"]
 
@@ -264,7 +264,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
     def take(samples, timeout_s):
         waiting = [batch.version for batch in samples.queue.queue]
         batch = right(samples, timeout_s)
-        if waiting:  # otherwise the collector thread may have added some since
+        if waiting:  # an empty queue leaves nothing to compare with
             assert batch.version == min(waiting)
             taken.append(batch.version != waiting[0])
         return batch

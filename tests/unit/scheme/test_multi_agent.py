@@ -85,7 +85,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
     else:
         assert final["resident"] > 0
         batches = 2 if pattern["num_grad_workers"] == 2 and pattern["grad_communication"] is SYNC else 1
-        assert final["consumed"] == 8 * batches * scheme.version  # transitions of one policy
+        assert final["consumed"] == 8 * batches * scheme.version  # counted as transitions of one policy, 8 per batch
 
 
 def test_statistics_and_episodes_are_by_policy(make_multi):
@@ -346,7 +346,7 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
     # In the 12 env steps of a rollout, `early` makes 12 steps and `shared` 14.
     assert metrics["shard/1/added"] == early["added"]
     assert 6 * shared["added"] == 7 * early["added"]
-    # Values of the whole shard are sums over the policies, or the smallest priority.
+    # A metric of the whole shard is the sum over its policies; `min_priority` is the minimum.
     for name in ("items", "bytes", "mass", "stale_priorities", "evicted_unused"):
         assert metrics[f"shard/1/{name}"] == pytest.approx(early[name] + shared[name])
     assert metrics["shard/1/min_priority"] == min(early["min_priority"], shared["min_priority"])
