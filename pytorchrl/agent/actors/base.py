@@ -1,4 +1,4 @@
-"""Define the base class of actors, which contains the normalizers of observations and rewards; load saved models."""
+"""The base class of actors, with the normalizers of observations and rewards, and the function `load_checkpoint`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Actor(Part, nn.Module, ABC):
     def create_factory(
         cls, observation_space: object, action_space: gym.Space[object], **options: object,
     ) -> Factory[Self]:
-        """Return a factory of this actor; see its `Options`.
+        """Return a factory of this actor; `options` are fields of the class's `Options`.
 
         Raises:
             ConfigError: An option is unknown or has an invalid value.
@@ -79,7 +79,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return a requirement that the action space does not meet, such as "a Box of floats", or None."""
+        """Return a requirement that an action space does not meet, such as "a Box of floats"; None if it meets all."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -89,15 +89,15 @@ class Actor(Part, nn.Module, ABC):
     def __init__(self, options: Options, device: str | torch.device) -> None:
         """Store the arguments. A subclass then sets the attributes that its networks need and calls `build`."""
         super().__init__()
-        self.options: Any = options  # each subclass has its own class of options
+        self.options: Any = options  # Any, because each subclass has its own class of options
         self.device = torch.device(device)
 
     @classmethod
     def has_memory(cls, options: Options) -> bool | None:
         """Return whether an actor with these options has memory.
 
-        Return None for a subclass with its own `build_networks`, because only the networks that this method builds
-        show whether they have memory.
+        Return None for a subclass that overrides `build_networks`, because the options do not determine whether the
+        networks that it builds have memory.
         """
         is_own = not cls.build_networks.__module__.startswith("pytorchrl.")
         return None if is_own else getattr(options, "recurrent_net", None) is not None
@@ -106,8 +106,8 @@ class Actor(Part, nn.Module, ABC):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build all networks and set them as attributes; a subclass defines this method.
 
-        Every attribute that is a module or a parameter is saved and sent to workers; algorithms with a single parameter
-        group also train it. When this method is called, the attributes that `__init__` sets, such as `options`, exist.
+        All attributes that are modules or parameters are saved and sent to workers; algorithms with a single parameter
+        group also train all of them. The attributes that `__init__` sets, such as `options`, can be used here.
 
         Args:
             generator: CPU generator for initial weights. Layers of torch draw from torch's global generator instead,
@@ -115,14 +115,14 @@ class Actor(Part, nn.Module, ABC):
         """
 
     def check_networks(self) -> None:
-        """Run the networks of a subclass once, on observations that are all zeros.
+        """Run the networks once on observations of zeros, and check their outputs; by default, do nothing.
 
         Raises:
             ContractError: A network returns a value of the wrong type or shape.
         """
 
     def example_obs(self) -> Obs:
-        """Return observations of zeros after normalization, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        """Return normalized observations of zeros, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
@@ -144,7 +144,7 @@ class Actor(Part, nn.Module, ABC):
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
-        # Normalizers are stored by position, because names of leaves may contain dots, but names of modules may not.
+        # Normalizers are stored in a list, because the name of a leaf may contain a dot, unlike the name of a module.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]
@@ -155,10 +155,10 @@ class Actor(Part, nn.Module, ABC):
         self.to(self.device)
         if not type(self).__module__.startswith("pytorchrl."):
             modes = [(module, module.training) for module in self.modules()]
-            self.eval()  # so that dropout draws nothing and batch norm does not update its running mean
+            self.eval()  # so that dropout is off and batch norm does not update its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # instead of train(), because pretrained modules may have been in eval mode
+            for module, mode in modes:  # not train(), because pretrained modules may have been in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
@@ -166,7 +166,7 @@ class Actor(Part, nn.Module, ABC):
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return zeros (E, H) for each network with memory, by the network's name."""
+        """Return the initial memory, name of a network -> zeros (E, H); by default {}, for an actor without memory."""
         return {}
 
     def state_buffers(self) -> dict[str, Tensor]:
@@ -175,10 +175,10 @@ class Actor(Part, nn.Module, ABC):
                 if not isinstance(value, nn.Parameter)}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
-        """Return the moments of a rollout's valid steps, which `merge_moments` accepts as its argument.
+        """Return the moments of a rollout's valid steps, from which `merge_moments` updates the normalizers.
 
         Args:
-            rollout: Each observation o_t with a valid transition is counted once.
+            rollout: The rollout; each observation o_t with a valid transition is counted once.
             discounted_returns: (T, E) discounted returns G for the reward normalizer: G <- gamma * G + r, reset to 0
                 after an episode ends.
 
@@ -221,17 +221,17 @@ class Actor(Part, nn.Module, ABC):
             return obs
         narrow = {leaf: obs[leaf].float() for leaf in self._wide}
         normalised = {
-            leaf: self.obs_moments[i].normalise(obs[leaf])  # type: ignore[operator] # they are `RunningMoments`
+            leaf: self.obs_moments[i].normalise(obs[leaf])  # type: ignore[operator] # it is a `RunningMoments`
             for leaf, i in self._normalised.items()}
         return {**obs, **narrow, **normalised}
 
 
-def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # its scalar type is known only at run time
+def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # Any, because leaves have different dtypes
     """Return the dtype in which storages store a leaf."""
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # with fields of a subclass of `Options`
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # fields of subclasses of `Options`
     if not options.normalize_obs:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Action distributions, whose parameters are passed to each method as one tensor, so that calls create no objects.
+"""Action distributions. Each method takes the parameters as one tensor, so that no distribution object is created.
 
 The action space determines the distribution of an actor; the distribution determines the number of outputs of the
 policy head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks
@@ -126,31 +126,31 @@ class Categorical(Distribution):
         return _masked(params, mask).argmax(-1)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Distribution`; the softmax is taken over the allowed actions."""
+        """Return log-probabilities and entropies under the softmax over the allowed actions; see `Distribution`."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; the softmax is taken over the allowed actions."""
+        """Return log-probabilities under the softmax over the allowed actions; see `Distribution`."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; both softmaxes are taken over the allowed actions."""
+        """Return KL(p || q) of the softmaxes over the allowed actions; see `Distribution`."""
         log_p, log_q = (F.log_softmax(_masked(logits, mask), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 class MultiCategorical(Distribution):
-    """D independent categorical distributions, the components. Params: the concatenated logits of all components.
+    """D independent categorical distributions, called components. Params: the concatenated logits of all components.
 
     Log-probabilities and entropies are summed over the components. All components are computed together, as
     (..., D, max n); components with fewer than max n actions are padded with forbidden actions.
     """
 
     index: Tensor
-    """(D * max n,) int64, the position in the params of each entry of the padded form."""
+    """(D * max n,) int64, the position in the params of each entry of the padded logits; 0 for padding."""
     present: Tensor
     """(D, max n) bool, false for padding."""
 
@@ -172,7 +172,7 @@ class MultiCategorical(Distribution):
 
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)
-        # The params may be on a device other than the module's, because rollouts are completed on the CPU.
+        # Rollouts are completed on the CPU, so `params` may be on a different device from this module.
         index, present = self.index.to(params.device), self.present.to(params.device)
         logits = params.index_select(-1, index).view(shape)
         if mask is None:
@@ -189,13 +189,13 @@ class MultiCategorical(Distribution):
         return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Distribution`; both results are summed over the D components."""
+        """Return log-probabilities and entropies, summed over the D components; see `Distribution`."""
         log_probs = F.log_softmax(_masked(*self._split(params, mask)), -1)
         action = action.reshape(*log_probs.shape[:-1], 1)
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; the result is summed over the D components."""
+        """Return KL(p || q), summed over the D components; see `Distribution`."""
         log_p, log_q = (F.log_softmax(_masked(*self._split(logits, mask)), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
 
@@ -223,14 +223,14 @@ class Bernoulli(Distribution):
         return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Distribution`; both results are summed over the bits."""
+        """Return log-probabilities and entropies, summed over the bits; see `Distribution`."""
         _refuse_mask(mask)
         bits = action.reshape(params.shape).float()
         softplus = F.softplus(params)
         return (bits * params - softplus).sum(-1), (softplus - params * params.sigmoid()).sum(-1)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; the result is summed over the bits."""
+        """Return KL(p || q), summed over the bits; see `Distribution`."""
         _refuse_mask(mask)
         return (params.sigmoid() * (params - other) - F.softplus(params) + F.softplus(other)).sum(-1)
 
@@ -273,7 +273,7 @@ class Gaussian(Distribution):
         return params[..., : self.num_outputs].reshape(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Distribution`; both results are summed over the n dimensions."""
+        """Return log-densities and entropies, summed over the n dimensions; see `Distribution`."""
         _refuse_mask(mask)
         mean, log_std = params.chunk(2, -1)
         errors = (action.reshape(mean.shape) - mean) * (-log_std).exp()
@@ -282,7 +282,7 @@ class Gaussian(Distribution):
         return -0.5 * (errors * errors).sum(-1) - log_stds - constant, log_stds + (constant + 0.5 * self.num_outputs)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """See `Distribution`; the result is summed over the n dimensions."""
+        """Return KL(p || q), summed over the n dimensions; see `Distribution`."""
         _refuse_mask(mask)
         (mean, log_std), (other_mean, other_log_std) = params.chunk(2, -1), other.chunk(2, -1)
         precision = (-2.0 * other_log_std).exp()

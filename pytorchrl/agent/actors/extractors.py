@@ -23,7 +23,7 @@ from pytorchrl.errors import SpaceError
 HIDDEN_GAIN = math.sqrt(2.0)
 """Gain of orthogonal initialization for hidden layers."""
 
-# Where autograd needs only the result, the function works in place, which saves one allocation per layer.
+# tanh and ReLU work in place, which saves one allocation per layer; their gradients need only their results.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }
@@ -34,12 +34,12 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 class _Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Draw nothing, because `orthogonal` initializes the layer from a given generator."""
+        """Do nothing, because `orthogonal` initializes the layer from a given generator."""
 
 
 class _Conv2d(nn.Conv2d):
     def reset_parameters(self) -> None:
-        """Draw nothing, because `orthogonal` initializes the layer from a given generator."""
+        """Do nothing, because `orthogonal` initializes the layer from a given generator."""
 
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
@@ -70,7 +70,7 @@ def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> 
 
 
 def is_image(space: gym.Space[object]) -> bool:
-    """Return whether a leaf of `flatten_space` is an image, for which `auto` uses a convolutional network.
+    """Return whether an observation leaf is an image, for which `auto` uses a convolutional network.
 
     An image is a Box (C, H, W) with H and W of at least 16 pixels. Its values are unsigned bytes, or floats whose
     bounds are 0 and 1 everywhere.
@@ -97,7 +97,7 @@ def image_shape(space: gym.Space[object], min_size: int, leaf: str = "obs") -> t
 
 
 def encoded_size(space: gym.Space[object]) -> int:
-    """Return n, the length of the vectors of `encode`.
+    """Return the length n of the vectors that `encode` returns for a space.
 
     Raises:
         SpaceError: `encode` does not support the space.
@@ -221,7 +221,7 @@ class DictNet(nn.Module):
         """Build the network from `extractors`, a mapping from each leaf to a module with `out_features`."""
         super().__init__()
         self._leaves = list(extractors)
-        # Not a ModuleDict, because names of leaves may contain dots, but names of modules may not.
+        # A list, not a ModuleDict, because the name of a leaf may contain a dot, unlike the name of a module.
         self.extractors = nn.ModuleList(extractors.values())
         self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features
@@ -256,7 +256,7 @@ class Embedding(nn.Module):
         Raises:
             IndexError: A number is negative, or at least the size of the vocabulary.
         """
-        # On devices that support such a check, a compiled graph contains its own.
+        # This check is skipped in compiled graphs, which contain their own check on devices that support it.
         if not torch.compiler.is_compiling() and bool(((x < 0) | (x >= self.vocabulary)).any()):
             raise IndexError(f"an index must be from 0 to {self.vocabulary - 1}, got {int(x.min())} to {int(x.max())}")
         return F.embedding(x.long(), self.table)

@@ -53,7 +53,7 @@ class Memory(nn.Module):
         Returns:
             Outputs (B, size) or (L, B, size), and the state (B, H) after the last row.
         """
-        # One matrix product for all steps, because only the recurrent half depends on the previous step.
+        # The product with the inputs does not depend on previous steps, so it is computed once for all steps.
         projected = F.linear(x, self.inputs.weight, self.inputs.bias)
         done = done.unsqueeze(-1)
         if x.dim() == 2:
@@ -71,7 +71,7 @@ class GRU(Memory):
     num_gates, num_parts = 3, 1
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one step; see `Memory`."""
+        """Compute one step of the GRU; see `Memory`."""
         gates = F.linear(state, self.recurrence.weight, self.recurrence.bias).float()
         projected = projected.float()
         size = 2 * self.size
@@ -82,12 +82,12 @@ class GRU(Memory):
 
 
 class LSTM(Memory):
-    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is the output, followed by the cell."""
+    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is the output, then the cell state."""
 
     num_gates, num_parts = 4, 2
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one step; see `Memory`."""
+        """Compute one step of the LSTM; see `Memory`."""
         hidden, cell = state.chunk(2, -1)
         gates = (projected + F.linear(hidden, self.recurrence.weight, self.recurrence.bias)).float()
         write, forget, candidate, output = gates.chunk(4, -1)

@@ -27,7 +27,9 @@ def moments(samples: Tensor) -> Moments:
 
 
 def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:
-    """Return G_t = gamma * G_{t-1} + r_t, whose moments scale the rewards; G is reset to 0 after an episode ends.
+    """Return the discounted sums G_t = gamma * G_{t-1} + r_t; after an episode ends, G is reset to 0.
+
+    The actor divides rewards by the standard deviation of these sums.
 
     Args:
         rollout: T transitions of E environments.
@@ -56,11 +58,11 @@ class RunningMoments(nn.Module):
     count: Tensor
     """() float64, number of samples."""
     mean: Tensor
-    """(...) float64."""
+    """(...) float64, mean of the samples."""
     m2: Tensor
     """(...) float64, sum of squared deviations from the mean."""
     shift: Tensor
-    """(...) float32, a copy of the mean, because converting the mean in each step would slow acting down."""
+    """(...) float32, a copy of the mean, because converting the mean at each step would slow down acting."""
     scale: Tensor
     """(...) float32, 1 / standard deviation."""
 

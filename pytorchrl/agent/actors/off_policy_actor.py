@@ -41,7 +41,7 @@ class OffPolicyActor(ReplayActor):
         policy: The policy network.
         critics: `num_critics` Q networks.
         is_discrete: Whether the action space is Discrete.
-        is_deterministic: Whether the policy determines actions instead of the parameters of a distribution.
+        is_deterministic: Whether the policy network returns actions instead of the parameters of a distribution.
         action_size: The number D of dimensions of an action or, for a Discrete space, the number n of actions.
     """
 
@@ -85,7 +85,10 @@ class OffPolicyActor(ReplayActor):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """See `Actor`. A Box must have finite bounds, to which `to_env` scales actions from [-1, 1]."""
+        """Return the requirement that an action space does not meet, or None; see `Actor`.
+
+        A Box must have finite bounds, to which `to_env` scales actions from [-1, 1].
+        """
         problem = super().action_space_problem(space)
         if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
             return "a Box with finite bounds"
@@ -150,7 +153,7 @@ class OffPolicyActor(ReplayActor):
         return {"pi": self.policy}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """See `ReplayActor`; the actions are (E,) int64 or, for a Box, (E, ...) float32 in [-1, 1]."""
+        """Draw random allowed actions, (E,) int64 or, for a Box, (E, ...) float32 in [-1, 1]; see `ReplayActor`."""
         if self.is_discrete:
             return best_action(torch.rand(num_envs, self.action_size, generator=generator, device=self.device), mask)
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
@@ -160,7 +163,7 @@ class OffPolicyActor(ReplayActor):
         if self.is_discrete:
             return action
         scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        return torch.clamp(scaled, self.low, self.high)  # because of rounding errors
+        return torch.clamp(scaled, self.low, self.high)  # because rounding errors may exceed the bounds
 
     def act(
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
@@ -204,7 +207,7 @@ class OffPolicyActor(ReplayActor):
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 
     def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
-        """Return log-probabilities (B, n) of a categorical policy: for forbidden actions, about the lowest float.
+        """Return log-probabilities (B, n) of a categorical policy; for forbidden actions, about the lowest float32.
 
         Args:
             obs: Leaf -> (B, ...), normalized.
@@ -250,4 +253,4 @@ class PolicyNet(nn.Module):
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:
     """Return the values of all `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces."""
-    return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # it is a ModuleList
+    return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # a ModuleList

@@ -28,11 +28,11 @@ class OnPolicyActor(Actor):
     """Policy and value networks with orthogonal initialization, and the normalizers of observations and rewards.
 
     Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
-    first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
-    may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does not enter that
-    mode itself, because entering it takes longer than running a small network.
+    first of its episode; `rhs` maps the name of each network with memory to its state (B, H). Without memory, `rhs` is
+    empty and `done` may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does
+    not enter that mode itself, because entering it takes longer than running a small network.
 
-    A subclass with networks of its own defines `build_networks`, `policy_features` and, unless the value head is
+    A subclass that builds other networks defines `build_networks`, `policy_features` and, unless the value head is
     applied to the policy's features, `value_features`.
 
     Attributes:
@@ -92,9 +92,9 @@ class OnPolicyActor(Actor):
         if isinstance(self.distribution, Gaussian):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
         self.build(seed)
-        # Plain tuples of the same modules, because looking up a submodule or a parameter is slow: with small networks,
-        # these lookups take up to a third of the time of `act`.
-        self._trunks: tuple[Any, Any] = (  # a subclass may give its networks any interface
+        # Plain tuples of the same modules and parameters, because looking them up in modules is slow: with small
+        # networks, lookups would take up to a third of the time of `act`.
+        self._trunks: tuple[Any, Any] = (  # Any, because networks of a subclass may have any interface
             getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
         self._linear = tuple(
@@ -105,10 +105,10 @@ class OnPolicyActor(Actor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build extractors, memories and heads from the options; a subclass may build other networks.
 
-        The method sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`); `value_head`, a
-        module from features to (B, 1); and the modules that `policy_features` and `value_features` use. If the value
-        head is applied to the policy's features, the method sets `is_shared` to True. If the networks have memory, the
-        method sets `is_recurrent` to True, and the subclass defines `initial_states`.
+        The method sets `policy_head`, a module that maps features (B, F) to (B, `distribution.num_outputs`);
+        `value_head`, a module that maps features to (B, 1); and the modules that `policy_features` and `value_features`
+        use. If the value head is applied to the policy's features, the method sets `is_shared` to True. If the networks
+        have memory, the method sets `is_recurrent` to True, and the subclass defines `initial_states`.
         """
         options, shared = self.options, self.options.shared_policy_value_network
         self.is_recurrent = options.recurrent_net is not None
@@ -183,7 +183,7 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions; leave out results that are faster to compute later, for a whole rollout at once.
+        """Choose actions, and omit results that are faster to compute later for a whole rollout at once.
 
         Args:
             obs: Leaf -> (E, ...).
@@ -265,7 +265,7 @@ class OnPolicyActor(Actor):
         params, latent, _ = self._policy_params(obs, rhs, done)
         value_latent = latent if self.is_shared else self.value_features(obs, rhs, done)[0]
         logp, entropy = self._heads[2].log_prob_entropy(params, action, mask)
-        features = latent.float()  # bfloat16 under mixed precision, but the user's `terms` receives float32
+        features = latent.float()  # under mixed precision, features are bfloat16, but a user's `terms` receives float32
         value_features = features if value_latent is latent else value_latent.float()
         return Evaluated(logp, entropy, self._value_of(value_latent), params, features, value_features)
 

@@ -95,7 +95,7 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """See `ReplayActor`; the actions are (E,) int64."""
+        """Draw random allowed actions, (E,) int64; see `ReplayActor`."""
         return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
 
     def acting_networks(self) -> dict[str, nn.Module]:
@@ -138,7 +138,7 @@ class QActor(ReplayActor):
         return scores, {} if state is None else {"q": state}
 
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
-        """If actions are an input of the memory, add the chosen actions (B,) to the states that `unroll` returned.
+        """Add the chosen actions (B,) to the states that `unroll` returned, if actions are an input of the memory.
 
         `show_reward` later adds the rewards of these actions.
         """

@@ -1,4 +1,4 @@
-"""Define the base class of actors of replay algorithms, and the Q networks, with PyTorch's default initialization."""
+"""The base class of actors for replay algorithms, and their Q networks, with PyTorch's default initialization."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 
 _NOISE_SCALE = 0.5
-"""Initial sigma of noisy layers, times the square root of the number of inputs: Fortunato et al. 2018, section 3.2."""
+"""Initial sigma of a noisy layer times the square root of its number of inputs: Fortunato et al. 2018, section 3.2."""
 
 
 class ReplayNetworkOptions(NetworkOptions, Protocol):
@@ -67,7 +67,7 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw actions (E, ...), as storages receive them, uniformly from those that the mask (E, n) allows."""
+        """Draw actions (E, ...) uniformly from the actions that the mask (E, n) allows, in the form that is stored."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Return actions (E, ...) as environments receive them."""
@@ -83,8 +83,8 @@ def replay_trunk(
     Args:
         options: Options of the actor.
         generator: CPU generator for the initial weights.
-        hidden_sizes: Sizes that replace those of the options; None keeps the latter.
-        num_previous: See `Trunk`.
+        hidden_sizes: Sizes to use instead of `options.hidden_sizes`; None means `options.hidden_sizes`.
+        num_previous: Number of additional inputs of the memory; see `Trunk`.
     """
     if hidden_sizes is not None:
         options = dataclasses.replace(options, hidden_sizes=hidden_sizes)
@@ -188,7 +188,7 @@ class DiscreteQNet(nn.Module):
             return q, state
         if mask is None:
             mean = q.mean(-1, keepdim=True)
-        else:  # the count is clamped, because a terminal observation, whose values are not used, may allow no action
+        else:  # clamp the count, because a terminal observation, whose values are unused, may allow no action
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return self.value_head(features, *noise) + q - mean, state
 
@@ -198,7 +198,7 @@ class ContinuousQNet(nn.Module):
 
     def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # a trunk that passes vectors on unchanged
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # without hidden layers, vectors stay unchanged
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

@@ -88,7 +88,7 @@ class Trunk(nn.Module):
         self._is_plain = set(options.observation_space) == {OBS_LEAF}
         self._leaf, space = next(iter(options.observation_space.items()))
         self._leaf_ndim = len(space.shape or ())
-        self._modules_in_order = (self.extractor, self.memory)  # a plain tuple, because looking up a submodule is slow
+        self._modules_in_order = (self.extractor, self.memory)  # a tuple, because looking up a submodule is slow
 
     def forward(
         self, obs: Obs, state: Tensor | None, done: Tensor | None, previous: Tensor | None = None,
@@ -158,7 +158,7 @@ def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
-    # An image has two long axes, in whatever order its axes are.
+    # An image has two long axes, whatever the order of its axes.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(

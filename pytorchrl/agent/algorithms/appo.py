@@ -88,7 +88,10 @@ class APPO(VTraceAlgorithm, PPO):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `PPO`; `kl` is a term of the loss if the option `kl_coef` is not 0, and otherwise a measure."""
+        """Compute the terms of the loss; see `PPO`.
+
+        If the option `kl_coef` is not 0, `kl` is a term of the loss; otherwise, it is a measure.
+        """
         slow_kl = None
         if self._slow is not None:
             with torch.no_grad(), self._precision():
@@ -110,21 +113,27 @@ class APPO(VTraceAlgorithm, PPO):
         return {**terms, "kl": slow_kl}, measures
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """See `OnPolicyAlgorithm`. The weight of `kl` adapts to `kl_target` and is not among the `parameters`."""
+        """Return the weights of the terms; see `OnPolicyAlgorithm`.
+
+        The weight of `kl` adapts to `kl_target` and is not one of the `parameters`.
+        """
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
 
     def evaluate_target(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """See `VTraceAlgorithm`. The target policy is the slow policy, if there is one."""
+        """Evaluate the target policy, which is the slow policy if there is one; see `VTraceAlgorithm`."""
         if self._slow is None:
             return super().evaluate_target(obs, rhs, done, action, mask)
         logp = self._slow.evaluate_actions(obs, rhs, done, action, mask)[0]
         return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `PPO`. If `kl_coef` is not 0, the last vector is the mean KL, to be averaged like the gradients."""
+        """Compute the gradient; see `PPO`.
+
+        If `kl_coef` is not 0, the last vector contains the mean KL, which is averaged like the gradients.
+        """
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
             self._gradients = gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
@@ -132,7 +141,10 @@ class APPO(VTraceAlgorithm, PPO):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """See `Algorithm`; if `kl_coef` is not 0, the last vector has a single scalar, the mean KL."""
+        """Number of scalars in each vector; see `Algorithm`.
+
+        If `kl_coef` is not 0, the last vector contains one scalar, the mean KL.
+        """
         return [*super().gradient_sizes, 1] if self.options.kl_coef else super().gradient_sizes
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
@@ -142,7 +154,8 @@ class APPO(VTraceAlgorithm, PPO):
         `target_update_interval` updates.
 
         Returns:
-            The values that `Algorithm` returns; if the option `kl_coef` is not 0, also `kl_coef` for the next update.
+            The values that `Algorithm.apply_gradients` returns; if the option `kl_coef` is not 0, also the `kl_coef` of
+            the next update.
         """
         gradients = self.last_gradients() if gradients is None else gradients
         info = super().apply_gradients(gradients[:len(self.groups)])
@@ -176,7 +189,7 @@ class APPO(VTraceAlgorithm, PPO):
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also contains the number of updates, which determines the next renewal."""
+        """Return the state, including the number of updates, which determines the next renewal; see `Algorithm`."""
         return {**super().state_dict(), "num_updates": self._num_updates}
 
     def load_state_dict(self, state: StateDict) -> None:

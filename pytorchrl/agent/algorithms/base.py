@@ -112,12 +112,12 @@ class Algorithm(Part, Updatable, ABC):
 
         Args:
             options: Checked options.
-            actor: The actor that is trained.
+            actor: The actor to train.
             seed: Seed of the random numbers for actions.
             device: Device of the actor.
 
         Raises:
-            ConfigError: The algorithm cannot train such an actor, or the options of both contradict each other.
+            ConfigError: The algorithm cannot train such an actor, or its options contradict the actor's options.
         """
         of_actor = getattr(actor, "options", None)
         check_actor(type(self), type(actor), of_actor)
@@ -189,7 +189,7 @@ class Algorithm(Part, Updatable, ABC):
 
     @abstractmethod
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Return the batches, one for each update, that are due now that the storage has received new data."""
+        """Return the batches that are due after the storage has received new data, one batch for each update."""
 
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
         """Add all values that depend on the whole batch; called before the batch is split into microbatches."""
@@ -198,7 +198,7 @@ class Algorithm(Part, Updatable, ABC):
     @abstractmethod
     def compute_gradients(
         self, batch: Batch,
-    ) -> tuple[list[Tensor], dict[str, Any]]:  # the values are numbers, except `errors` of replay, a tensor
+    ) -> tuple[list[Tensor], dict[str, Any]]:  # values are numbers, except the tensor `errors` with replay
         """Compute the gradient of the loss over a batch's valid samples, without changing any state.
 
         Returns:
@@ -361,6 +361,6 @@ def copy_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor | np.nda
         for name, tensor in live.items():
             value = state[name]
             if isinstance(value, np.ndarray) and tensor.device.type == "cpu":
-                np.copyto(tensor.detach().numpy(), value)  # not by torch, which warns about read-only arrays
+                np.copyto(tensor.detach().numpy(), value)  # torch would warn about read-only arrays
             else:
                 tensor.copy_(torch.as_tensor(np.array(value)) if isinstance(value, np.ndarray) else value)

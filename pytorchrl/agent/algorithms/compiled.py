@@ -19,7 +19,7 @@ Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class CompiledGradient:
-    """A function that computes a gradient, and that is compiled into a single graph at the first batch.
+    """A function that computes a gradient and is compiled into a single graph at the first batch.
 
     The graph contains the forward pass, the loss and the backward pass. It does not use the autograd engine, and writes
     the gradients into one vector.
@@ -71,7 +71,7 @@ class CompiledGradient:
             grads = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([grad.reshape(-1) for grad in grads]), measured
 
-        # torch caches compiled graphs by code object; if several gradients shared one, they would evict each other.
+        # torch caches compiled graphs by code object; gradients that shared one would evict each other's graphs.
         gradient.__code__ = gradient.__code__.replace()
         return torch.compile(gradient, fullgraph=True, options={
             # Compute tanh from one exp. On CPUs, this is four times as fast as the default; the error is below 1e-7.

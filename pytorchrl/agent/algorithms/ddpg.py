@@ -85,7 +85,7 @@ class DDPG(ReplayAlgorithm):
     # Learning
 
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """Return the actions (B, D) at the next observations, for the computation of targets.
+        """Return the actions (B, D) at the next observations, from which the targets are computed.
 
         Args:
             next_obs: Leaf -> (B, ...), normalized.
@@ -108,7 +108,7 @@ class DDPG(ReplayAlgorithm):
     # States
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the result also contains the state of the Ornstein-Uhlenbeck noise."""
+        """Return the state, including the state of the Ornstein-Uhlenbeck noise; see `Algorithm`."""
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
     def load_state_dict(self, state: StateDict) -> None:

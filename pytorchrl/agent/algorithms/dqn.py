@@ -109,7 +109,7 @@ class DQN(ReplayAlgorithm):
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """See `Algorithm`; with `epsilon_per_worker`, use the constant epsilon of collector `index`.
+        """Use the constant epsilon of collector `index` if `epsilon_per_worker` is set; see `Algorithm`.
 
         Raises:
             ConfigError: There is no such collector.
@@ -140,7 +140,7 @@ class DQN(ReplayAlgorithm):
         return self._explore(len(done), deterministic, mask, lambda: self._greedy(obs, deterministic, mask))
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
-        """Return the actions (E,) of `greedy`, but replace each, with probability epsilon, by a random action.
+        """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.
 
         `greedy` is called only if its result is used.
         """

@@ -48,7 +48,7 @@ ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalized."
 
 
 _CHUNK_BYTES = 2**25
-"""Largest size in bytes of observations, as float32, whose values are computed in one forward pass."""
+"""Largest size, in bytes as float32, of the observations of one forward pass that computes values."""
 
 
 class OnPolicyAlgorithm(Algorithm):
@@ -86,7 +86,10 @@ class OnPolicyAlgorithm(Algorithm):
     @classmethod
     @brief_errors
     def create_factory(cls, **options: object) -> Factory[Self]:
-        """See `Algorithm`. `num_mini_batch` and `mini_batch_size` are mutually exclusive."""
+        """Return a factory of this algorithm; see `Algorithm`.
+
+        `num_mini_batch` and `mini_batch_size` are mutually exclusive.
+        """
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
             raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and "
                               f"mini_batch_size={options['mini_batch_size']} both set how a pass is split into "
@@ -101,26 +104,29 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
-            # Built after `FlatParameters`, which moves the actor's parameters; the small policy refers to them.
+            # `FlatParameters` must move the actor's parameters first, because the small policy refers to their memory.
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params,
                                           self.device) if options.compile else None
         self._weights = Constants(self.device)
         self.info_names = ()
         self._term_names: tuple[str, ...] = ()
-        # V-trace computes values with the learner's weights, so collectors compute no values.
+        # With V-trace, the learner computes values with its own weights, so collectors compute none.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's actor need not have the argument.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
-        # If this is not None, the storage sets `num_mini_batch` accordingly.
+        # If `mini_batch_size` is not None, the storage derives `num_mini_batch` from it.
         self.mini_batch_size: int | None = options.mini_batch_size
         self.advantage_normalization = options.advantage_normalization
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`: a loss cannot be compiled with an actor that has memory."""
+        """Return a message if options contradict each other; see `Part`.
+
+        A loss cannot be compiled with an actor that has memory.
+        """
         if agent.algorithm.compile and agent.has_memory:
             return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
                     "of a sequence; set compile=False or recurrent_net=None")
@@ -131,7 +137,10 @@ class OnPolicyAlgorithm(Algorithm):
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; `other` contains what `finish_rollout` needs to compute log-probabilities and values."""
+        """Choose the actions of E environments; see `Algorithm`.
+
+        `other` contains what `finish_rollout` needs to compute log-probabilities and values.
+        """
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
@@ -193,7 +202,7 @@ class OnPolicyAlgorithm(Algorithm):
     # Learning
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Return batches; in each epoch, every sample is in one batch."""
+        """Return the batches of all epochs; in each epoch, every sample is in exactly one batch."""
         batches = storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
         return batches if self.info_names else check_first_batch(storage, batches)
 
@@ -231,9 +240,9 @@ class OnPolicyAlgorithm(Algorithm):
         """Compute the loss from `terms`.
 
         Args:
-            evaluated: See `terms`.
-            batch: See `terms`.
-            parameters: See `terms`.
+            evaluated: The actor's outputs for the batch; see `terms`.
+            batch: The samples; see `terms`.
+            parameters: Name -> current value of each updatable option; see `terms`.
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
@@ -261,7 +270,7 @@ class OnPolicyAlgorithm(Algorithm):
         return dataclasses.replace(batch, advantage=batch.normalized_advantage(), is_normalized=True)
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `Algorithm`.
+        """Compute the gradient of the loss over a batch; see `Algorithm`.
 
         Raises:
             ConfigError: `compile=True`, but this machine cannot compile.
@@ -273,7 +282,7 @@ class OnPolicyAlgorithm(Algorithm):
             check_weights(self, named_weights)
         weights = self._weights.of(*named_weights.values())
         if self._compiled is not None:
-            if not self.info_names:  # once without compilation, so that errors name the user's class
+            if not self.info_names:  # run once without compilation, so that errors name the user's class
                 self._evaluate_loss(batch, self.parameters, weights)
             gradient, measured = self._compiled(batch, self.parameters, weights)
         else:
@@ -296,7 +305,7 @@ class OnPolicyAlgorithm(Algorithm):
             self._small_policy.noise = torch.zeros(0)  # discards noise that was drawn in advance
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also contains the noise that was drawn in advance."""
+        """Return the state, including the noise that was drawn in advance; see `Algorithm`."""
         noise = torch.zeros(0) if self._small_policy is None else self._small_policy.noise
         return {**super().state_dict(), "noise": noise}
 

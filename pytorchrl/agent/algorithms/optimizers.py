@@ -180,7 +180,7 @@ class TorchOptimizer:
 def _on_cpu(value: V) -> V:
     """Return a copy of nested dictionaries and lists, with their tensors on the CPU."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()  # type: ignore[return-value] # the clone has the same type
+        return value.detach().cpu().clone()  # type: ignore[return-value] # a clone has the type of its original
     if isinstance(value, dict):
         return {name: _on_cpu(item) for name, item in value.items()}  # type: ignore[return-value]
     return [_on_cpu(item) for item in value] if isinstance(value, list) else value  # type: ignore[return-value]

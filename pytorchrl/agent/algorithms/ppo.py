@@ -67,7 +67,10 @@ class PPO(OnPolicyAlgorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `OnPolicyAlgorithm`. The measures are `kl` and `clip_fraction`: 1 if a ratio is clipped, else 0."""
+        """Compute the terms of the loss; see `OnPolicyAlgorithm`.
+
+        The measures are `kl` and `clip_fraction`, which is 1 if the ratio of a sample is clipped, else 0.
+        """
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
         if batch.valid is not None:  # masked before exp, because infinity times zero would be NaN in the gradient
@@ -90,14 +93,17 @@ class PPO(OnPolicyAlgorithm):
         return terms, {"kl": kl, "clip_fraction": is_clipped}
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `OnPolicyAlgorithm`. With `target_kl`, `info["skip_remaining"]` is 1.0 if KL is too large, else 0.0."""
+        """Compute the gradient; see `OnPolicyAlgorithm`.
+
+        With `target_kl`, `info["skip_remaining"]` is 1.0 if KL is too large, else 0.0.
+        """
         gradients, info = super().compute_gradients(batch)
         if "target_kl" in self.parameters:
             info["skip_remaining"] = float(self.skip_remaining(info))
         return gradients, info
 
     def skip_remaining(self, info: Mapping[str, float]) -> bool:
-        """Return whether KL is so large that the remaining batches of a rollout are skipped.
+        """Return whether KL is so large that the remaining batches of the rollout must be skipped.
 
         Args:
             info: Statistics whose `kl` is the mean over all workers.

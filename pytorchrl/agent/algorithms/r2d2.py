@@ -37,7 +37,7 @@ def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
 
-    If s is the root, the term that is squared equals 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
+    With the square root s, the squared term equals 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
     The result is computed as sign(x) y (y + 2), which avoids cancellation for small |x|.
     """
     root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
@@ -89,7 +89,10 @@ class R2D2(DQN):
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; the memory processes each observation, even if the action is random."""
+        """Choose the actions of E environments; see `Algorithm`.
+
+        The memory processes each observation, even if the action is random.
+        """
         with torch.inference_mode():
             allowed = None if mask is None else self._on_device(mask)
             if allowed is not None:
@@ -111,10 +114,13 @@ class R2D2(DQN):
 
     # Learning
 
-    def losses(  # type: ignore[override] # its batches are sequences
+    def losses(  # type: ignore[override] # batches contain sequences
         self, batch: SequenceBatch,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """See `ReplayAlgorithm`; the errors have shape (L, B) and are 0 for steps that are not valid."""
+        """Compute the losses; see `ReplayAlgorithm`.
+
+        The errors have shape (L, B) and are 0 for steps that are not valid.
+        """
         actor, length = self.actor, len(batch.action)
         burn_in, rest = slice(0, batch.burn_in), slice(batch.burn_in, None)
         obs, state = actor.normalise(batch.obs), batch.rhs.get("q")

@@ -47,7 +47,7 @@ class ReplayAlgorithm(Algorithm):
     only in `apply_gradients`.
 
     Attributes:
-        start_steps, update_every, num_updates, mini_batch_size: See `Options`.
+        start_steps, update_every, num_updates, mini_batch_size: Values of these options.
         num_updates_made: Number of updates that `apply_gradients` has made.
         targets: Group -> target network.
     """
@@ -124,7 +124,7 @@ class ReplayAlgorithm(Algorithm):
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; `other` is empty."""
+        """Choose the actions of E environments; see `Algorithm`. In the result, `other` is empty."""
         with torch.inference_mode():
             allowed = None if mask is None else torch.from_numpy(mask).to(self.device)
             if self.parameters[START] > 0 and not deterministic:
@@ -140,7 +140,7 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Draw actions (E, ...), as storages receive them, uniformly from those that the mask (E, n) allows."""
+        """Draw actions (E, ...) uniformly from the actions that the mask (E, n) allows, in the form that is stored."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
@@ -149,7 +149,7 @@ class ReplayAlgorithm(Algorithm):
 
     # Learning
 
-    def batches(  # type: ignore[override] # its batches are transitions
+    def batches(  # type: ignore[override] # batches contain transitions
         self, storage: BatchStorage,
     ) -> Iterator[ReplayBatch]:
         """Return `num_updates` batches whenever `update_every` more transitions have been inserted.
@@ -186,7 +186,7 @@ class ReplayAlgorithm(Algorithm):
         with torch.no_grad():
             return self.losses(batch)[2]
 
-    def compute_gradients(  # type: ignore[override] # its batches are transitions
+    def compute_gradients(  # type: ignore[override] # batches contain transitions
         self, batch: ReplayBatch,
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of all groups at the current parameters; see `Algorithm`.
@@ -243,7 +243,7 @@ class ReplayAlgorithm(Algorithm):
         self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`; the state also contains the number of updates and the state of `update_generator`."""
+        """Return the state, including the number of updates and the state of `update_generator`; see `Algorithm`."""
         return {
             **super().state_dict(), "num_updates_made": self.num_updates_made,
             "update_generator": self.update_generator.get_state()}

@@ -77,11 +77,14 @@ class SAC(ReplayAlgorithm):
         size = actor.action_size
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
-        """The target without action masks; with a mask, the number of allowed actions replaces n."""
+        """The target entropy without action masks; with a mask, the number of allowed actions replaces n."""
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`: `target_entropy_scale` needs discrete actions, because it scales the entropy of n actions."""
+        """Return a message if options contradict each other; see `Part`.
+
+        `target_entropy_scale` needs discrete actions, because it scales the entropy of n actions.
+        """
         scale, space = agent.algorithm.target_entropy_scale, getattr(agent.actor, "action_space", None)
         if scale != SAC.Options.target_entropy_scale and space is not None and not isinstance(space,
                                                                                               gym.spaces.Discrete):
@@ -89,7 +92,7 @@ class SAC(ReplayAlgorithm):
         return super().contradiction(agent)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """See `Algorithm`; if alpha is learned, log alpha is an additional group."""
+        """Return the parameter groups; if alpha is learned, log alpha is an additional group. See `Algorithm`."""
         log_alpha = torch.tensor(math.log(self.options.initial_alpha), device=self.device)
         groups = super().trained_parameters()
         if not self.options.learn_alpha:
