@@ -1,4 +1,4 @@
-"""Check the values of options of every type, also for classes that inherit the options of several classes."""
+"""Test options of every type, and classes that inherit the options of several classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check names, types, ranges and choices of declared options, and print and pickle factories."""
+"""Test the checks of option names, types, ranges and choices, and the printing and pickling of factories."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_kl_counts_allowed_actions_only_and_has_a_finite_gradient(space):
         keep = [0, 2, 3]
         p, q = (torch.log_softmax(logits[:, keep], -1) for logits in (params, other))
     else:
-        # Only one action of the first component is allowed.
+        # The first component allows only one action, so it adds nothing to the KL divergence.
         p, q = (torch.log_softmax(logits[:, 2:], -1) for logits in (params, other))
     torch.testing.assert_close(kl, (p.exp() * (p - q)).sum(-1))
     gradient, = torch.autograd.grad(kl.sum(), other)
@@ -129,7 +129,7 @@ def test_forbidden_actions_are_never_drawn(space):
 
 
 def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_different_sizes():
-    """The padding of components with fewer actions is never drawn as an action."""
+    """Check that the padding for components with fewer actions is never sampled as an action."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params, mask = _params(distribution, 2000), torch.ones(2000, 10, dtype=torch.bool)
     action = distribution.sample(params, None, _generator())
@@ -210,7 +210,7 @@ def test_a_part_of_multi_discrete_without_an_allowed_action_raises():
 
 
 def test_log_probabilities_are_found_where_the_parameters_are():
-    """Rollouts are completed on the CPU, whatever the device of the actor."""
+    """Check that log-probabilities stay on the device of the parameters, because rollouts are completed on the CPU."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
     params, action = torch.empty(4, 5, device="meta"), torch.empty(4, 2, dtype=torch.int64, device="meta")
     assert distribution.log_prob(params, action, None).device.type == "meta"

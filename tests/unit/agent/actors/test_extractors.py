@@ -83,7 +83,7 @@ def test_fixup_blocks_start_as_the_identity():
     assert torch.equal(block(x), x)
     _assert_orthogonal(block.conv1.weight, math.sqrt(2) / math.sqrt(6))
     block(x).sum().backward()
-    assert block.conv2.weight.grad.any()  # the zero weight has a gradient
+    assert block.conv2.weight.grad.any()  # the zero-initialized weight has a gradient
 
 
 def test_mlp_computes_its_layers():

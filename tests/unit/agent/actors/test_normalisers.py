@@ -60,7 +60,7 @@ def test_all_of_it_travels_in_the_state():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
 def test_numbers_around_1e9_keep_their_spread(dtype):
-    """float32 would round these numbers to multiples of 64; mean, deviation and normalized values are exact."""
+    """Check that mean, deviation and normalized values are exact where float32 would round to multiples of 64."""
     generator = torch.Generator().manual_seed(0)
     deviations = torch.randn(4000, 2, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0])
     samples = (1e9 + deviations).round(decimals=3).to(dtype)

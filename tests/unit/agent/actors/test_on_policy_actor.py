@@ -42,7 +42,7 @@ def _actor(observation_space=VECTOR, action_space=TWO, seed=1, **options):
 
 
 def _obs(actor, *lead, seed=0):
-    """Return random observations of every leaf, (*lead, ...)."""
+    """Return random observations, each leaf with the shape (*lead, *space.shape)."""
     rng, obs = np.random.default_rng(seed), {}
     for leaf, space in actor.options.observation_space.items():
         shape = (*lead, *space.shape)
@@ -200,7 +200,7 @@ def test_recurrent_rollout_has_ratio_one_also_with_resets(net, shared):
         before = _clone(rhs)
         inputs = {"obs": obs["obs"][t].clone()}
         action, _, params, value, rhs_next = _act(actor, inputs, rhs, done[t])
-        assert all(torch.equal(before[name], rhs[name]) for name in rhs)  # inputs are not changed
+        assert all(torch.equal(before[name], rhs[name]) for name in rhs)  # `act` does not change its inputs
         assert torch.equal(inputs["obs"], obs["obs"][t])
         rows.append((action, actor.log_prob_from_params(params, action), value))
         rhs = rhs_next
@@ -221,7 +221,7 @@ def test_memory_matters_and_its_inputs_are_required():
     zero = actor.get_value(obs, actor.initial_states(2), done)[0]["value"]
     moved = actor.get_value(obs, rhs, done)[0]["value"]
     assert zero[0] != moved[0]
-    assert zero[1] == moved[1]  # reset by `done`
+    assert zero[1] == moved[1]  # `done` resets the memory of environment 1
     with pytest.raises(ConfigError, match="done"):
         actor.get_value(obs, rhs, None)
     with pytest.raises(ConfigError, match="state"):

@@ -126,7 +126,7 @@ def test_tables_of_options_are_complete():
               "checkpoint"}
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
         "dueling", "noisy", "recurrent_net", "recurrent_size",
-        "prev_action_reward"}  # options of the memory are tested in test_r2d2 and test_previous_action_reward
+        "prev_action_reward"}  # the memory options are tested in test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
         "policy", "num_critics", "log_std_bound"}
 
@@ -231,7 +231,7 @@ def test_noisy_layer_has_factorised_noise_for_all_rows_alike():
     assert float(layer.weight_sigma.detach()[0, 0]) == pytest.approx(0.5 / math.sqrt(3))
 
 
-# ---- policies over a Box
+# ---- policies for Box action spaces
 
 
 def test_squashed_log_probability_has_known_values():

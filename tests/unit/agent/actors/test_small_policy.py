@@ -1,4 +1,4 @@
-"""Compare the policy in NumPy with the same policy in torch."""
+"""Compare the NumPy implementation of a small policy with the torch implementation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
     assert algo._small_policy is not None
     if normalize:
         algo.actor.obs_moments[0].merge((torch.tensor(9.0), torch.full((5,), 0.3), torch.full((5,), 4.0)))
-    with torch.no_grad():  # larger than the initial weights, so that the actions differ
+    with torch.no_grad():  # enlarge the small initial weights, so that actions differ between rows
         algo.actor.policy_head.weight.mul_(100)
         algo.actor.policy_head.bias.add_(0.1)
         if action == "box":
@@ -53,7 +53,7 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
     twin = on_torch(algo)
     for step in range(20):
         obs = rows(seed=step)
-        if not deterministic:  # both policies use the same noise, one step at a time
+        if not deterministic:  # give the NumPy policy the noise that the torch policy will sample
             algo._small_policy.noise = noise(twin, action)
         mine, other = act(algo, obs, deterministic), act(twin, obs, deterministic)
         assert mine.action.dtype == other.action.dtype
@@ -65,7 +65,7 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
 
 
 def noise(algo, action):
-    """Return the noise (1, 6, n) that the policy in torch will draw next."""
+    """Return the noise that the torch policy will sample next, with shape (1, 6, n)."""
     generator = torch.Generator()
     generator.set_state(algo.generator.get_state())
     if action == "box":
@@ -122,7 +122,7 @@ def test_many_rows_and_masks_go_to_torch(monkeypatch):
         algo.actor, *args, **kwargs))
     act(algo, rows(64))
     assert not used
-    act(algo, rows(65))  # 65 * 64 * 64 multiplications are more than 2**18
+    act(algo, rows(65))  # 65 * 64 * 64 multiplications exceed the limit of 2**18
     assert len(used) == 1
     mask = np.tile([False, True, False], (6, 1))
     assert (act(algo, rows(), mask=mask).action == 1).all()

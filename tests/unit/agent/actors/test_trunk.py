@@ -1,4 +1,4 @@
-"""Test feature extractors in an actor, given by name or by the user."""
+"""Test the feature extractors of an actor: built-in extractors chosen by name, and user-defined extractors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _actor(observation_space=VECTOR, action_space=TWO, seed=1, **options):
 
 
 def _obs(actor, *lead, seed=0):
-    """Return random observations of every leaf, (*lead, ...)."""
+    """Return random observations, each leaf with the shape (*lead, *space.shape)."""
     rng, obs = np.random.default_rng(seed), {}
     for leaf, space in actor.options.observation_space.items():
         shape = (*lead, *space.shape)

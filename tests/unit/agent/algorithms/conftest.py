@@ -1,4 +1,4 @@
-"""Build real actors, algorithms and storages, and feed them with made-up steps."""
+"""Build real actors, algorithms and storages, and feed them made-up steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OBS_SIZE, NUM_ACTIONS = 3, 2
 
 
 class MadeUpSteps:
-    """Random observations, rewards and ends under SAME_STEP or NEXT_STEP; the actions do not matter."""
+    """Source of random observations, rewards and episode ends, in SAME_STEP or NEXT_STEP mode; actions are ignored."""
 
     def __init__(self, num_envs, seed=0, masked=False, next_step=False):
         self.num_envs, self.masked, self.next_step = num_envs, masked, next_step
@@ -62,16 +62,16 @@ class Parts:
 
     @property
     def params(self):
-        """The live parameters (P,) of the only group."""
+        """The live parameters of the only parameter group, with shape (P,)."""
         return self.algorithm.groups["all"].data
 
     @property
     def whole_state(self):
-        """A copy of every number of the algorithm's state, in a fixed order."""
+        """A copy of every number in the algorithm's state, in a fixed order."""
         def walk(value):
             if isinstance(value, dict):
                 return [leaf for key in sorted(value) for leaf in walk(value[key])]
-            if isinstance(value, list):  # a schedule: its name, then its numbers
+            if isinstance(value, list):  # a schedule is a list of its name and its numbers
                 return [torch.tensor(value[1:]).double()]
             return [] if value is None else [torch.as_tensor(value).double().flatten()]
         return torch.cat(walk(self.algorithm.state_dict()))
@@ -92,7 +92,7 @@ def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, a
 
 
 def collect_rollout(parts, steps, num_steps=None):
-    """Return one finished rollout of `num_steps` steps; None means a full rollout."""
+    """Return one finished rollout of `num_steps` steps, or a full rollout if `num_steps` is None."""
     storage = parts.storage
     if not hasattr(steps, "is_started"):
         storage.start(steps.observe(), steps.mask())
@@ -106,7 +106,7 @@ def collect_rollout(parts, steps, num_steps=None):
 
 
 def learn_from(parts, rollouts):
-    """Make all updates from the rollouts; return the info of each update."""
+    """Make all updates from the rollouts, and return the info of each update."""
     storage, algorithm = parts.storage, parts.algorithm
     storage.insert_data_slice(rollouts)
     storage.before_gradients()
@@ -149,7 +149,7 @@ def train():
 
 
 class ScriptedEpisodes:
-    """Episodes of known lengths and ends, repeated for each environment and reported as in an autoreset mode."""
+    """Source of scripted steps: each environment plays a list of (length, end), in SAME_STEP or NEXT_STEP mode."""
 
     def __init__(self, scripts, next_step):
         self.scripts, self.next_step = scripts, next_step
@@ -170,7 +170,7 @@ class ScriptedEpisodes:
         for e, script in enumerate(self.scripts):
             episode, step = self.position[e]
             length, end = script[episode]
-            if self.waits[e]:  # the reset step of NEXT_STEP
+            if self.waits[e]:  # this is the reset step of NEXT_STEP mode
                 self.waits[e], first[e], self.position[e] = False, True, (episode + 1, 0)
                 continue
             reward[e] = np.cos(7 * e + 3 * episode + step)
@@ -192,7 +192,7 @@ class ScriptedEpisodes:
 
 @pytest.fixture
 def play_script():
-    """Return a function that plays a script, and returns the advantages of valid transitions by environment."""
+    """Return a function that plays scripted episodes, and returns the advantages of valid steps by environment."""
     def run(parts, mode):
         endings = [(3, "terminated"), (4, "truncated"), (2, "truncated"), (3, "terminated")]
         episodes = ScriptedEpisodes(

@@ -1,4 +1,4 @@
-"""Test the properties of all on-policy algorithms: options, updates, slices, states, schedules."""
+"""Test properties that all on-policy algorithms share: options, updates, slices, states and schedules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 # Options
 
 
-# option -> (settings with which the option has an effect, another value)
+# Each option is mapped to (settings with which it has an effect, a value other than the default).
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
@@ -86,7 +86,7 @@ def test_weighted_mean_over_slices_equals_the_whole_batch(
 ):
     options = {"advantage_normalization": normalization, "num_epochs": 5, "num_mini_batch": 1, "actor": actor}
     if cls is A2C:
-        options["lr"] = 0.02  # the first steps are small, because TensorFlow's initial mean square is 1
+        options["lr"] = 0.02  # the first steps are small, because rmsprop_tf starts with a mean square of 1
     collector = build(cls, **options)
     rollouts = [collect(collector, made_up_steps(4, seed=seed, next_step=True), 8 - seed) for seed in range(num_slices)]
     whole, *workers = [build(cls, **options) for _ in range(1 + num_slices)]
@@ -124,7 +124,7 @@ def test_gradients_are_clipped_when_applied_and_not_before(build, collect, made_
     norm = float(gradients[0].norm())
     assert norm > 1e-2
     before = parts.params.clone()
-    # Gradients of two workers in opposite directions: the mean is small and must not be clipped.
+    # The gradients of two workers point in opposite directions, so their mean is small and must not be clipped.
     info = parts.algorithm.apply_gradients([(gradients[0] + -0.999999 * gradients[0]) / 2])
     assert info["grad_norm"] < 1e-3
     moved = float((parts.params - before).norm())
@@ -165,7 +165,7 @@ def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes
     before = parts.whole_state
     terms = PPO.terms
 
-    def bad_terms(self, *args):  # a constant, so that the gradient stays finite
+    def bad_terms(self, *args):  # `bad` is a constant, so that the gradient itself is finite
         found, measures = terms(self, *args)
         return {**found, "policy_loss": found["policy_loss"] + bad}, measures
     monkeypatch.setattr(PPO, "terms", bad_terms)
@@ -192,7 +192,7 @@ def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_u
     monkeypatch.setattr("pytorchrl.agent.algorithms.on_policy._CHUNK_BYTES", 5 * 4 * 3)
     for chunked, expected in zip(parts.algorithm.compute_values(rollout), whole, strict=True):
         torch.testing.assert_close(chunked, expected)
-    torch.testing.assert_close(rollout.other["value"], whole[0])  # computed while acting, except for the last row
+    torch.testing.assert_close(rollout.other["value"], whole[0])  # values come from acting, except in the last row
 
 
 # Current parameters

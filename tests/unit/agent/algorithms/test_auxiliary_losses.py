@@ -1,4 +1,4 @@
-"""Test a user's own loss term: the gradient is that of the sum, in one pass, in slices, masked and compiled."""
+"""Test a user-defined loss term: gradients in one pass, in slices, with masks and with compilation; errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import ContractError
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 
-# a warning from torch when its compiler is imported
+# Torch emits this warning when its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 COEF = 0.7
 
 
 def with_reconstruction(base):
-    """Return `base` with a further term, the squared error of predicting the observation from the features."""
+    """Return a subclass of `base` with another loss term: the squared error of decoding features to observations."""
     class Reconstructing(base):
         @dataclass(frozen=True, kw_only=True)
         class Options(base.Options):
@@ -38,7 +38,7 @@ def with_reconstruction(base):
 
 
 class DecodingActor(OnPolicyActor):
-    """An actor with one more head."""
+    """An actor with an additional head, which decodes features to observations."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -47,7 +47,7 @@ class DecodingActor(OnPolicyActor):
 
 @pytest.fixture
 def make_batch(build, collect, made_up_steps):
-    """Return a function that makes (parts, one batch) of an algorithm whose actor has a decoder."""
+    """Return a function that builds the parts of a worker, whose actor has a decoder, and one batch."""
     def make(cls, masked=False, ragged=False, **options):
         parts = build(cls, num_epochs=1, num_mini_batch=1, actor_class=DecodingActor, **options)
         parts.storage.insert_data_slice([collect(parts, made_up_steps(4, masked=masked, next_step=ragged))])
@@ -58,7 +58,7 @@ def make_batch(build, collect, made_up_steps):
 
 
 def by_autograd(parts, base, batch):
-    """Return the gradient of base loss + COEF * reconstruction; both are computed over the valid samples."""
+    """Return the gradient of base loss + COEF * reconstruction, and the reconstruction error, over valid samples."""
     actor, algorithm = parts.actor, parts.algorithm
     plain = base.create_factory(**{
         field: getattr(algorithm.options, field) for field in base.Options.__dataclass_fields__})(actor=actor, seed=0)
@@ -80,7 +80,7 @@ def test_gradient_is_that_of_the_sum(make_batch, base, actor, steps):
     gradients, info = parts.algorithm.compute_gradients(batch)
     gradient = gradients[0].clone()
     size = parts.algorithm.groups["all"].split(gradient)
-    assert float(size["decoder.weight"].abs().max()) > 0  # the head is trained, and so are the layers below
+    assert float(size["decoder.weight"].abs().max()) > 0  # the decoder is trained
     expected, error = by_autograd(parts, base, batch)
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
     assert info["reconstruction"] == pytest.approx(error, rel=1e-5)
@@ -112,7 +112,7 @@ def test_one_forward_pass_serves_the_loss_and_the_term(make_batch):
     for module in (parts.actor.policy.extractor, parts.actor.value.extractor):
         forward = module.forward
         module.forward = lambda x, forward=forward: calls.append(len(x)) or forward(x)
-    for _ in range(2):  # the first batch, which is checked, costs no more than later batches
+    for _ in range(2):  # the first batch is also validated, without an additional forward pass
         calls.clear()
         parts.algorithm.compute_gradients(batch)
         assert calls == [batch.num_samples] * 2
@@ -153,7 +153,7 @@ def test_compiled_gradient_equals_the_plain_one(make_batch):
 
 def test_features_are_float32_under_mixed_precision(make_batch):
     parts, batch = make_batch(with_reconstruction(PPO), mixed_precision=True)
-    _, info = parts.algorithm.compute_gradients(batch)  # the head has float32 weights
+    _, info = parts.algorithm.compute_gradients(batch)  # fails unless features are float32, like the decoder
     assert info["reconstruction"] > 0
 
 
@@ -161,7 +161,7 @@ def test_features_are_float32_under_mixed_precision(make_batch):
 
 
 def returns(terms=lambda terms: terms, measures=lambda measures: measures, weights=lambda weights: weights):
-    """Return a class of PPO whose hooks change their results."""
+    """Return a subclass of PPO whose hooks modify the results of the base class."""
     class MyPPO(PPO):
         def terms(self, *args):
             found, others = super().terms(*args)
@@ -204,7 +204,7 @@ def test_mistakes_are_named(make_batch, cls, message):
 
 
 def test_a_class_with_its_own_info_names_is_checked_too(make_batch):
-    """The names follow from `terms`; `info_names` of a class neither replaces the names nor disables the check."""
+    """Check that info names come from `terms`; the attribute `info_names` does not replace them or disable checks."""
     cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
     parts, batch = make_batch(cls)
     _, info = parts.algorithm.compute_gradients(batch)

@@ -11,13 +11,13 @@ from pytorchrl.agent.algorithms import APPO, PPO
 from pytorchrl.errors import ConfigError
 from tests.unit.agent.algorithms.conftest import build_parts
 
-# a warning from torch when its compiler is imported
+# Torch emits this warning when its compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def pair():
-    """Equal parts without and with compilation, which takes seconds for each object; tests leave both equal."""
+    """Equal parts without and with compilation; compiling takes seconds, so tests share both and keep them equal."""
     return [build_parts(PPO, compile=flag) for flag in (False, True)]
 
 

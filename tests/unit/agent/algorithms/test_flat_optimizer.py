@@ -37,7 +37,7 @@ def gradients(count=20, size=50):
     *((name, make) for name, make in NAMED.items()), *((make, make) for make in CLASSES.values())],
     ids=[*NAMED, *CLASSES])
 def test_steps_equal_torch(kind, make):
-    """The steps are equal even if the learning rate changes and gradients are clipped."""
+    """Check that steps equal those of torch while the learning rate changes and gradients are clipped."""
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
     optimizer, other = make_optimizer(kind, mine, SETTINGS), make([theirs], lr=0.01)
     for index, gradient in enumerate(gradients()):
@@ -84,7 +84,10 @@ def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(kind):
 
 
 def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
-    """States are sent to processes without the device. The test uses `meta`, which cannot copy to the CPU."""
+    """Check that a state is on the CPU, because it may be sent to a process without the device.
+
+    The test replaces `Tensor.cpu`, because tensors on the `meta` device cannot be copied to the CPU.
+    """
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(self.shape))
     state = FlatOptimizer("adam", torch.zeros(3, device="meta"), SETTINGS).state_dict()
     devices = {name: tensor.device.type for name, tensor in state.items()}

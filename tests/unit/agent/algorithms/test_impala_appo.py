@@ -1,4 +1,4 @@
-"""Test IMPALA and APPO: losses against hand-written losses, the slow policy, the weight of KL."""
+"""Test IMPALA and APPO: losses against hand-written losses, the slow policy and the KL coefficient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = [
 
 
 def move(parts, seed):
-    """Change the parameters at random."""
+    """Add random noise to the parameters."""
     generator = torch.Generator().manual_seed(seed)
     parts.params.add_(torch.randn(len(parts.params), generator=generator), alpha=0.3)
 
@@ -45,7 +45,7 @@ def open_batch(parts, rollout):
 
 @pytest.fixture
 def older_rollout(build, collect, made_up_steps):
-    """Return a rollout of weights that differ from the learner's."""
+    """Return a function that collects a rollout with weights that differ from the learner's."""
     def run(cls=IMPALA):
         parts = build(cls, seed=5)
         move(parts, seed=1)
@@ -104,7 +104,7 @@ def test_gradient_of_appo_is_that_of_its_formula(build, older_rollout, kl_coef):
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.7])
 def test_gradient_of_impact_is_that_of_its_formula(build, older_rollout, kl_coef):
-    """With a slow policy, the ratio is clip(mu / slow, 0, is_clip) pi / mu, and KL is KL(slow || pi)."""
+    """Check that the ratio is clip(mu / slow, 0, is_clip) pi / mu with a slow policy, and that KL is KL(slow || pi)."""
     parts = build(APPO, advantage_normalization="none", clip_param=0.1, kl_coef=kl_coef, is_clip=1.1, **SLOW)
     move(parts, seed=2)
     batch = open_batch(parts, older_rollout(APPO))
@@ -113,7 +113,7 @@ def test_gradient_of_impact_is_that_of_its_formula(build, older_rollout, kl_coef
     policy = distributions.Categorical(logits=logits)
     slow = distributions.Categorical(logits=policy_of(parts.algorithm._slow, batch.obs["obs"])[0].detach())
     weight = (batch.logp - slow.log_prob(batch.action)).exp()
-    assert (weight > 1.1).any()  # the limit has an effect
+    assert (weight > 1.1).any()  # some importance weights are clipped
     ratio = weight.clamp(0.0, 1.1) * (policy.log_prob(batch.action) - batch.logp).exp()
     surrogate = torch.minimum(ratio * batch.advantage, ratio.clamp(0.9, 1.1) * batch.advantage)
     kl = distributions.kl_divergence(slow, policy).mean()
@@ -127,7 +127,7 @@ def test_gradient_of_impact_is_that_of_its_formula(build, older_rollout, kl_coef
 
 @pytest.mark.parametrize("cls", [APPO, IMPALA])
 def test_on_their_own_data_they_are_ppo_and_a2c_without_lambda(build, collect, made_up_steps, cls):
-    """With ratio 1, targets and advantages of V-trace equal those of GAE with lambda = 1."""
+    """Check that V-trace equals GAE with lambda = 1 when all importance ratios are 1."""
     plain = {APPO: PPO, IMPALA: A2C}[cls]
     gradients = []
     for kind in (cls, plain):
@@ -169,7 +169,7 @@ def test_impala_learns_from_every_layout(train, settings):
 
 
 def test_weighted_mean_over_slices_equals_the_whole_batch(build, older_rollout, collect, made_up_steps):
-    """The mean of KL, which is appended to the gradient, is averaged with the same weights."""
+    """Check that the mean KL, which is appended to the gradient, is averaged with the gradient's weights."""
     options = {"advantage_normalization": "none", "kl_coef": 0.4, **SLOW}
     rollouts = [older_rollout(APPO), collect(build(APPO, seed=6), made_up_steps(4, seed=3), 5)]
     whole, *workers = (build(APPO, **options) for _ in range(3))
@@ -200,7 +200,7 @@ def test_defaults_are_those_that_are_documented():
     assert IMPALA.learns_from is APPO.learns_from is DataKind.OLDER_ROLLOUTS
 
 
-# option -> (settings with which the option has an effect, another value)
+# Each option is mapped to (settings with which it has an effect, a value other than the default).
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
@@ -270,7 +270,7 @@ def test_schedules_reach_their_end(build, cls):
     assert {name: algorithm.parameters[name] for name in options} == ends
 
 
-# The slow policy and the weight of KL
+# The slow policy and the KL coefficient
 
 
 def test_slow_policy_is_copied_every_so_many_updates(build):
@@ -382,7 +382,7 @@ def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, ma
 
 
 def test_slow_policy_that_is_copied_with_each_item_changes_nothing_on_its_own_data(train):
-    """The slow policy is then the policy that acted, so that it does not change the ratio and V-trace."""
+    """Check that a slow policy changes neither the ratio nor V-trace if it equals the policy that acted."""
     plain, slow = (
         train(APPO, rollouts=3, num_epochs=2, num_mini_batch=2, lr=1e-2, **options)[0]
         for options in ({}, {"target_update_interval": 4, **SLOW}))

@@ -19,7 +19,7 @@ def sizes(parts):
 
 @pytest.fixture
 def filled(build, collect, made_up_steps):
-    """Return a function that builds the parts of a worker with a stored rollout of 8 steps of 4 environments."""
+    """Return a function that builds the parts of a worker and stores a rollout of 8 steps from 4 environments."""
     def make(cls=PPO, next_step=False, **options):
         parts = build(cls, **{"num_epochs": 1, **options})
         parts.storage.insert_data_slice([collect(parts, made_up_steps(4, next_step=next_step))])

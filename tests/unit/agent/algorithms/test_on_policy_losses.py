@@ -25,7 +25,7 @@ def random_batch(seed, size, has_valid):
 
 
 def reference(new, recorded, normalise, clipped_value, dual_clip):
-    """Compute the loss sample by sample, in float64."""
+    """Compute the loss, its measures and its gradients in float64, one sample at a time."""
     logp, entropy, value = [x.detach().double().requires_grad_() for x in new]
     valid = range(len(logp)) if recorded.valid is None else recorded.valid.nonzero().flatten().tolist()
     old_logp, old_value, ret, advantage = [
@@ -105,7 +105,7 @@ def test_first_batch_has_ratio_1(train, settings):
 
 @pytest.mark.parametrize("cls", [PPO, APPO])
 def test_what_was_recorded_where_there_is_no_step_does_not_reach_the_gradient(build, collect, made_up_steps, cls):
-    """This also holds for an infinite probability ratio, whose gradient would be NaN even after masking."""
+    """Check an invalid step with an infinite probability ratio, whose gradient would be NaN even after masking."""
     options = {"kl_coef": 0.5} if cls is APPO else {}
     parts = build(cls, actor={"recurrent_net": "gru", "recurrent_size": 5}, storage={"sequence_length": 3},
                   num_mini_batch=1, **options)
@@ -177,7 +177,11 @@ def test_skip_remaining_is_decided_on_any_averaged_info(build):
 
 
 def test_scripted_run_gives_the_same_advantages_under_both_autoreset_modes(build, play_script):
-    """The episodes have 3 (terminated), 4 and 2 (truncated), 3 (terminated) and 2 (unfinished) steps, in two orders."""
+    """Check two environments that play the same scripted episodes in opposite orders.
+
+    The episodes have 3 (terminated), 4 (truncated), 2 (truncated) and 3 (terminated) steps; then 2 unfinished steps
+    follow.
+    """
     advantages = {mode: play_script(build(PPO, num_envs=2, size=40), mode) for mode in ("same_step", "next_step")}
     assert len(advantages["same_step"]) == 2 * 14
     np.testing.assert_allclose(advantages["same_step"], advantages["next_step"], rtol=1e-6, atol=1e-6)

@@ -37,7 +37,7 @@ class Asymmetric(OnPolicyActor):
 
 
 class Shared(Asymmetric):
-    """An actor with both heads on the policy's features, one of them with two layers."""
+    """An actor whose heads share the policy's features, and whose value head has two linear layers."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -97,7 +97,7 @@ def test_a_shared_head_takes_the_features_of_the_policy():
 
 
 def test_memory_of_its_own_is_unrolled_as_it_acts(build, collect, made_up_steps):
-    """In PPO's first batch, the memory is the same as while acting, so the ratio is 1."""
+    """Check that the unrolled memory equals the memory while acting, so that the ratio is 1 in PPO's first batch."""
     parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1, actor={"hidden_sizes": (64, 64)})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
@@ -149,7 +149,7 @@ def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
 
 
 class Wide(Asymmetric):
-    """An actor whose networks have the width that an option sets."""
+    """An actor with an option that sets the width of its networks."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -180,7 +180,7 @@ def test_options_that_networks_keep_are_ordinary_ones():
 
 
 class Unpacking(Asymmetric):
-    """An actor whose networks receive all options at once."""
+    """An actor that reads all its options with `vars`."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -267,7 +267,7 @@ def test_mistakes_are_named(cls, message):
 
 
 class OwnQ(QActor):
-    """An actor whose values come from a single layer."""
+    """A Q actor whose network is a single linear layer."""
 
     num_values = 3
 

@@ -59,7 +59,7 @@ def test_dqn_learns_the_target_of_a_subclass():
 
 @pytest.mark.parametrize(("base", "actor"), [(DQN, QActor), (SAC, OffPolicyActor)])
 def test_a_further_term_of_the_loss(base, actor):
-    """The term of conservative Q-learning is added to the loss, and `info` has the mean of the term."""
+    """Check that a conservative Q-learning term is added to the loss, and that `info` contains its mean."""
     class Conservative(base):
         @dataclass(frozen=True, kw_only=True)
         class Options(base.Options):
@@ -106,7 +106,7 @@ def test_choose_and_losses_are_enough():
     done = np.zeros(500, bool)
     obs = {"obs": np.zeros((500, 4), np.float32)}
     counts = np.bincount(algorithm.acting_step(obs, {}, done).action)
-    assert counts.min() > 100  # actions are uniformly random
+    assert counts.min() > 100  # actions are uniformly random before `start_steps`
     algorithm.follow_schedules(4, 1000)
     assert len(set(algorithm.acting_step(obs, {}, done).action.tolist())) == 1
     losses = []

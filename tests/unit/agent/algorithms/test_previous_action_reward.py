@@ -1,4 +1,4 @@
-"""Test a memory with the previous action and reward as inputs: in acting, in sequences from replay, in evaluation."""
+"""Test a memory that also sees the previous action and reward, in acting, replayed sequences and evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH, BURN_IN, N_STEP = 4, 3, 2
 
 
 class Noise(gym.Env):
-    """Random observations, which are all different, and random rewards; episodes terminate at random."""
+    """Environment with unique random observations and random rewards, whose episodes terminate at random."""
 
     observation_space, action_space = gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Discrete(NUM_ACTIONS)
 
@@ -46,9 +46,10 @@ def parts(net="gru", seed=1, **options):
 
 
 def reference(actor, episode):
-    """Return the values of each observation, unrolled one step at a time, and the previous action and reward.
+    """Return (Q-values, previous action and reward) of each observation, computed one step at a time.
 
-    `episode` is a list of (observation, action, reward); the last observation has neither.
+    `episode` is a list of (observation, action, reward), which ends with (last observation, None, None)
+    unless the episode is unfinished.
     """
     state, previous, found = actor.initial_states(1)["q"], torch.zeros(1, NUM_ACTIONS + 1), []
     for obs, action, reward in episode:
@@ -63,7 +64,7 @@ def reference(actor, episode):
 
 
 def collect(algorithm, envs, storage, num_rollouts):
-    """Insert rollouts of two environments into the storage; return their episodes, in the form for `reference`."""
+    """Insert rollouts of two environments into the storage, and return their episodes as `reference` expects them."""
     storage.start(*envs.reset())
     running, episodes = [[], []], []
     for _ in range(num_rollouts):
@@ -129,7 +130,7 @@ def test_whole_rollouts_have_the_values_of_their_whole_episodes(net, autoreset):
     with torch.no_grad():
         values, _ = actor.q.unroll(batch.obs, batch.rhs["q"], batch.done, None, None, batch.previous)
     num_resets = num_finals = 0
-    for b in np.flatnonzero(batch.ids < 14 * 20):  # steps after the last rollout are unknown
+    for b in np.flatnonzero(batch.ids < 14 * 20):  # exclude the last rollout, whose next steps are unknown
         for row in np.flatnonzero(batch.valid[:, b]):
             to = int(batch.next_row[row, b])
             for at in (row, to) if batch.discount[row, b] else (row,):

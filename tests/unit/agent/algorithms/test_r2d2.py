@@ -1,4 +1,4 @@
-"""Compare R2D2 with a computation step by step; test its rescaling on golden values, and the memory of its actor."""
+"""Compare R2D2 with a step-by-step computation; test its value rescaling and the memory of its actor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rescaling_on_golden_values(x, h):
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_rescaling_and_back_changes_nothing(dtype, error):
-    """This includes small values in float32, for which the usual inverse formula is wrong in the fourth digit."""
+    """Check also small float32 values, for which the usual inverse formula is wrong in the fourth digit."""
     size = torch.logspace(-6, 6, 200, dtype=dtype)
     x = torch.cat([-size, torch.zeros(1, dtype=dtype), size])
     torch.testing.assert_close(unrescale(rescale(x)), x, rtol=error, atol=0.0)
@@ -91,7 +91,7 @@ def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):
 
 
 def step_by_step(net, batch, b):
-    """Return Q of every row of sequence b, computed step by step, without gradient in the burn-in."""
+    """Return the Q-values of every row of sequence b, computed step by step, without gradients through the burn-in."""
     state = batch.rhs["q"][b:b + 1]
     found = []
     for row in range(len(batch.done)):
@@ -106,7 +106,7 @@ def step_by_step(net, batch, b):
 
 
 def brute_force(algorithm, batch):
-    """Return loss and absolute errors, computed by plain loops, and the gradient of the loss."""
+    """Return the loss, the absolute errors and the gradient of the loss, computed by plain loops."""
     options = algorithm.options
     net, target_net = (copy.deepcopy(part).requires_grad_(part is algorithm.actor.q)
                        for part in (algorithm.actor.q, algorithm.targets["q"]))
@@ -180,7 +180,7 @@ def rows_of(count=COUNT, seed=0):
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 def test_the_memory_sees_every_observation_whoever_acts(net):
-    """After random start actions, exploration and greedy actions, the states equal those of an unrolled sequence."""
+    """Check that states equal those of an unrolled sequence after random start, exploring and greedy actions."""
     states = []
     for options in ({"start_steps": 100}, {"epsilon_per_worker": False, "final_epsilon": 1.0},
                     {"epsilon_per_worker": False, "initial_epsilon": 0.0, "final_epsilon": 0.0}):
@@ -219,7 +219,7 @@ def test_tested_actions_are_the_best_ones_also_while_others_are_random_and_netwo
     algorithm = make(actor={"noisy": True}, start_steps=1000, test_epsilon=0.0)
     rhs, done = {"q": np.ones((COUNT, 6), np.float32)}, np.zeros(COUNT, bool)
     with torch.no_grad():
-        for parameter in algorithm.actor.q.parameters():  # so that noise would change actions
+        for parameter in algorithm.actor.q.parameters():  # enlarge weights, so that noise would change actions
             parameter.mul_(3.0)
     scores, _ = algorithm.actor.unroll(
         {"obs": torch.as_tensor(rows_of()["obs"])}, {"q": torch.ones(COUNT, 6)}, torch.zeros(COUNT, dtype=torch.bool))

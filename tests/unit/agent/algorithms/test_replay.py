@@ -1,4 +1,4 @@
-"""Test the properties of all replay algorithms: options, start steps, targets, gradients and states."""
+"""Test properties that all replay algorithms share: options, start steps, targets, gradients and states."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ACTING = {
     "discrete_sac": {"start_steps": 0},
 }
 OU = {"ou_theta": 1.0, "ou_sigma": 0.5, "ou_dt": 0.5}
-ELSEWHERE = {"update_every", "num_updates", "mini_batch_size"}  # tested by test_batches_of_a_stage
+ELSEWHERE = {"update_every", "num_updates", "mini_batch_size"}  # test_batches_of_a_stage tests these options
 
 
 def test_tables_name_every_option():
@@ -186,7 +186,7 @@ def test_actions_are_uniform_until_all_collectors_made_the_start_steps(kind):
     algorithm.follow_schedules(1000, 10**6)
     assert algorithm.parameters["random_actions"] == 0
     collector = make(kind, start_steps=1000)
-    collector.load_gradient_state(algorithm.gradient_state())  # the state includes parameters
+    collector.load_gradient_state(algorithm.gradient_state())  # this state includes the parameters
     assert collector.parameters["random_actions"] == 0
 
 
@@ -278,7 +278,8 @@ def test_every_parameter_is_in_one_group(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_give_the_gradient_of_the_whole(kind):
-    algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")  # other kinds draw noise in the loss
+    # The losses of td3, sac and noisy_dqn sample noise, so that slices would differ.
+    algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")
     whole = make_batch(algorithm)
     halves = [copy.copy(whole) for _ in range(2)]
     for half, rows in zip(halves, (slice(0, 4), slice(4, 8)), strict=True):

@@ -1,4 +1,4 @@
-"""Train replay algorithms in a loop of a few lines, with arrays as storage and without a scheme."""
+"""Train replay algorithms without a scheme, in a short loop with arrays as storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch.set_num_threads(1)  # more threads would slow such small networks down
 
 
 class Transitions:
-    """A storage of one-step transitions, from which batches are drawn uniformly."""
+    """A storage of one-step transitions, from which batches are sampled uniformly."""
 
     def __init__(self, gamma, seed, size):
         self.gamma, self.size, self.count, self.rng = gamma, size, 0, np.random.default_rng(seed)
@@ -42,7 +42,10 @@ class Transitions:
 
 
 class PointMass(gym.Env):
-    """Push a point to 0 within five steps, with actions in [-1, 3]; random actions return -10.2, the best -0.13."""
+    """Environment in which a point is pushed to 0 within five steps, with actions in [-1, 3].
+
+    The mean return of random actions is -10.2, and that of the best policy is -0.13.
+    """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Box(-1, 3, (1,), np.float32)

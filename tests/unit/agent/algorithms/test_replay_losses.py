@@ -29,7 +29,7 @@ def make_batch(is_discrete, masked=False, seed=3):
         allowed[:, 1] |= ~allowed.any(1)
     discount = rng.random(SAMPLES).astype(np.float32)
     discount[0] = 0.0
-    next_mask[0] = False  # after a termination, no action need be allowed
+    next_mask[0] = False  # after a termination, a mask may forbid all actions
     arrays = {
         "action": action, "ret": 3 * rng.normal(size=SAMPLES), "discount": discount, "weight": rng.random(SAMPLES)}
     tensors = {name: torch.as_tensor(x if x.dtype == np.int64 else x.astype(np.float32)) for name, x in arrays.items()}
@@ -56,7 +56,7 @@ def double(tensor):
 
 
 def parameters(algorithm):
-    """Return the parameters, network -> name -> float64 array."""
+    """Return all parameters as {network: {name: float64 array}}."""
     found = {name: {key: double(value) for key, value in network.named_parameters()}
              for name, network in algorithm.actor.networks().items()}
     for name, target in algorithm.targets.items():
@@ -104,7 +104,10 @@ def slope(loss, params, direction):
 
 
 def check_gradients(algorithm, batch, references):
-    """Compare gradients with the slopes of float64 losses: group -> function of that group's parameters alone."""
+    """Compare gradients with the slopes of float64 losses, and return the info of the gradients.
+
+    `references` maps each parameter group to its loss, a function of the parameters of that group.
+    """
     gradients, info = algorithm.compute_gradients(batch)
     assert list(algorithm.groups) == list(references)
     rng = np.random.default_rng(1)
@@ -149,7 +152,7 @@ def test_dqn_loss_and_gradient_follow_the_formula(is_double, loss, dueling, mask
     shape = huber if loss == "huber" else np.square
     info = check_gradients(algorithm, batch, {"q": lambda q: np.mean(double(batch.weight) * shape(delta(q)))})
     np.testing.assert_allclose(info["errors"].numpy(), np.abs(delta(params["q"])), rtol=1e-5)
-    assert info["errors"].max() > 1  # so that huber and mse differ
+    assert info["errors"].max() > 1  # only for errors above 1 do huber and mse differ
 
 
 def test_double_target_differs_from_single_on_a_table():
@@ -219,7 +222,7 @@ def test_td3_noise_on_targets_is_clipped_and_of_each_sample_and_dimension(clip):
 
 
 def squashed(params, obs, noise):
-    """Return actions and log-densities, by the change of variables instead of the stable formula."""
+    """Return actions and their log-densities, computed by a change of variables instead of the stable formula."""
     mean, log_std = np.split(policy(params, obs), 2, axis=1)
     log_std = np.clip(log_std, -20, 2)
     u = mean + np.exp(log_std) * noise

@@ -12,7 +12,7 @@ from tests.unit.agent.algorithms.replay_agents import make, make_batch
 
 
 def test_the_entropy_aimed_at_is_that_of_allowed_actions():
-    """With 2 of 4 actions allowed, the entropy is at most log 2; with a target for 4 actions, alpha would diverge."""
+    """With 2 of 4 actions allowed, the entropy is at most log 2, so a target for 4 actions would make alpha diverge."""
     algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
     mask = torch.tensor([[True, False, False, True]] * 8)
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,
@@ -27,7 +27,7 @@ def test_the_entropy_aimed_at_is_that_of_allowed_actions():
 
 
 def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
-    """In such a row no action was taken, and the logarithm of 0 allowed actions is infinite."""
+    """A row without allowed actions must not make the target entropy infinite, which is log 0 for such a row."""
     algorithm = make("discrete_sac", target_entropy_scale=0.5)
     mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,

@@ -1,4 +1,4 @@
-"""Compare gradients of slices of a batch with one backward pass over the whole batch, for every kind of batch."""
+"""Compare the gradients of a sliced batch with one backward pass over the whole batch, for every kind of batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = {"plain": {}, "masked": {"masked": True}, "ragged": {"next_step": True},
 
 
 def in_slices(algorithm, batch, microbatch_size):
-    """Return (gradients, info, sizes of the slices) of a batch that is differentiated in slices."""
+    """Compute gradients slice by slice; return (gradients, info, sizes of the slices)."""
     total = GradAccumulator(microbatch_size, algorithm.loss_reduction)
     sizes = []
     for part in total.slices(algorithm.prepare_batch(batch), CPU):
@@ -52,7 +52,7 @@ def float64(parts, monkeypatch):
 
 
 def doubled(batch):
-    """Return the batch with its real numbers in float64."""
+    """Return a copy of the batch with its floating-point tensors in float64."""
     def convert(value):
         if isinstance(value, dict):
             return {name: convert(leaf) for name, leaf in value.items()}
@@ -63,7 +63,7 @@ def doubled(batch):
 
 @pytest.fixture
 def make_batch(build, collect, made_up_steps):
-    """Return a function that makes (parts, one batch of two rollouts, the second of which is shorter)."""
+    """Return a function that builds the parts of a worker, and one batch of two rollouts of different lengths."""
     def make(cls, kind="feed-forward", steps=None, num_steps=5, **options):
         parts = build(cls, num_envs=4, size=7, actor=ACTORS[kind], num_epochs=1, num_mini_batch=1, **options)
         source = made_up_steps(4, **(steps or {}))
@@ -108,7 +108,7 @@ def test_in_float64_gradients_agree_to_twelve_digits(make_batch, monkeypatch, cl
 
 
 def test_normalising_each_slice_by_itself_would_differ(make_batch):
-    """The comparisons above would fail if advantages were normalized after the batch is cut into slices."""
+    """Check that gradients would differ if advantages were normalized after the batch is cut into slices."""
     parts, batch = make_batch(PPO)
     whole, _ = in_one(parts.algorithm, batch)
     parts.algorithm.prepare_batch = lambda batch: batch

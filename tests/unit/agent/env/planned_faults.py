@@ -1,4 +1,4 @@
-"""Environments with planned faults: a plan names the environment, the call and the number of the call."""
+"""Environments with planned faults: a plan names the environment, the method and the number of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_ENVS = 4
 
 
 class Walk(gym.Env):
-    """Random walk that ends at random and reuses the memory of its observation."""
+    """Environment with a random walk that ends at random; all observations share one array."""
 
     def __init__(self, kind="box"):
         self._kind = kind
@@ -50,9 +50,10 @@ class Walk(gym.Env):
 
 
 class Planned(gym.Wrapper):
-    """Environment that raises in the calls that a plan names: (number of the copy, "step", number of the call).
+    """Wrapper that raises in planned calls, each given as (number of the copy, name of the method, number of the call).
 
-    Copy 0 is the factory's probe; copies 1 to E are the first environments. `log` contains all calls.
+    Copy 0 is the factory's probe; copies 1 to E are the first environments. The entry ("step", "always") makes every
+    call of `step` raise, except in the probe. `log` receives (number of the copy, name of the method) for each call.
     """
 
     def __init__(self, env, plan, log, copies, error=lambda: RuntimeError("planned")):
@@ -69,7 +70,7 @@ class Planned(gym.Wrapper):
 
     def _place_is_spoilt(self):
         if isinstance(self.unwrapped, Walk):
-            self.unwrapped._place[:] = 1e6  # as if the call had raised halfway
+            self.unwrapped._place[:] = 1e6  # simulate a call that changes its state before it raises
 
     def reset(self, **kwargs):
         self._maybe_raise("reset", next(self._calls["reset"]))
@@ -85,7 +86,7 @@ class Planned(gym.Wrapper):
 
 
 def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lambda: RuntimeError("planned"), **options):
-    """Return a vector environment with planned faults, and the log of the calls of its copies."""
+    """Return a vector environment with planned faults, and the log of all calls of its environments."""
     log = []
     wrap = functools.partial(Planned, plan=set(plan), log=log, copies=itertools.count(), error=error)
     factory = VecEnv.create_factory(env_fn, env_kwargs, num_envs, wrappers=(wrap,), backend="sync", **options)
@@ -93,7 +94,7 @@ def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lamb
 
 
 def play(env, num_steps):
-    """Return copies of everything that a vector environment returns."""
+    """Play random actions; return copies of the results of the reset and of each step as (obs, mask, step or None)."""
     obs, mask = env.reset()
     rows = [({name: leaf.copy() for name, leaf in obs.items()}, None if mask is None else mask.copy(), None)]
     rng = np.random.default_rng(0)

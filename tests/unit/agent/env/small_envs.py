@@ -1,4 +1,4 @@
-"""Small environments for tests of vectors of environments."""
+"""Small environments for tests of vector environments."""
 
 import gymnasium as gym
 import numpy as np

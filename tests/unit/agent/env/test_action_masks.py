@@ -1,4 +1,4 @@
-"""Test the action masks that a vector of environments returns."""
+"""Test the action masks that a vector environment returns."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.agent.env.small_envs import EchoEnv
 
 
 class InfoMaskEnv(CountingEnv):
-    """Environment that allows only the action whose number equals the step number."""
+    """Environment that allows only action 0 in even steps and only action 1 in odd steps."""
 
     def info(self):
         return {"action_mask": np.eye(2, dtype=np.int8)[self._t % 2]}
@@ -39,7 +39,7 @@ def test_action_mask_is_lifted_out_of_the_observation():
 
 
 class LeafMaskEnv(InfoMaskEnv):
-    """Environment with the same masks in its observations."""
+    """Environment with the masks of `InfoMaskEnv` in its observations instead of `info`."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -73,7 +73,7 @@ def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
             np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
             ends += 1
         obs, mask = step.obs, step.mask
-        ended = step.terminated  # at a time limit, a learner bootstraps with the last mask
+        ended = step.terminated  # after truncation, learners bootstrap with the mask
     assert ends == (2 if autoreset == "same_step" else 0)
 
 

@@ -1,4 +1,4 @@
-"""Test that the three autoreset modes give equal transitions, which a scripted environment determines."""
+"""Test that all three autoreset modes give equal transitions, and that these follow the environment's script."""
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,7 @@ def vector_of(env_fn, mode):
 
 
 def transitions(env, num_steps):
-    """Return (obs, action, reward, terminated, truncated, next obs, next is first of an episode) per environment."""
+    """Return, for each environment, a list of (*obs, action, reward, terminated, truncated, *next obs)."""
     found = [[] for _ in range(env.num_envs)]
     obs, _ = env.reset()
     obs = obs["obs"].copy()
@@ -67,7 +67,8 @@ def test_all_modes_give_the_same_transitions(env_fn, kwargs):
 
 def test_scripted_transitions_are_the_script():
     rows = transitions(VecEnv.create_factory(ScriptedEnv, SCRIPT, 1)(seed=0), 10)[0]
-    # obs (episode, t), action, reward, terminated, truncated, true next obs; step 3 ends both ways: termination wins.
+    # Each row is (episode, t, action, reward, terminated, truncated, next episode, next t). The script both terminates
+    # and truncates step 3, which then counts as terminated only.
     assert rows[:6] == [
         (0, 0, 0, 1, False, False, 0, 1),
         (0, 1, 1, 2, True, False, 0, 2),
@@ -118,7 +119,7 @@ def test_reset_between_an_end_and_its_fake_row_forgets_that_row():
 
 
 def test_masked_reset_leaves_other_episodes_and_their_statistics_running():
-    # Gymnasium's vector removes the mask from the dictionary, and its statistics then discard all episodes.
+    # Gymnasium's SyncVectorEnv removes the reset mask from the options; its statistics then discard all episodes.
     lengths = iter([1, 2, 5])  # the first length is for the factory's probe
     factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
     env = factory(seed=0)
@@ -146,7 +147,7 @@ class Minimal(VectorEnv):
 
 
 class Declared(Minimal):
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium has it
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium declares it
 
 
 def test_shared_metadata_says_nothing(monkeypatch):
@@ -178,7 +179,7 @@ def test_same_step_without_final_observations_is_an_error():
 
 
 class SameMemory(gym.Env):
-    """Environment whose observations share one array, which counts steps; truncated after three."""
+    """Environment whose observations share one array, which counts steps; episodes are truncated after 3 steps."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -198,7 +199,8 @@ class SameMemory(gym.Env):
         return self._observation, 1.0, False, bool(self._count[0] == 3), {}
 
 
-@pytest.mark.parametrize(("backend", "num_envs"), [("sync", 2), ("async", 1)])  # each process imports torch
+# Processes are slow to start, because each process imports torch; therefore "async" has only one environment.
+@pytest.mark.parametrize(("backend", "num_envs"), [("sync", 2), ("async", 1)])
 @pytest.mark.parametrize("in_dict", [False, True])
 def test_the_last_observation_outlives_the_reset_of_an_environment_with_one_memory(backend, num_envs, in_dict):
     envs = VecEnv.create_factory(
@@ -215,7 +217,7 @@ def test_the_last_observation_outlives_the_reset_of_an_environment_with_one_memo
 
 
 class OneMemory(VectorEnv):
-    """Vector environment that counts steps in episodes of three steps and reuses the memory of its observations."""
+    """Vector environment with episodes of 3 steps; its observations count steps and share the same arrays."""
 
     def __init__(self, mode, num_envs=2):
         self.num_envs, self.metadata = num_envs, {"autoreset_mode": mode}
@@ -249,7 +251,7 @@ class OneMemory(VectorEnv):
 def test_last_observations_and_masks_are_copies(mode):
     envs = VecEnv.create_factory(lambda num_envs: OneMemory(mode, num_envs), vec_env_size=2)(seed=0)
     envs.reset()
-    steps = [envs.step(np.zeros(2, np.int64)) for _ in range(4)]  # the fourth overwrites the third observation
+    steps = [envs.step(np.zeros(2, np.int64)) for _ in range(4)]  # the fourth step overwrites the third step's arrays
     assert steps[2].final_index.tolist() == [0, 1]
     assert steps[2].final_obs["count"].tolist() == [[3.0], [3.0]]
     assert steps[2].final_mask.tolist() == [[False, True]] * 2

@@ -1,4 +1,4 @@
-"""Test native vectors, environments in this process and in other processes, and EnvPool (with a stub module)."""
+"""Test native vector environments, environments in this and other processes, and EnvPool (with a stub module)."""
 
 import multiprocessing
 import subprocess
@@ -38,7 +38,7 @@ def test_auto_takes_any_other_native_vector_whatever_its_size():
 
 
 def cartpole(**options):
-    """Return the results of 300 steps of one CartPole: observation and mask of the reset, then one row per step."""
+    """Run one CartPole for 300 steps; return (class of the vector, autoreset mode, rows of the reset and all steps)."""
     env = VecEnv.create_factory("CartPole-v1", **options)(seed=5)
     rows = [(env.reset()[0]["obs"].tolist(),)]
     for k in range(300):
@@ -50,7 +50,7 @@ def cartpole(**options):
 
 
 def test_one_environment_gives_what_the_native_vector_gives():
-    """Seeds, generators, ends and statistics are equal bit by bit; by default, there are no steps that only reset."""
+    """Check that all results equal those of the native vector bit by bit, and that SAME_STEP is the default."""
     cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
     native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
     assert cls is not native_cls
@@ -120,7 +120,10 @@ def test_processes_give_what_one_process_gives_and_leave_none(autoreset):
 
 
 def faulty_elsewhere():
-    """Build an environment, in the first process only; pickled by value, like functions of users' scripts."""
+    """Build an environment, or raise outside the main process.
+
+    The function is pickled by value, like functions of users' scripts.
+    """
     if multiprocessing.parent_process() is not None:
         raise RuntimeError("no license here")
     return CountingEnv()
@@ -164,7 +167,7 @@ def test_processes_of_environments_need_no_torch():
 
 
 class FakePool:
-    """Stub of a pool: spaces of one environment, NEXT_STEP, seeds in the constructor."""
+    """Stub of an EnvPool pool: single-environment spaces, NEXT_STEP mode, and seeds as a constructor argument."""
 
     def __init__(self, num_envs, seed, num_threads, max_episode_steps=3):
         self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float64)
@@ -253,7 +256,7 @@ class Informed(ScriptedEnv):
 
 
 class Boxed(Informed):
-    """Environment that shows the action in a dictionary observation."""
+    """Environment whose observation is a dictionary that contains the last action."""
 
     def __init__(self, *args):
         super().__init__(*args)

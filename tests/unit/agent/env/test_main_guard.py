@@ -40,7 +40,7 @@ def test_a_script_without_guard_is_refused_before_any_process_starts(run_forked,
     'if __name__ == "__main__":\n    main()',
     'import multiprocessing\nif multiprocessing.current_process().name == "MainProcess":\n    main()',
     'try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass',
-    # In a thread, like the workers of a scheme.
+    # This script trains in a thread, like the workers of a scheme.
     'import threading\nif __name__ == "__main__":\n'
     '    thread = threading.Thread(target=main)\n    thread.start()\n    thread.join()'])
 def test_a_script_with_guard_trains(run_forked, tmp_path, call):
@@ -49,7 +49,7 @@ def test_a_script_with_guard_trains(run_forked, tmp_path, call):
     result = run_forked(script, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "trained 16\n"
-    assert (tmp_path / "imported").read_text() == "xxx"  # each process imports the script
+    assert (tmp_path / "imported").read_text() == "xxx"  # each of three processes imports the script
 
 
 @pytest.mark.parametrize("arguments", [["-c", HEAD + "main()"], ["-m", "package"]], ids=["-c", "-m"])

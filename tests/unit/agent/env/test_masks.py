@@ -35,10 +35,10 @@ def test_first_reset_decides_whether_info_has_masks():
 
 
 @pytest.mark.parametrize(("shows_last", "has_one_choice", "truncated", "first_row"), [
-    (True, True, NEITHER, [True, True]),    # terminated: the action is ignored
-    (True, True, BOTH, [True, False]),      # truncated: a learner bootstraps with the mask
-    (True, False, BOTH, [True, True]),      # several choices: learners do not bootstrap with masks
-    (False, True, NEITHER, [True, False]),  # the observation is the first of the next episode
+    (True, True, NEITHER, [True, True]),    # after termination, the action is ignored
+    (True, True, BOTH, [True, False]),      # after truncation, a learner bootstraps with the mask
+    (True, False, BOTH, [True, True]),      # with several choices per action, learners do not bootstrap with masks
+    (False, True, NEITHER, [True, False]),  # the mask belongs to the first observation of the next episode
 ])
 def test_masks_at_an_end_allow_all_actions_unless_they_are_used(shows_last, has_one_choice, truncated, first_row):
     own = masks(shows_last=shows_last, has_one_choice=has_one_choice)

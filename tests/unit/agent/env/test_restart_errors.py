@@ -1,4 +1,4 @@
-"""Test faults that end in errors: restart budgets, logs, and violations of the contract, which cause no restart."""
+"""Test faults that end in errors: exceeded restart budgets, logs, and contract violations, which cause no restart."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rllib_error_without_arguments_is_reported_not_an_index_error(caplog):
 
 
 class AwkwardError(Exception):
-    """Exception that cannot be pickled and has no text."""
+    """Exception that cannot be pickled and whose `__str__` raises."""
 
     def __init__(self, first, second):
         super().__init__()
@@ -149,7 +149,7 @@ def test_a_fault_in_an_explicit_reset_is_a_restart():
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_the_budget_is_for_all_environments_within_1000_steps(limit):
-    """A fault just outside the window is allowed; one more fault within the window is an error."""
+    """Check that a fault just outside the window is allowed, and that one more fault within the window is an error."""
     ok = {(1 + k, "step", 10 * k) for k in range(limit)}
     options = {"on_env_error": "restart", "max_env_restarts": limit}
     env, _ = planned(ok | {(4, "step", WINDOW)}, CountingEnv, **options)

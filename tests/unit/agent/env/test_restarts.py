@@ -1,4 +1,4 @@
-"""Test that environments that raise are replaced, and the effects on learners and on other environments."""
+"""Test the replacement of environments that raise, and its effects on learners and on other environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.agent.env.planned_faults import MODES, NUM_ENVS, Walk, Planned, 
 
 
 def seen_by(rows, index):
-    """Return the results of one environment, as plain numbers."""
+    """Return the results of one environment as plain numbers, one list per row."""
     found = []
     for obs, mask, step in rows:
         row = [leaf[index].tolist() for leaf in obs.values()] + [None if mask is None else mask[index].tolist()]
@@ -77,7 +77,7 @@ def test_a_fault_cuts_the_episode_at_the_last_good_observation(autoreset, kind):
 
 
 def rollout_of(rows):
-    """Return the rollout of a storage with the results of `play`."""
+    """Return the rollout that a storage records from the results of `play`."""
     storage = RolloutRows(len(rows) - 1, NUM_ENVS, {})
     storage.start(*rows[0][:2])
     action = np.zeros(NUM_ENVS, np.int64)
@@ -90,7 +90,7 @@ def rollout_of(rows):
 @MODES
 @pytest.mark.parametrize("cut_at", [1, 4, 5, 19])
 def test_advantages_across_a_cut_equal_brute_force(autoreset, cut_at):
-    """Compute by definition: an episode's transitions up to the fault, then the value of the last valid observation."""
+    """Compare with advantages by definition: a fault cuts the episode, which bootstraps from the last observation."""
     gamma, lam, num_steps = 0.9, 0.8, 20
     env, _ = planned({(2, "step", cut_at), (4, "step", 3)}, Walk, autoreset=autoreset)
     rows = play(env, num_steps)
@@ -126,7 +126,7 @@ def episodes_of(rows, e):
     for t in range(len(rows) - 1):
         step = rows[t + 1][2]
         if not step.valid[e]:
-            if episode:  # a fault: the last valid observation is the input of the failed step
+            if episode:  # after a fault, bootstrap from the observation that the failed step received
                 yield episode, rows[t][0]["obs"][e]
             episode = []
             continue
@@ -174,7 +174,7 @@ def test_faults_in_processes_give_what_they_give_in_one_process_and_leave_none(a
 
 
 def test_in_a_process_the_last_observation_is_a_copy():
-    """The environment overwrites its memory when it raises."""
+    """Check that the last observation survives an environment that overwrites its array before it raises."""
     wrap = functools.partial(Planned, plan={(0, "step", 1)}, log=[], copies=itertools.count())
     env = RememberingEnv(RestartingEnv(wrap(Walk()), "env 0", lambda: wrap(Walk()), Restarts(3, logs=False)))
     env.reset(seed=0)
@@ -199,7 +199,7 @@ def test_too_many_faults_in_processes_are_an_error_with_the_traceback(autoreset)
 
 
 def test_statistics_and_monitor_leave_out_what_a_fault_cut(tmp_path):
-    """Episodes have 5 steps; the second copy raises in step 8, so 2 steps of its second episode are discarded."""
+    """Episodes have 5 steps; the environment raises in step 8, so the 2 steps of its second episode are discarded."""
     env, _ = planned({(1, "step", 7)}, CountingEnv, {"episode_length": 5}, num_envs=1, autoreset="same_step",
                      log_dir=str(tmp_path))
     rows = play(env, 18)
@@ -225,7 +225,7 @@ def test_action_masks_go_on_across_a_cut(autoreset, kind, num_envs):
             if is_next and step.terminated[e]:
                 assert mask[e].all()
             elif is_next and step.truncated[e] and kind == "info_mask":
-                assert mask[e].sum() in (1, 3)  # the mask of the environment that raised is unknown
+                assert mask[e].sum() in (1, 3)  # a fault leaves no mask, so all 3 actions are allowed
             elif kind == "dict":
                 assert mask[e].tolist() == [obs["count"][e] % 3 == k for k in range(3)]
             else:

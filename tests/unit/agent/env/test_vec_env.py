@@ -17,7 +17,7 @@ from tests.unit.agent.env.small_envs import EchoEnv
 
 
 class SeedEnv(gym.Env):
-    """Environment whose observation is the seed of the first reset, in two halves."""
+    """Environment whose first observation is its seed, encoded as divmod(seed, 2**16)."""
 
     observation_space = spaces.Box(0, 2**16, (2,), np.float32)
     action_space = spaces.Discrete(2)

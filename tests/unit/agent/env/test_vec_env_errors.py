@@ -1,4 +1,4 @@
-"""Test environments and options that a vector of environments refuses, and the texts of the errors."""
+"""Test the environments and options that `VecEnv` refuses, and its error messages."""
 
 import threading
 
@@ -68,10 +68,10 @@ def test_bad_settings_are_refused_before_anything_starts(options, match):
 
 
 class Spaceless(gym.Env):
-    """Environment that declares neither space."""
+    """Environment that declares neither an observation space nor an action space."""
 
 class HalfSpaceless(gym.Env):
-    """Environment that declares a shape instead of a space."""
+    """Environment that declares a shape instead of an action space."""
 
     observation_space = spaces.Discrete(2)
     action_space = (2,)

@@ -16,7 +16,7 @@ POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
 
 @pytest.fixture
 def make_agent():
-    """Return a function that builds an agent for `ComingAndGoing`: its parts, and `collect`, which makes a rollout."""
+    """Return a function that builds an agent for `ComingAndGoing`; `agent.collect()` returns a rollout."""
     def make(algorithms=None, actors=None, storages=None, *, num_envs=2, env_kwargs=None, seed=1, size=8, **options):
         torch.set_num_threads(1)
         envs = MultiAgentVecEnv.create_factory(ComingAndGoing, env_kwargs, num_envs, policy_of=POLICY_OF)

@@ -75,7 +75,7 @@ def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, tr
 
 
 def test_an_update_is_that_of_each_policy_alone(make_agent):
-    """The result equals that of a single-policy algorithm with the same batch, bit by bit."""
+    """Check that each policy's update equals that of a single-policy algorithm with the same batch, bit by bit."""
     agent, alone = make_agent(), make_agent()
     rollout = agent.collect()
     agent.storage.insert_data_slice([rollout])
@@ -99,7 +99,7 @@ def test_an_absent_policy_does_not_move(make_agent):
     agent.storage.before_gradients()
     (batch,) = agent.algo.batches(agent.storage)
     agent.algo.compute_gradients(batch)
-    agent.algo.apply_gradients()  # so that the optimizers have moments
+    agent.algo.apply_gradients()  # this update gives the optimizers moments
     before = states(agent)
     vectors, info = agent.algo.compute_gradients(dataclasses.replace(batch, parts={"shared": batch.parts["shared"]}))
     assert vectors[0] is None
@@ -200,7 +200,7 @@ def test_normalisers_see_the_valid_steps_of_their_policy(make_agent):
     np.testing.assert_allclose(own.obs_moments[0].mean.numpy(), seen.mean(0).numpy())
     assert float(agent.actor.actors["early"].obs_moments[0].count) == 24
     assert set(running) == {"early", "shared"}
-    # Likewise for a single policy.
+    # The algorithm of a single policy names its moments without a prefix.
     alone = make_agent(actors=functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,), normalize_reward=True))
     assert set(alone.algo.algorithms["early"].moments_of(rollout.parts["early"], {})) == {"reward"}
 

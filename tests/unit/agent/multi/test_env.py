@@ -1,4 +1,4 @@
-"""Test environments of several agents: acting agents, last observations, and returns of the policies."""
+"""Test environments with several agents: acting agents, last observations, and the returns of each policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_words_stand_for_one_policy_and_for_one_an_agent():
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_steps_are_valid_where_agents_act(truncate):
-    """Compare three episodes of six steps with the results that follow from the agents' lives."""
+    """Compare three episodes of six steps with the results that follow from the lifetimes of the agents."""
     envs = make(env_kwargs={"lives": LIVES, "truncate": truncate})
     obs, mask = envs.reset()
     assert mask == {"early": None, "shared": None}
@@ -104,7 +104,7 @@ def test_masks_allow_everything_where_nobody_acts():
 
 
 class MaskedByObservation(ComingAndGoing):
-    """Environment with masks in the observation."""
+    """Environment with action masks in its observations."""
 
     def observation_space(self, agent):
         return gym.spaces.Dict({"obs": super().observation_space(agent), "action_mask": gym.spaces.MultiBinary(3)})
@@ -115,7 +115,7 @@ class MaskedByObservation(ComingAndGoing):
 
 
 def test_masks_of_agents_that_come_later_are_kept():
-    """A storage allocates masks at the first reset, before any agent of the policy has appeared."""
+    """Check that masks exist from the first reset, where storages allocate memory and agent_2 has not appeared."""
     envs = make(env_fn=MaskedByObservation, policy_of="independent")
     _, mask = envs.reset()
     assert mask["agent_2"].tolist() == [[True, True, True]] * 2
@@ -222,7 +222,7 @@ def test_test_env_kwargs_and_wrappers():
     lengths = [episode.length for _ in range(10) for episode in envs.step(
         {policy: np.zeros(1, np.int64) for policy in ("agent_0", "agent_1")}).episodes]
     assert lengths == [5, 5]
-    assert len(made) == 3  # one to find the agents, one to find their spaces, one to step
+    assert len(made) == 3  # one finds the agents, one finds their spaces, and one is stepped
 
 
 class StartingAtOne(MatchingGame):
@@ -289,7 +289,7 @@ class Broken(MatchingGame):
     ("raise", "env 0: step raised at step 0"), ("no reward", "'agent_1' acted"),
     ("no observation", "no observation of")])
 def test_broken_environments_are_told(fault, message):
-    with pytest.raises(EnvError, match=message):  # some faults appear in the factory, others in use
+    with pytest.raises(EnvError, match=message):  # some faults raise in the factory, others in reset or step
         use(Broken, fault)
 
 
@@ -368,7 +368,7 @@ def test_a_raising_constructor_says_where():
 
 
 class Half(MatchingGame):
-    """Environment that ends at its first step: the first agent is truncated, the second terminates."""
+    """Environment that ends at its first step: the first agent is truncated, and the second agent terminates."""
 
     def step(self, actions):
         obs, rewards, *_, infos = super().step(actions)

@@ -33,7 +33,7 @@ def replay_agent(make_agent, storage=PERBuffer, size=20, **options):
 
 
 def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
-    """Count the env steps that the rings still contain."""
+    """Compare the counters with the number of env steps that the rings still contain."""
     agent = replay_agent(make_agent, ReplayBuffer, size=23)
     rollouts = []
     for _ in range(9):
@@ -43,7 +43,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
         for storage in agent.storage.storages.values():
             ring = storage.ring
             rows = np.flatnonzero(ring.columns["valid"] & (np.arange(ring.capacity) < ring.total))
-            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # seed, episode, t
+            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # (seed, episode, t)
         counters = agent.storage.counters
         assert counters["resident"] == len(held)
         assert counters["inserted"] == 10 * len(rollouts) == counters["resident"] + counters["evicted"]
@@ -54,7 +54,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
 
 def test_updates_are_counted_in_env_steps_and_draw_from_every_policy(make_agent):
     agent = replay_agent(make_agent, start_steps=10)
-    for expected in (0, 2, 3):  # 10, 20, 30 env steps; one update for each 4 env steps after 10
+    for expected in (0, 2, 3):  # after 10, 20 and 30 env steps: one update per 4 env steps beyond 10
         agent.storage.insert_data_slice([agent.collect()])
         batches = list(agent.algo.batches(agent.storage))
         assert len(batches) == expected

@@ -1,4 +1,4 @@
-"""Test the storage of several policies: policies with different numbers of batches, memory of each agent."""
+"""Test the storage of several policies: different numbers of batches per policy, and the memory of each agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIVES = ((0, 6), (0, 3), (2, 6))
 
 
 def test_a_policy_with_few_samples_is_absent_from_the_last_batches(make_agent):
-    """Policy `early` acts in one of six steps: a rollout has 2 samples of this policy, but 4 batches are drawn."""
+    """Policy `early` acts in one of six steps, so its 2 samples make 4 batches in 2 epochs, and `shared` makes 8."""
     algorithm = PPO.create_factory(num_epochs=2, num_mini_batch=4)
     agent = make_agent(algorithm, env_kwargs={"lives": ((0, 1), (0, 6), (0, 6))}, size=6)
     agent.storage.insert_data_slice([agent.collect()])
@@ -22,8 +22,8 @@ def test_a_policy_with_few_samples_is_absent_from_the_last_batches(make_agent):
     batches = list(agent.algo.batches(agent.storage))
     assert [sorted(batch.parts) for batch in batches] == [["early", "shared"]] * 4 + [["shared"]] * 4
     assert [batch.last for batch in batches] == [False] * 7 + [True]
-    assert sum(batch.num_new_samples for batch in batches) == 12  # env steps; each is new only once
-    assert sum(batch.num_samples for batch in batches) == 24  # two passes
+    assert sum(batch.num_new_samples for batch in batches) == 12  # each env step is counted as new only once
+    assert sum(batch.num_samples for batch in batches) == 24  # each env step is used in two epochs
 
 
 def test_memory_is_kept_by_agent(make_agent):

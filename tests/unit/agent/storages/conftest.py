@@ -13,14 +13,14 @@ from pytorchrl.agent.storages.rollout_rows import RolloutRows
 
 
 class Row:
-    """One transition as the collector made it."""
+    """One transition as the collector recorded it."""
 
     def __init__(self, **content):
         self.__dict__.update(content)
 
 
 class Collector:
-    """Random episodes of E environments, recorded by the collector's half of a storage and in plain lists.
+    """Simulated collector of random episodes from E environments, which fills a `RolloutRows` and plain lists.
 
     Each transition has a unique number as its action. Images are random, and many are black. At the start of an
     episode, the stack is padded with zeros, copies of the first frame or noise, or it keeps the old frames.
@@ -70,7 +70,7 @@ class Collector:
         return {"obs": np.stack(observations), "number": np.arange(len(observations)) + 10 * self.number}
 
     def collect(self, num_steps=None):
-        """Return a rollout of `num_steps`, and add the rows of each environment to `made`."""
+        """Return a rollout of `num_steps` steps, and append the rows of each environment to its list in `made`."""
         for _ in range(num_steps or self.num_steps):
             self.step()
         return self.rows.take(copy=True)
@@ -115,7 +115,7 @@ class Collector:
 
 
 class PlainReplay:
-    """Transitions in plain lists: rows in the order of replay, and the rows of each environment so far."""
+    """Reference replay in plain lists: rows in the order of insertion, and all rows of each environment."""
 
     def __init__(self, capacity):
         self.capacity, self.rows, self.streams = capacity, [], {}
@@ -134,11 +134,11 @@ class PlainReplay:
 
     @property
     def resident(self):
-        """Return action -> row, for all valid rows that are resident."""
+        """All valid resident rows, as {action: row}."""
         return {row.action: row for row in self.rows[-self.capacity:] if row.valid}
 
     def sequences(self, length, burn_in, period, n_step):
-        """Return first trained step -> (rows of the window, number of burn-in rows), of complete windows."""
+        """Return all complete windows, as {action of the first trained step: (rows, number of burn-in rows)}."""
         found, kept = {}, {id(row) for row in self.rows[-self.capacity:]}
         for made, head in {id(made): (made, head) for made, _, head in self.streams.values()}.values():
             for rows, from_start, is_over in episodes_of(made[:head]):
@@ -155,7 +155,7 @@ class PlainReplay:
         return found
 
     def window(self, row, n_step, gamma):
-        """Return (R, discount, next observation, next mask, m) of a row, by plain loops in float64."""
+        """Return (n-step return, discount, next observation, next mask, number of steps) of a row, in float64."""
         made, index, head = self.streams[row.action]
         total, m = 0.0, 0
         while True:
@@ -168,9 +168,9 @@ class PlainReplay:
 
 
 def episodes_of(made):
-    """Return (valid rows, whether they begin the episode, whether it is over) for each episode of an environment.
+    """Return (valid rows, whether the first row starts the episode, whether the episode is over) for each episode.
 
-    In `made`, None marks a gap.
+    `made` contains the rows of one environment; None marks a gap.
     """
     found, rows, from_start = [], [], False
     for row in [*made, None]:
@@ -200,7 +200,7 @@ def make_plain_replay():
 
 @pytest.fixture
 def build_replay():
-    """Return a replay storage whose actor and algorithm are stubs."""
+    """Return a function that builds a replay storage with a stub actor and a stub algorithm."""
     def build(cls, size, gamma=0.9, num_envs=1, seed=0, state_size=0, **options):
         options.setdefault("rollout_size", 1)
         states = {"q": torch.zeros(1, state_size)} if state_size else {}
@@ -212,7 +212,7 @@ def build_replay():
 
 @pytest.fixture
 def assert_batch_equals():
-    """Compare a batch with plain replay, transition by transition."""
+    """Return a function that compares a batch with a `PlainReplay`, transition by transition."""
     def check(batch, plain, n_step, gamma):
         resident = plain.resident
         for b, action in enumerate(batch.action.tolist()):

@@ -1,4 +1,4 @@
-"""On-policy storages with hand-made steps; actor and algorithm are stubs."""
+"""Test on-policy storages with hand-made steps, a stub actor and a stub algorithm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(size=5, actor=None, algorithm=None, cls=GAEBuffer, num_envs=E, seed=0,
 
 
 def observation(number):
-    """Return observation `number` of each environment: number + e / 10 in environment e."""
+    """Return one observation per environment; its value is `number` + e / 10 in environment e."""
     return {"obs": (number + np.arange(E)[:, None] / 10).astype(np.float32)}
 
 
@@ -55,7 +55,7 @@ def acting_of(number, state_size=0):
 
 
 def fill(storage, first, count, state_size=0, **step_options):
-    """Insert transitions whose actions and next observations are `first`, `first + 1`, ..."""
+    """Insert `count` transitions, whose actions and next observations are `first`, `first + 1`, ..."""
     for number in range(first, first + count):
         storage.insert_transition(acting_of(number, state_size), step_of(number, **step_options))
 
@@ -226,7 +226,7 @@ def test_preempted_rollout_equals_one_of_that_size():
     batches = []
     for size in (5, 3):
         storage = started(size=size)
-        fill(storage, 50, size)  # rows after the cut contain other data
+        fill(storage, 50, size)  # the rows after the cut keep these older data
         storage.get_all_buffer_data()
         storage.start(observation(0))
         fill(storage, 1, 3)
@@ -293,7 +293,7 @@ def test_recomputed_advantages_use_the_values_of_the_present_weights():
     ready(storage, rollout)
     batches = list(storage.generate_batches(1, num_epochs=3))
     assert len(calls) == 2
-    # Without rewards and with one value everywhere, R contains only V and 0.9 V.
+    # Without rewards, and with V = 1 everywhere, each return is a weighted mean of 0.9**n for n from 1 to 5.
     assert 0.59 < float(batches[1].ret.min()) <= float(batches[1].ret.max()) <= 0.91
     torch.testing.assert_close(batches[2].ret.sort().values, 2 * batches[1].ret.sort().values)
     assert torch.equal(batches[2].value.sort().values, rollout.other["value"][:-1].flatten().sort().values)
@@ -333,7 +333,7 @@ def test_whole_columns_keep_order_and_first_state():
     short = storage.get_all_buffer_data()
     ready(storage, rollout, short)
     batches = list(storage.generate_batches(2))
-    assert sorted(batch.obs["obs"].shape[1] for batch in batches) == [2, 3]  # one column has no valid step
+    assert sorted(batch.obs["obs"].shape[1] for batch in batches) == [2, 3]  # one of six columns has no valid step
     assert sum(batch.num_samples for batch in batches) == 15 + 4
     for batch in batches:
         for column in range(batch.obs["obs"].shape[1]):

@@ -1,4 +1,4 @@
-"""Test a user's storages: another estimate, another draw, a storage from scratch; errors name the class."""
+"""Test user-defined storages: custom estimates, custom sampling, a storage from scratch; errors name the class."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def collected(algo, storage, steps):
 
 @pytest.fixture
 def steps():
-    """Return a generator of random steps of four environments."""
+    """Return a source of random steps of four environments."""
     class Steps:
         rng = np.random.default_rng(0)
 
@@ -91,7 +91,7 @@ def test_samples_have_the_estimate_of_a_subclass(steps):
 
 
 class Recent(ReplayBuffer):
-    """Replay that draws only the `newest` newest transitions, in turn."""
+    """Replay that samples only the `newest` most recent transitions, in order."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayBuffer.Options):
@@ -104,7 +104,7 @@ class Recent(ReplayBuffer):
 
 @dataclass
 class Nothing:
-    """Minimal actor or algorithm for a replay."""
+    """Stub that serves as the actor and as the algorithm of a replay storage."""
 
     gamma = 0.9
 
@@ -131,7 +131,7 @@ def rollout_of(numbers, valid=None):
 
 @pytest.mark.parametrize("num_rollouts", [3, 5, 6, 9, 12])
 def test_rows_that_can_be_drawn_are_named_from_the_oldest_to_the_newest(num_rollouts):
-    """The draw is also right after the ring has wrapped, and with rows without a transition."""
+    """Check that sampling is correct, also after the ring has wrapped and with invalid rows."""
     storage = replay(Recent)
     for number in range(num_rollouts):
         storage.insert_data_slice([rollout_of([2 * number, 2 * number + 1], valid=[True, number % 3 != 1])], ["here"])

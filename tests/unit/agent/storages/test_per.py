@@ -1,4 +1,4 @@
-"""Test prioritized replay: known probabilities and weights, priorities across the ring's end, and errors."""
+"""Test prioritized replay: known probabilities and weights, priorities after the ring has wrapped, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def steps(count, first=0, valid=None):
 
 @pytest.fixture
 def per(build_replay):
-    """Return a storage of transitions, with these errors if given."""
+    """Return a function that builds a storage, and inserts one transition for each given error."""
     def build(size=4, errors=None, **options):
         storage = build_replay(PERBuffer, size, **{"epsilon": 1e-12, **options})
         if errors is not None:
@@ -56,7 +56,7 @@ def test_probabilities_and_weights_on_golden_values(per, alpha, beta, errors, pr
     assert storage.min_priority == leaves.min()
     with pytest.warns(DeprecationWarning, match="leaf_min is deprecated since 0.2 .* use min_priority$"):
         assert storage.leaf_min == leaves.min()
-    # The definition: (N P)^-beta over its largest value.
+    # By definition, a weight is (N P)^-beta divided by the largest such value.
     raw = (4 * leaves / leaves.sum()) ** -beta
     np.testing.assert_allclose(list(weights_of(storage).values()), raw / raw.max(), atol=1e-6)
 
@@ -92,7 +92,7 @@ def test_weights_over_the_buffer_are_those_of_all_that_could_be_drawn(per):
 
 
 def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
-    """With weights scaled by (smallest leaf of all / own smallest leaf)^beta, several storages equal a single one."""
+    """Check that two storages equal one if weights are scaled by (smallest leaf of all / own smallest leaf)^beta."""
     parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
     mass, smallest = [part.mass for part in parts], min(part.min_priority for part in parts)
     np.testing.assert_allclose(np.array(mass) / sum(mass), [0.3, 0.7])
@@ -103,7 +103,8 @@ def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
 def test_new_transitions_get_the_largest_priority_so_far(per):
     storage = per(8, [0.5, 0.25], alpha=1.0)
     storage.insert_data_slice([steps(2, first=10)])
-    np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [0.5, 0.25, 1, 1])  # 1 until an error is larger
+    # New transitions have priority 1 until an error exceeds 1.
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [0.5, 0.25, 1, 1])
     storage.update_priorities(np.array([1]), np.array([7.0]))
     storage.update_priorities(np.array([1]), np.array([0.5]))
     storage.insert_data_slice([steps(1, first=20)])

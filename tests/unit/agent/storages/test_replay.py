@@ -1,4 +1,4 @@
-"""Test uniform replay: n-step windows, streams, the ring's end, stacks of images, states."""
+"""Test uniform replay: n-step windows, streams, the wrapped ring, stacked frames and states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError
 
 
 def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float32):
-    """Return a rollout of one environment; observation t is t unless given, and `100 + t` after an end."""
+    """Return a rollout of one environment; observation t is `obs[t]` or t, and last observations are 100 + t."""
     count = len(reward)
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     ends = sorted({*terminated, *truncated})
@@ -33,7 +33,7 @@ def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float3
 
 
 def by_action(batch, *names):
-    """Return action -> values of `names`, from a batch in which every action appears."""
+    """Return {action: values of the fields `names`} from a batch in which every action appears."""
     values = [getattr(batch, name) for name in names]
     return {a: tuple(round(float(v[b]), 6) for v in values) for b, a in enumerate(batch.action.tolist())}
 
@@ -68,7 +68,7 @@ def assert_extras_belong_to_rows(ring):
 @pytest.mark.parametrize("n_step", [1, 4])
 def test_batches_equal_those_of_plain_lists(
         cls, frames, padding, same_step, n_step, build_replay, make_collector, make_plain_replay, assert_batch_equals):
-    """Two collectors of different sizes take turns at random; some rollouts are short, and environments restart."""
+    """Two collectors of different sizes take random turns; some rollouts are short, and environments restart."""
     rng = np.random.default_rng([n_step, frames, same_step])
     collectors = [make_collector(
         seed=s, num_envs=2 + s, num_steps=6, same_step=same_step, num_frames=frames, padding=padding, p_life=0.1,
@@ -96,7 +96,7 @@ def test_batches_equal_those_of_plain_lists(
                 assert not storage.num_items
                 continue
             assert_batch_equals(batch, plain, n_step, 0.9)
-            if turn % 8 == 7 and storage.num_items:  # every row that can be drawn is right
+            if turn % 8 == 7 and storage.num_items:  # sample most of the drawable rows
                 drawn = {int(a) for a in storage.sample(1000).action}
                 assert len(drawn) > 0.8 * storage.num_items
                 assert len(drawn) <= storage.num_items
@@ -187,7 +187,7 @@ def test_counters_tell_what_was_never_drawn(build_replay):
 
 def test_a_place_that_is_written_again_counts_as_never_drawn(build_replay):
     storage = build_replay(ReplayBuffer, 4)
-    for unused in (0, 0, 4):  # all drawn, all drawn, none drawn
+    for unused in (0, 0, 4):  # number of rows that are never sampled before the next insertion
         storage.insert_data_slice([rollout_of([1] * 4)])
         assert storage.counters["evicted_unused"] == 0
         if not unused:
@@ -280,7 +280,7 @@ def test_a_restored_storage_goes_on_alike(cls, frames, build_replay, make_collec
                 one.after_gradients(batch, {"errors": batch.ret})
         return [one.sample(50) for one in storages]
 
-    for fill in range(3):  # also before the ring is full
+    for fill in range(3):  # the first state is saved before the ring is full
         go_on(storage)
         file = io.BytesIO()
         torch.save(storage.state_dict(), file)

@@ -1,4 +1,4 @@
-"""Test that stacks of real environments are restored from single images, also at starts and ends of episodes."""
+"""Test that stacked frames of environments are restored from single frames, also at starts and ends of episodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pictures(gym.Env):
 
 
 def play_into(storages, envs, num_rollouts, num_steps):
-    """Insert random rollouts into all storages."""
+    """Collect rollouts with random actions, and insert each rollout into all storages."""
     rng = np.random.default_rng(0)
     rows = RolloutRows(num_steps, envs.num_envs, {})
     rows.start(*envs.reset())

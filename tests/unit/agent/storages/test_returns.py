@@ -24,7 +24,7 @@ def rollout_of(reward, terminated, truncated, valid=None, final_index=NO_FINALS[
 
 
 def brute_force(rollout, value, final_value, gamma, lam):
-    """Return sums of discounted temporal differences up to the end of each episode, one transition at a time."""
+    """Return the discounted sum of temporal differences up to the end of the episode, for each transition."""
     finals = {tuple(pair): float(v) for pair, v in zip(rollout.final_index.tolist(), final_value, strict=True)}
     num_steps, num_envs = rollout.reward.shape
     advantage = np.zeros((num_steps, num_envs))
@@ -69,7 +69,7 @@ def test_gae_golden_values():
     rollout = rollout_of(
         np.ones((5, 1)), column(False, True, False, False, False), column(False, False, False, True, False),
         final_index=torch.tensor([[1, 0], [3, 0]]))
-    # V' = .4, -, .2, .7, .6: row 1 terminates; row 3 is truncated, and its last observation has the value .7.
+    # The next values are 0.4, none (row 1 terminates), 0.2, 0.7 (last observation of the truncated row 3) and 0.6.
     value = torch.tensor([[0.5], [0.4], [0.3], [0.2], [0.1], [0.6]])
     advantage, _ = gae(rollout, value, torch.tensor([99.0, 0.7]), 0.9, 0.8)
     np.testing.assert_allclose(advantage[:, 0], [1.292, 0.6, 1.9096, 1.43, 1.44], atol=1e-6)

@@ -1,4 +1,4 @@
-"""Test the ring of transitions by itself: which ids are resident, and which rollouts continue their predecessors."""
+"""Test the ring of transitions: which ids are resident, and which rollouts continue their predecessors."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_a_rollout_continues_the_last_one_of_its_source_if_their_observations_me
     assert insert(ring, [0, 1, 2]).continued.tolist() == [False]
     assert insert(ring, [7, 8, 9], source="another").continued.tolist() == [False]
     beginning = rollout_of([0.0, 0.0], obs=[2, 3, 4])
-    beginning.done[0] = False  # the episode goes on
+    beginning.done[0] = False  # the episode continues from the rollout before
     assert ring.insert(beginning, "collector").continued.tolist() == [True]
-    assert ring.columns["link"][[0, 1, 2, 3]].tolist()[:2] == [1, 4]  # ids 2 and 3 are those of the other source
+    assert ring.columns["link"][[0, 1, 2, 3]].tolist()[:2] == [1, 4]  # rows 2 and 3 are from the other source
     elsewhere = rollout_of([0.0, 0.0], obs=[6, 7, 8])
     elsewhere.done[0] = False
     assert ring.insert(elsewhere, "collector").continued.tolist() == [False]
 
 
 def test_rows_after_which_an_episode_ends_link_to_its_last_observation():
-    """So a window never has to look at how an episode ended before it follows a link."""
+    """Check that windows can follow links without checking how an episode ended."""
     ring = Ring(40)
     insert(ring, range(7), terminated=[1], truncated=[4])
     link = ring.columns["link"][:6]

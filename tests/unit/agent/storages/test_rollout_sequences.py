@@ -1,4 +1,4 @@
-"""Compare sequences drawn from a replay of whole rollouts with the rollouts as plain lists."""
+"""Compare sequences sampled from a replay of whole rollouts with the rollouts as plain lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(build_replay):
 
 
 class Kept:
-    """An inserted rollout: the rows of each environment, as the collector made them."""
+    """An inserted rollout: the rows of each environment, as the collector recorded them."""
 
     def __init__(self, collector, rollout, first):
         self.first, self.num_steps = first, rollout.num_steps
@@ -40,9 +40,9 @@ class Kept:
 
 
 def observations_of(rows):
-    """Return [(obs, mask, row or None)] of one environment in a rollout.
+    """Return a list of (obs, mask, row or None) for one environment of a rollout.
 
-    The row is None for a last observation that is not the observation of a step.
+    The row is None for the last observation of an episode or rollout, from which no step was made.
     """
     found = []
     for i, row in enumerate(rows):
@@ -53,7 +53,7 @@ def observations_of(rows):
 
 
 def target_of(rows, i, n_step):
-    """Return (R, discount, next observation, next mask) of step i, from the steps of its rollout only."""
+    """Return (n-step return, discount, next observation, next mask) of step i, from the steps of its rollout only."""
     total, m = 0.0, 0
     while True:
         last = rows[i + m]
@@ -69,7 +69,7 @@ def check_column(batch, b, rows, n_step):
     assert batch.valid[:, b].nonzero().flatten().tolist() == steps
     assert float(batch.weight[b]) == 1.0
     np.testing.assert_array_equal(batch.rhs["q"][b], rows[0].states["q"])
-    for at in range(len(batch.done)):  # after the rollout, its last observation is repeated
+    for at in range(len(batch.done)):  # after its end, the last observation is repeated
         obs, mask, row = expected[min(at, len(expected) - 1)]
         for name, leaf in obs.items():
             assert torch.equal(batch.obs[name][at, b], torch.as_tensor(leaf)), (name, at)
@@ -123,13 +123,13 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
         for b, rows in enumerate(drawn):
             check_column(batch, b, rows, n_step)
             num_extra += len(observations_of(rows)) - len(rows) - 1
-        # Every transition of a rollout occurs as often as the rollout was drawn, in all environments.
+        # Every valid transition of a rollout occurs as often as the rollout was sampled, for all environments.
         actions = [row.action for rows in drawn for row in rows if row.valid]
         assert sorted(batch.action[batch.valid].tolist()) == sorted(actions)
         assert batch.num_samples == len(actions)
         times = Counter(batch.ids.tolist())
         assert all(len({times[one.first + e * one.num_steps] for e in range(len(one.columns))}) == 1 for one in kept)
-    assert (num_extra > 0) == same_step  # last observations within a rollout that belong to no step
+    assert (num_extra > 0) == same_step  # only SAME_STEP adds last observations within a rollout
 
 
 def test_rollouts_are_drawn_whole_until_there_are_enough_sequences(build, make_collector):
@@ -145,7 +145,7 @@ def test_rollouts_are_drawn_whole_until_there_are_enough_sequences(build, make_c
 
 def test_rollouts_are_drawn_uniformly_and_with_replacement(build, make_collector):
     storage, collector = build(70), make_collector(num_envs=2, num_steps=5, state_size=STATE)
-    for _ in range(9):  # 7 of them fit
+    for _ in range(9):  # the storage has room for 7 rollouts
         storage.insert_data_slice([collector.collect()])
     counts = np.bincount(storage.sample(2 * 7000).ids[::2].numpy() // 10, minlength=9)
     assert counts[:2].tolist() == [0, 0]
@@ -162,7 +162,7 @@ def test_a_rollout_goes_whole_and_counts_how_often_it_was_drawn(build, make_coll
         assert storage.counters["resident"] == 10 * min(number + 1, 3)
     assert storage.counters["evicted_unused"] == 10 * [drawn[first] for first in (0, 10, 20)].count(0)
     assert storage.counters["sampled"] == 10 * sum(drawn.values())
-    storage.insert_data_slice([collector.collect(1)])  # inserting two rows evicts ten
+    storage.insert_data_slice([collector.collect(1)])  # two new rows evict a whole rollout of ten rows
     assert storage.counters["resident"] == 22
 
 
@@ -226,7 +226,7 @@ def test_states_count_as_memory(build, make_collector):
 
 
 def test_targets_end_with_an_episode_whose_last_observation_is_not_reported(build):
-    """The next row is the first step of another episode, without an extra row in between."""
+    """Check targets if the next episode's first step directly follows, without a row for the last observation."""
     count = 5
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     done = torch.zeros(count + 1, 1, dtype=torch.bool)

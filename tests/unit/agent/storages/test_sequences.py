@@ -1,4 +1,4 @@
-"""Test replay of sequences: known windows, and comparisons of all drawn sequences with plain lists."""
+"""Test replay of sequences: known windows, and comparisons of all sampled sequences with plain lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAMMA = 0.9
 
 
 def rollout_of(count, is_over=True, first=True, number=0, reward=None):
-    """Return steps of one environment with their numbers as observation and action; the last may end an episode."""
+    """Return a rollout of one environment, whose observations and actions are step numbers starting at `number`."""
     end = torch.zeros(count, 1, dtype=torch.bool)
     end[-1] = is_over
     done = torch.zeros(count + 1, 1, dtype=torch.bool)
@@ -35,7 +35,7 @@ def rollout_of(count, is_over=True, first=True, number=0, reward=None):
 
 @pytest.fixture
 def build(build_replay):
-    """Build a storage of short sequences."""
+    """Return a function that builds a storage of short sequences."""
     def make(size=100, **options):
         return build_replay(SequenceBuffer, size, gamma=GAMMA, state_size=STATE, **{
             "length": 4, "burn_in": 2, "period": 2, "n_step": 1, "epsilon": 1e-12, **options})
@@ -43,7 +43,7 @@ def build(build_replay):
 
 
 def drawn_windows(storage, count=400):
-    """Return (warm-up start, trained start, end) of each window, in order; observations are step numbers."""
+    """Return the sorted (burn-in start, training start, end) of all sampled windows, as step numbers."""
     batch, found = storage.sample(count), set()
     if batch is None:
         return []
@@ -62,7 +62,7 @@ def drawn_windows(storage, count=400):
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_golden_windows(build, num_steps, windows, parts, n_step):
-    """The windows depend neither on the ends of rollouts nor on the length of targets."""
+    """Check that windows depend neither on where rollouts are cut nor on `n_step`."""
     storage, at = build(n_step=n_step), 0
     for size in filter(None, [num_steps * (i + 1) // parts - num_steps * i // parts for i in range(parts)]):
         storage.insert_data_slice([rollout_of(size, at + size == num_steps, at == 0, at)])
@@ -77,7 +77,8 @@ def test_a_window_can_be_drawn_once_its_targets_are_there(build):
     for t in range(9):
         storage.insert_data_slice([rollout_of(1, t == 8, t == 0, t)])
         seen.append(storage.num_items)
-    # The first window needs 4 + 3 - 1 steps, each later window two more steps; the end completes all others.
+    # The first window needs 4 + 3 - 1 steps, and each later window needs two more steps. The end of the episode
+    # completes all remaining windows.
     assert seen == [0, 0, 0, 0, 0, 1, 1, 2, 4]
 
 
@@ -131,7 +132,7 @@ def test_after_gradients_takes_errors_of_all_steps_and_none_that_is_not_finite(b
 
 
 def check_batch(batch, plain, rule, frames):
-    """Compare a drawn batch with sequences of plain lists, and return the starts of the drawn windows."""
+    """Compare a batch with sequences from plain lists; return the starts of sampled windows and of all windows."""
     expected = plain.sequences(**rule)
     length, n_step, burn_in = rule["length"], rule["n_step"], batch.burn_in
     assert batch.done.shape[0] == burn_in + length + n_step
@@ -181,7 +182,7 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])
 def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, build_replay, make_collector,
                                             make_plain_replay):
-    """Collectors of different sizes take turns; rollouts are short, environments restart, a collector is replaced."""
+    """Collectors of different sizes take turns; rollouts are short, environments restart, and collectors change."""
     rng = np.random.default_rng([*rule.values(), same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
         seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,
@@ -198,7 +199,7 @@ def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, buil
             if rng.random() < 0.04:
                 collectors[source].restart()
             steps = int(rng.integers(1, 7))
-            if rng.random() < 0.03:  # the following rollouts have no known predecessor
+            if rng.random() < 0.03:  # the next rollout comes from a new source, without a predecessor
                 names[source] += 2
                 for made in collectors[source].made:
                     made.append(None)
@@ -221,7 +222,7 @@ def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, buil
 
 
 def assert_states_are_wanted(storage):
-    """Assert that states are stored only for resident rows, and each state once."""
+    """Assert that each stored state belongs to exactly one window, and that no other states are stored."""
     slots = storage.windows.slot[storage.windows.slot >= 0]
     assert len(set(slots)) == len(slots) == len(storage.state_slots.taken)
 
@@ -249,7 +250,7 @@ def test_windows_go_with_their_first_step_and_late_errors_are_stale(build):
     storage = build(size=16, rollout_size=1)
     storage.insert_data_slice([rollout_of(9)])
     batch = storage.sample(200)
-    storage.insert_data_slice([rollout_of(9, number=100)])  # overwrites steps 0 and 1
+    storage.insert_data_slice([rollout_of(9, number=100)])  # the new rows overwrite steps 0 and 1
     assert drawn_windows(storage) == [
         (2, 4, 8), (4, 6, 9), (100, 100, 104), (100, 102, 106), (102, 104, 108), (104, 106, 109)]
     ids = np.unique(batch.ids.numpy())
@@ -260,7 +261,7 @@ def test_windows_go_with_their_first_step_and_late_errors_are_stale(build):
 
 def test_steps_that_no_batch_trained_on_are_counted(build):
     storage = build(size=12, rollout_size=1, n_step=2)
-    storage.insert_data_slice([rollout_of(6, is_over=False)])  # (0, 0, 4) only
+    storage.insert_data_slice([rollout_of(6, is_over=False)])  # only the window of steps 0 to 3 is complete
     assert storage.sample(5).num_samples == 20
     assert storage.counters["sampled"] == 20
     storage.insert_data_slice([rollout_of(12, number=100)])
@@ -344,7 +345,7 @@ def test_a_size_without_room_for_a_sequence_is_refused(build_replay):
 
 @pytest.mark.parametrize("phase", range(10))
 def test_the_least_size_is_enough(build_replay, make_collector, phase):
-    """With endless episodes of several collectors, windows become drawable wherever rollouts are cut."""
+    """Check that windows of endless episodes become drawable, wherever the rollouts of several collectors are cut."""
     options = {"length": 6, "burn_in": 3, "period": 3, "n_step": 3, "rollout_size": 5}
     storage = build_replay(SequenceBuffer, 4 * 5 * 2 * 2, state_size=STATE, num_envs=2, **options)
     SequenceBuffer.check_size(storage.options, 2, 2)

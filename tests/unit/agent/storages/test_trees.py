@@ -1,4 +1,4 @@
-"""Compare trees with plain arrays, and with the known values of their specification."""
+"""Compare sum trees and min trees with plain arrays, and with known values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ranges_on_golden_values():
     assert (sums.total, minima.smallest) == (10, 1)
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 37, 64, 100, 1000])  # up to twice as many simultaneous changes
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 37, 64, 100, 1000])  # each call changes up to 2 * capacity ids
 def test_trees_agree_with_plain_arrays_through_random_changes(capacity):
     rng = np.random.default_rng(capacity)
     sums, minima = SumTree(capacity), MinTree(capacity)

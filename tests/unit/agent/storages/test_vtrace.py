@@ -1,4 +1,4 @@
-"""Compare V-trace with plain loops in float64; test a storage that computes targets with the learner's weights."""
+"""Compare V-trace with plain loops in float64; test the storage that computes targets with the learner's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_valu
 
 
 def rollout_of(reward, ratio, terminated=None, truncated=None, valid=None, final_index=None):
-    """Return a rollout and log-probabilities whose importance ratio is `ratio`."""
+    """Return a rollout, and log-probabilities of the learned policy for which the importance ratio is `ratio`."""
     reward = torch.as_tensor(np.asarray(reward), dtype=torch.float32)
     shape = reward.shape
     flags = [torch.as_tensor(np.zeros(shape, bool) if flag is None else np.asarray(flag))
@@ -104,7 +104,7 @@ def test_vtrace_golden_values():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_vtrace_without_ends_is_that_of_rllib(seed):
-    """Return the result of `from_importance_weights` in RLlib and DeepMind's vtrace, with discount 0 at an end."""
+    """Compare with the formula of `from_importance_weights` in the V-trace code of RLlib and DeepMind."""
     _, rollout, logp, value, final_value = random_case(seed, ends=False)
     rho, discount = (logp.double() - rollout.other["logp"].double()).exp().clamp(max=1.0).numpy(), 0.9
     values, bootstrap = value[:-1].double().numpy(), value[-1].double().numpy()
@@ -134,7 +134,7 @@ def test_targets_of_the_policy_that_acted_are_those_of_gae(seed, lam):
 def test_what_is_not_valid_or_far_from_the_policy_stays_finite():
     rollout, logp = rollout_of(np.ones((4, 1)), np.ones((4, 1)), valid=np.array([[True], [True], [False], [True]]))
     rollout.other["logp"][2] = torch.nan
-    rollout.other["logp"][1], logp[1] = -1e30, 0.0  # the ratio exceeds the range of floats
+    rollout.other["logp"][1], logp[1] = -1e30, 0.0  # the importance ratio overflows to infinity
     rollout.other["logp"][3], logp[3] = 0.0, -1e30
     value = torch.tensor([[0.1], [0.2], [0.3], [0.4], [0.5]])
     advantage, v = vtrace(rollout, logp, value, torch.zeros(0), 0.9)
@@ -148,7 +148,7 @@ def test_what_is_not_valid_or_far_from_the_policy_stays_finite():
 
 
 class MadeUpSteps:
-    """Random steps of three environments with ends of both kinds, under SAME_STEP."""
+    """Source of random steps of three environments, with terminations and truncations, in SAME_STEP mode."""
 
     def __init__(self, seed=0, masked=False):
         self.rng, self.masked = np.random.default_rng(seed), masked
@@ -205,7 +205,7 @@ def opened(storage, rollout, num_parts=1):
     ({}, None), ({"shared_policy_value_network": True}, None), (GRU, None), (GRU, 5), (LSTM_SHARED, None),
     (LSTM_SHARED, 5)], ids=str)
 def test_learner_sees_what_the_collector_did_if_it_has_the_same_weights(actor, masked, sequence_length):
-    """Unrolled sequences equal the single steps during acting; values equal those of PPO's collector."""
+    """Check that unrolled sequences equal single acting steps, and that values equal those of `compute_values`."""
     _, algorithm, storage = parts_of(actor=actor, storage={"sequence_length": sequence_length})
     rollout = collect(algorithm, storage, masked)
     assert len(rollout.final_index) > 3
@@ -226,7 +226,7 @@ def test_other_weights_are_unrolled_as_the_loss_does_it(actor, sequence_length):
     found, values, final_value = learner.evaluate_rollout(rollout, sequence_length)
     assert not torch.allclose(found, rollout.other["logp"], atol=1e-3)
     advantage, target = map(torch.from_numpy, vtrace(rollout, found, values, final_value, 0.99))
-    # The order of samples in a batch is random.
+    # The order of samples in a batch is random, so sorted values are compared.
     valid = slice(None) if batch.valid is None else batch.valid
     for mine, expected in ((logp.detach(), found), (value.detach(), values[:-1]), (batch.value, values[:-1]),
                            (batch.ret, target), (batch.advantage, advantage)):
@@ -282,7 +282,7 @@ def test_recomputed_targets_are_of_the_present_weights_and_the_value_of_the_open
     torch.testing.assert_close(first.value.sort().values, second.value.sort().values)
 
 
-# option -> (another value, settings under which the option has an effect)
+# Each option is mapped to (a value other than the default, settings with which the option has an effect).
 CHANGES = {"rho_bar": (0.5, {}), "c_bar": (0.5, {}), "vtrace_lambda": (0.5, {}), "sequence_length": (5, GRU)}
 
 
