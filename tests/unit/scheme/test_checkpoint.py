@@ -122,7 +122,7 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         for _ in range(30):
             second.step()
         ledger = check_ledger(second)
-        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio of the whole run, not since the checkpoint
+        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio of the whole run
         final = second.stop()
         assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
     finally:
