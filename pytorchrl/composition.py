@@ -67,7 +67,7 @@ class OptionSpec:
     name: str
     part: str
     own_name: str
-    hint: Any  # a type or a special form of typing
+    hint: Any  # the hint is a type or a special form of typing
     default: object
     help: str
     choices: tuple[object, ...] | None = None

@@ -14,7 +14,7 @@ _GRACE_S = 2.0
 
 
 class Unblocked(BaseException):
-    """Raised in the main thread to abandon an update that does not end by itself after a signal."""
+    """Exception that is raised in the main thread to abandon an update that does not end by itself after a signal."""
 
 
 class Interrupts:

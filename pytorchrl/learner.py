@@ -235,7 +235,7 @@ class Learner:
             while not interrupts.received and not self.done():
                 self.step()
             if not interrupts.received:
-                self._save()  # before the last evaluation, whose failure would otherwise lose the model
+                self._save()  # if the last evaluation fails, the model has been saved already
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
                 if self.options.checkpoint_every is not None and last_steps != self.env_steps:
                     self.save_checkpoint()

@@ -347,7 +347,7 @@ class Progress:
             return
         try:
             if self._live is not None:
-                if self._width:  # the width of the text that `tell` wrote
+                if self._width:  # the line contains text that `tell` wrote
                     self._stream.write("\r" + " " * self._width + "\r")
                     self._width = 0
                 self._live.update(status)
@@ -367,7 +367,7 @@ class Progress:
             self._stream = None
 
     def close(self) -> None:
-        """End the line; idempotent."""
+        """End the progress line; idempotent."""
         stream, self._stream = self._stream, None
         if stream is None:
             return

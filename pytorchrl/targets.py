@@ -10,7 +10,7 @@ _RECORDS_PER_RUN = 200
 
 
 class Target:
-    """The end of a run: a number of env steps that have reached the learner.
+    """Condition for the end of a run: a number of env steps has reached the learner.
 
     If collection and learning take turns, the last rollout must also have been used as often as the others.
 

@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         options: Arguments of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # as in argparse.ArgumentParser
+    def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # passed to argparse.ArgumentParser
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
         # By default, argparse treats `-1e-3` and `-inf` as flags. With this pattern, they are values.
@@ -143,12 +143,12 @@ class _Joined(argparse.Action):
     """Store the values in all words after a flag as one tuple: `64 64` is the same as `64,64`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
-                 values: Any, option_string: str | None = None) -> None:  # as in argparse.Action.__call__
+                 values: Any, option_string: str | None = None) -> None:  # typed as in argparse.Action.__call__
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 
 def _shown(value: object) -> str:
-    """Return a default as a user would type it."""
+    """Return the text that a user would type for a default value."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -63,7 +63,7 @@ class _NotThisError(ConfigError):
 _Reader = tuple[str, Callable[[str], object]]
 
 
-def _readers(hint: Any) -> list[_Reader]:  # a type or a special form of typing
+def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
     """Return the readers for a type in the order in which to try them: the strictest first, plain text last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
@@ -77,7 +77,7 @@ def _readers(hint: Any) -> list[_Reader]:  # a type or a special form of typing
     return _reader(hint)
 
 
-def _reader(hint: Any) -> list[_Reader]:  # a type or a special form of typing
+def _reader(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     simple: dict[TypeHint, _Reader] = {
         bool: ("yes|no", _bool), int: ("INT", _int), float: ("NUMBER", float), str: ("TEXT", str),

@@ -57,7 +57,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
         return self._observation(0), {}
 
     def step(self, action: np.int64) -> StepResult:
-        """Count one step."""
+        """Make one step, and count it."""
         self._t += 1
         self._num_steps += 1
         done = self._t >= self._length
@@ -121,7 +121,7 @@ class SleepEnv(CountingEnv):
         self._step_s = step_s
 
     def step(self, action: np.int64) -> StepResult:
-        """Sleep, then count one step."""
+        """Sleep, and then make one step."""
         time.sleep(self._step_s)
         return super().step(action)
 
@@ -148,7 +148,7 @@ class FaultyEnv(CountingEnv):
             self.reset = self._reset_without_seed  # type: ignore[method-assign, assignment]
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Start an episode, or fail."""
+        """Start an episode; if the fault is due, cause it."""
         observation, info = super().reset(seed=seed, options=options)
         is_due = self._num_resets >= self._at
         self._num_resets += 1
@@ -157,7 +157,7 @@ class FaultyEnv(CountingEnv):
         return observation if is_due and self._fault == "reset_without_info" else (observation, info)
 
     def step(self, action: np.int64) -> StepResult:
-        """Count one step, or fail."""
+        """Make one step, and count it; if the fault is due, cause it."""
         is_due = self._num_steps >= self._at
         observation, reward, terminated, truncated, info = super().step(action)
         fault = self._fault if is_due else ""
@@ -171,7 +171,7 @@ class FaultyEnv(CountingEnv):
             observation = observation.astype(np.complex64)
         if fault == "obs_shape":
             observation = observation[:2]
-        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # may be an array
+        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # a number or array
         return observation, value, terminated, truncated, info
 
     def _reset_without_seed(self) -> ResetResult:
@@ -198,7 +198,7 @@ class RaisingEnv(AnyWrapper):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Action) -> StepResult:
-        """Step the environment, or raise without stepping."""
+        """Step the environment, or raise an error without stepping it."""
         if self._generator.random() < self._probability:
             raise RuntimeError("raised at random")
         return self.env.step(action)
@@ -242,7 +242,7 @@ class MatchingGame:
         return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, int]) -> AgentsStep:
-        """Compare actions with symbols, and draw new symbols."""
+        """Reward actions that equal the symbol of the next agent, and draw new symbols."""
         rewards = {agent: float(actions[agent] == self._symbols[(index + 1) % len(self._symbols)])
                    for index, agent in enumerate(self.possible_agents)}
         self._t += 1

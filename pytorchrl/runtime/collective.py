@@ -120,7 +120,7 @@ class GlooCollective:
             except RuntimeError:
                 if not work.is_completed():
                     continue
-                work.wait()  # raises the error of a failed operation
+                work.wait()  # `wait` raises the error of a failed operation
             return True
         return False
 

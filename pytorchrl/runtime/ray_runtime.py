@@ -122,7 +122,7 @@ class RayRuntime(Runtime):
     def _connect(self) -> FromRay:
         if self._ray is not None:
             return self._ray
-        if self._starts_a_local_ray():  # announced before the import, which takes seconds
+        if self._starts_a_local_ray():  # the text is announced before the import, which takes seconds
             self._tell("starting Ray ...")
         # Ray reads this variable once. If it were set later, processes would expect a token that Ray does not send.
         if "ray" not in sys.modules:
@@ -202,7 +202,7 @@ class RayRuntime(Runtime):
             ray.shutdown()
             self._has_joined = False
         if reaper is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper then continues in the background
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper may continue in the background
                 reaper.communicate(timeout=_REAP_TIMEOUT_S)
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
@@ -226,7 +226,8 @@ class RayRuntime(Runtime):
         """Return the scheduling strategy that binds an actor to its placement group; None if it has no group."""
         if self.options.placement != "colocate":
             return None
-        group = self._ray.util.get_current_placement_group()  # in a gradient worker's process, the group of that worker
+        # In the process of a gradient worker, the current group is the group of that worker.
+        group = self._ray.util.get_current_placement_group()
         if self._bundle and name.startswith("GWorker"):
             if name not in self._groups:
                 self._groups[name] = self._ray.util.placement_group([self._bundle], strategy="STRICT_PACK")
@@ -410,7 +411,7 @@ def _without_handlers_of(ray: FromRay) -> Iterator[None]:
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
     """Return the host (resolved, if possible) and port of "host:port"; a name of this machine becomes `own_ip`."""
     host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):  # an unknown name is compared as text
+    with contextlib.suppress(OSError):  # a host name that cannot be resolved is compared as text
         host = socket.gethostbyname(host)
     return own_ip if host.startswith("127.") else host, port
 

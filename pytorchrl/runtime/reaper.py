@@ -29,7 +29,7 @@ def processes_of(directory: str, session: int) -> list[int]:
     """Return the ids of a session's processes that have the directory in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # not a process, or it has ended, or another user owns it
+        with contextlib.suppress(OSError, ValueError):  # no process, an ended process, or a process of another user
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)

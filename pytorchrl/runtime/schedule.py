@@ -29,7 +29,7 @@ _UNWIND_TIMEOUT_S = 30.0
 
 
 class Ended(BaseException):
-    """Raised in a task that waits, to end the task."""
+    """Exception that is raised in a waiting task to end the task."""
 
 
 class Signal:
@@ -54,8 +54,8 @@ class Task:
         self.thread = threading.current_thread()
         self.baton = threading.Lock()  # unlocked while the baton is being passed to this task
         self.baton.acquire()
-        self.num_waits = 0    # a wake-up contains the number of its wait; wake-ups for earlier waits are ignored
-        self.waits_for = ""   # empty while the task can run
+        self.num_waits = 0  # a wake-up contains the number of its wait; wake-ups for earlier waits are ignored
+        self.waits_for = ""  # description of the current wait; empty while the task can run
         self.killed = self.finished = False
         self.ended = Signal()
         self.since = time.perf_counter()
@@ -288,7 +288,7 @@ class Schedule:
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if in_vain is not None:  # None: the task only let other tasks go first, which is not a timeout
+        if in_vain is not None:  # if it is None, the task only let other tasks go first, which is not a timeout
             self._num_fruitless = self._num_fruitless + 1 if in_vain else 0
         if not isinstance(entry, tuple):
             entry()

@@ -31,7 +31,7 @@ class _Actor:
         self.failure: BaseException | None = None
         self.calls: deque[tuple[_Result, str, tuple[object, ...], Mapping[str, object]]] = deque()
         self.early: list[Callable[[], object]] = []  # signals to a worker that is not built yet
-        self.unsettled: dict[_Result, None] = {}     # a dict, because a set has no order
+        self.unsettled: dict[_Result, None] = {}  # results without an outcome; a dict, because a set has no order
         self.arrived = Signal()
         self.messages: deque[Callable[[], object]] = deque()  # messages in flight to or from this worker, in order
         self.last_arrival = 0.0
@@ -219,11 +219,11 @@ class SimulatedRuntime(Runtime):
         self.schedule.sleep(seconds)
 
     def make_queue(self, maxsize: int) -> queue.Queue[T]:
-        """Return a queue on the virtual clock; `maxsize=0` means unbounded."""
+        """Return a queue whose timeouts are in virtual seconds; `maxsize=0` means unbounded."""
         return SimulatedQueue(maxsize, self.schedule)
 
     def make_event(self) -> threading.Event:
-        """Return an event on the virtual clock."""
+        """Return an event whose timeouts are in virtual seconds."""
         return SimulatedEvent(self.schedule)
 
     def start_thread(self, thread: threading.Thread) -> None:
@@ -253,7 +253,7 @@ class SimulatedRuntime(Runtime):
         return point
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """Return a journal, which enforces the order of the record if a record is replayed."""
+        """Return the journal of a worker; if a record is replayed, the journal enforces the recorded order."""
         if self._replay is None:
             return super().journal(worker, incarnation)
         return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)
@@ -322,7 +322,7 @@ class SimulatedRuntime(Runtime):
             return
         now = self.schedule.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
-        actor.messages.append(deliver)  # keeps the order of messages that arrive at the same moment
+        actor.messages.append(deliver)  # messages that arrive at the same moment keep their order
         self.schedule.later(actor.last_arrival - now, actor.deliver_next)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
