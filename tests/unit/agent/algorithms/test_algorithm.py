@@ -165,7 +165,7 @@ def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes
     before = parts.whole_state
     terms = PPO.terms
 
-    def bad_terms(self, *args):  # `bad` is a constant, so that the gradient itself is finite
+    def bad_terms(self, *args):  # `bad` is added as a constant, so the gradient itself stays finite
         found, measures = terms(self, *args)
         return {**found, "policy_loss": found["policy_loss"] + bad}, measures
     monkeypatch.setattr(PPO, "terms", bad_terms)
@@ -268,7 +268,7 @@ def test_arrays_in_shared_memory_are_taken_as_they_are_and_never_written_again(b
     sender, receiver = build(PPO, seed=5, actor={"normalize_obs": True}), build(PPO, actor={"normalize_obs": True})
     arrays = {name: value.numpy() for name, value in sender.algorithm.acting_state().items()}
     for array in arrays.values():
-        array.flags.writeable = False  # like arrays from Ray, which torch would alias with a warning
+        array.flags.writeable = False  # read-only like arrays from Ray, which torch would alias with a warning
     receiver.algorithm.load_acting_state(arrays)
     assert torch.equal(receiver.params, sender.params)
     receiver.params.add_(1.0)

@@ -169,7 +169,7 @@ def test_impala_learns_from_every_layout(train, settings):
 
 
 def test_weighted_mean_over_slices_equals_the_whole_batch(build, older_rollout, collect, made_up_steps):
-    """Check that the mean KL, which is appended to the gradient, is averaged with the gradient's weights."""
+    """Check that the mean KL, which is appended to the gradient, is averaged with the same weights as the gradient."""
     options = {"advantage_normalization": "none", "kl_coef": 0.4, **SLOW}
     rollouts = [older_rollout(APPO), collect(build(APPO, seed=6), made_up_steps(4, seed=3), 5)]
     whole, *workers = (build(APPO, **options) for _ in range(3))

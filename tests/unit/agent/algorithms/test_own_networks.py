@@ -1,4 +1,4 @@
-"""Test actors with a user's own networks: acting, learning, and errors that name the class."""
+"""Test actors with user-defined networks: acting, learning, and errors that name the class."""
 
 from __future__ import annotations
 

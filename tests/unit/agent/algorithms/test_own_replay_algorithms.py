@@ -1,4 +1,4 @@
-"""Test a user's own replay algorithms, and errors about them."""
+"""Test user-defined replay algorithms, and the errors for invalid ones."""
 
 from __future__ import annotations
 

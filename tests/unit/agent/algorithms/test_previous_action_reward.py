@@ -111,7 +111,7 @@ def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transfo
             assert np.array_equal(batch.previous[row, b], of_row[1])
             if row >= BURN_IN:
                 np.testing.assert_allclose(values[row, b], of_row[0], atol=1e-5)
-    assert int((~batch.done.any(0)).sum()) > 50  # these sequences begin within an episode
+    assert int((~batch.done.any(0)).sum()) > 50  # many sequences begin within an episode
     assert int((batch.discount > 0).sum()) > 500
 
 

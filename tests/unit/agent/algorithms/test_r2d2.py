@@ -34,7 +34,7 @@ def test_rescaling_on_golden_values(x, h):
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_rescaling_and_back_changes_nothing(dtype, error):
-    """Check also small float32 values, for which the usual inverse formula is wrong in the fourth digit."""
+    """Check both directions, also for small float32 values, where the usual inverse is wrong in the fourth digit."""
     size = torch.logspace(-6, 6, 200, dtype=dtype)
     x = torch.cat([-size, torch.zeros(1, dtype=dtype), size])
     torch.testing.assert_close(unrescale(rescale(x)), x, rtol=error, atol=0.0)

@@ -15,7 +15,7 @@ from pytorchrl.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _own_names(monkeypatch):
-    """Remove the names that a test registers when the test ends."""
+    """Restore the registered names after each test."""
     monkeypatch.setattr(module, "_by_name", dict(module._by_name))
 
 

@@ -27,7 +27,7 @@ def test_the_entropy_aimed_at_is_that_of_allowed_actions():
 
 
 def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
-    """A row without allowed actions must not make the target entropy infinite, which is log 0 for such a row."""
+    """Check that a row without allowed actions counts as if all were allowed, because log 0 would be infinite."""
     algorithm = make("discrete_sac", target_entropy_scale=0.5)
     mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,

@@ -122,7 +122,7 @@ def test_a_whole_update_is_the_same(make_batch, cls):
     for microbatch_size in (None, 6):
         parts, batch = make_batch(cls, max_grad_norm=0.01)
         gradients, *_ = in_slices(parts.algorithm, batch, microbatch_size)
-        assert parts.algorithm.apply_gradients(gradients)["grad_norm"] > 0.01  # the norm is clipped
+        assert parts.algorithm.apply_gradients(gradients)["grad_norm"] > 0.01  # the gradient is clipped
         vectors.append(parts.algorithm.groups["all"].data.clone())
     torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-6, atol=1e-6)
 

@@ -63,7 +63,7 @@ def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
     ended, ends = np.zeros(2, dtype=bool), 0
     for _ in range(8):
         expected = np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2]
-        if autoreset == "next_step":  # the action after an end is ignored, so all actions are allowed
+        if autoreset == "next_step":  # the action after a termination is ignored, so all actions are allowed
             expected[ended] = True
         np.testing.assert_array_equal(mask, expected)
         step = env.step(np.zeros(2, np.int64))
@@ -73,7 +73,7 @@ def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
             np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
             ends += 1
         obs, mask = step.obs, step.mask
-        ended = step.terminated  # after truncation, learners bootstrap with the mask
+        ended = step.terminated  # the mask is kept after truncation, where learners bootstrap with it
     assert ends == (2 if autoreset == "same_step" else 0)
 
 

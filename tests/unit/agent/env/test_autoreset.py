@@ -119,7 +119,7 @@ def test_reset_between_an_end_and_its_fake_row_forgets_that_row():
 
 
 def test_masked_reset_leaves_other_episodes_and_their_statistics_running():
-    # Gymnasium's SyncVectorEnv removes the reset mask from the options; its statistics then discard all episodes.
+    # Gymnasium's SyncVectorEnv removes the reset mask from the options, so a statistics wrapper discards all episodes.
     lengths = iter([1, 2, 5])  # the first length is for the factory's probe
     factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
     env = factory(seed=0)

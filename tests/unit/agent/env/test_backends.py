@@ -50,7 +50,7 @@ def cartpole(**options):
 
 
 def test_one_environment_gives_what_the_native_vector_gives():
-    """Check that all results equal those of the native vector bit by bit, and that SAME_STEP is the default."""
+    """Check that all results equal those of the native vector environment, and that SAME_STEP is the default."""
     cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
     native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
     assert cls is not native_cls
@@ -120,7 +120,7 @@ def test_processes_give_what_one_process_gives_and_leave_none(autoreset):
 
 
 def faulty_elsewhere():
-    """Build an environment, or raise outside the main process.
+    """Build an environment in the main process; raise in any other process.
 
     The function is pickled by value, like functions of users' scripts.
     """

@@ -1,4 +1,4 @@
-"""Test combinations of parts for several policies that fit together, and combinations that are refused."""
+"""Test valid and refused combinations of actors, algorithms and storages for several policies."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_masks_allow_everything_where_nobody_acts():
     assert step.mask["early"].tolist() == [[True, False, True]] * 2
     step = envs.step(actions_of(envs))
     assert step.mask["shared"].tolist() == [[True, True, False]] * 4
-    step = envs.step(actions_of(envs))  # agent_1 has ended
+    step = envs.step(actions_of(envs))  # agent_1 ends in this step
     assert step.mask["shared"].tolist() == [[True, True, True], [False, True, True]] * 2
     assert step.parts["shared"].final_mask.tolist() == [[False, True, True]] * 2
     assert step.parts["early"].final_mask is None
@@ -115,7 +115,7 @@ class MaskedByObservation(ComingAndGoing):
 
 
 def test_masks_of_agents_that_come_later_are_kept():
-    """Check that masks exist from the first reset, where storages allocate memory and agent_2 has not appeared."""
+    """Check that masks exist from the first reset, when storages allocate them, although agent_2 appears later."""
     envs = make(env_fn=MaskedByObservation, policy_of="independent")
     _, mask = envs.reset()
     assert mask["agent_2"].tolist() == [[True, True, True]] * 2
@@ -123,7 +123,7 @@ def test_masks_of_agents_that_come_later_are_kept():
     envs.step(act)
     step = envs.step(act)
     assert step.mask["agent_2"].tolist() == [[True, True, False]] * 2
-    step = envs.step(act)  # agent_1 has ended
+    step = envs.step(act)  # agent_1 ends in this step
     assert step.parts["agent_1"].final_mask.tolist() == [[False, True, True]] * 2
 
 
@@ -177,7 +177,7 @@ def test_a_limit_truncates_all_agents():
     envs.step(actions_of(envs))
     step = envs.step(actions_of(envs))
     assert step.parts["early"].truncated.tolist() == [True]
-    assert step.parts["shared"].truncated.tolist() == [True, False]  # agent_2 has not acted
+    assert step.parts["shared"].truncated.tolist() == [True, False]  # agent_2 has not acted yet
     assert [(e.length, e.terminated) for e in step.episodes] == [(2, False)]
     assert step.parts["early"].final_obs["obs"][0, 2] == 2
     assert step.obs["early"]["obs"][0, 1:3].tolist() == [1, 0]
@@ -222,7 +222,7 @@ def test_test_env_kwargs_and_wrappers():
     lengths = [episode.length for _ in range(10) for episode in envs.step(
         {policy: np.zeros(1, np.int64) for policy in ("agent_0", "agent_1")}).episodes]
     assert lengths == [5, 5]
-    assert len(made) == 3  # one finds the agents, one finds their spaces, and one is stepped
+    assert len(made) == 3  # environments for finding the agents, finding the spaces, and stepping
 
 
 class StartingAtOne(MatchingGame):

@@ -43,7 +43,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
         for storage in agent.storage.storages.values():
             ring = storage.ring
             rows = np.flatnonzero(ring.columns["valid"] & (np.arange(ring.capacity) < ring.total))
-            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # (seed, episode, t)
+            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # the key is (seed, episode, t)
         counters = agent.storage.counters
         assert counters["resident"] == len(held)
         assert counters["inserted"] == 10 * len(rollouts) == counters["resident"] + counters["evicted"]
@@ -79,7 +79,7 @@ def test_priorities_reach_the_policy_that_they_are_of(make_agent):
     agent.storage.after_gradients(batch, info)
     errors = dict(zip(("early", "shared"), torch.split(info["errors"], 6), strict=True))
     assert told == {policy: (batch.parts[policy].ids.tolist(), errors[policy].tolist()) for policy in errors}
-    # A policy that does not learn has no errors.
+    # A policy that is not trained returns no errors, so its priorities are not updated.
     told.clear()
     agent.algo.update_algorithm_parameter("shared/trainable", False)
     agent.storage.after_gradients(batch, agent.algo.compute_gradients(batch)[1])

@@ -96,7 +96,7 @@ def test_batches_equal_those_of_plain_lists(
                 assert not storage.num_items
                 continue
             assert_batch_equals(batch, plain, n_step, 0.9)
-            if turn % 8 == 7 and storage.num_items:  # sample most of the drawable rows
+            if turn % 8 == 7 and storage.num_items:  # check that most drawable rows can be sampled
                 drawn = {int(a) for a in storage.sample(1000).action}
                 assert len(drawn) > 0.8 * storage.num_items
                 assert len(drawn) <= storage.num_items

@@ -39,7 +39,7 @@ def test_a_rollout_continues_the_last_one_of_its_source_if_their_observations_me
 
 
 def test_rows_after_which_an_episode_ends_link_to_its_last_observation():
-    """Check that windows can follow links without checking how an episode ended."""
+    """Check that a row's link leads to the next observation, regardless of how the episode ends."""
     ring = Ring(40)
     insert(ring, range(7), terminated=[1], truncated=[4])
     link = ring.columns["link"][:6]

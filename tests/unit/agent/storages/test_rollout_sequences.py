@@ -69,7 +69,7 @@ def check_column(batch, b, rows, n_step):
     assert batch.valid[:, b].nonzero().flatten().tolist() == steps
     assert float(batch.weight[b]) == 1.0
     np.testing.assert_array_equal(batch.rhs["q"][b], rows[0].states["q"])
-    for at in range(len(batch.done)):  # after its end, the last observation is repeated
+    for at in range(len(batch.done)):  # after the end of the rollout, its last observation is repeated
         obs, mask, row = expected[min(at, len(expected) - 1)]
         for name, leaf in obs.items():
             assert torch.equal(batch.obs[name][at, b], torch.as_tensor(leaf)), (name, at)
@@ -226,7 +226,7 @@ def test_states_count_as_memory(build, make_collector):
 
 
 def test_targets_end_with_an_episode_whose_last_observation_is_not_reported(build):
-    """Check targets if the next episode's first step directly follows, without a row for the last observation."""
+    """Check targets where the first step of the next episode follows, without a row for the last observation."""
     count = 5
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     done = torch.zeros(count + 1, 1, dtype=torch.bool)

@@ -182,7 +182,7 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])
 def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, build_replay, make_collector,
                                             make_plain_replay):
-    """Collectors of different sizes take turns; rollouts are short, environments restart, and collectors change."""
+    """Collectors of different sizes take turns; rollouts are short, environments restart, collectors are replaced."""
     rng = np.random.default_rng([*rule.values(), same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
         seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,

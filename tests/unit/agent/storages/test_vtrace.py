@@ -51,7 +51,7 @@ def random_case(seed, ends=True):
 
 
 def defining_sum(rollout, logp, value, final_value, gamma, rho_bar, c_bar, lam):
-    """Return v and the advantage of each transition, as sums over all later transitions, one at a time."""
+    """Return the V-trace target v and the advantage of each transition, as explicit sums over later transitions."""
     finals = {tuple(pair): float(v) for pair, v in zip(rollout.final_index.tolist(), final_value, strict=True)}
     num_steps, num_envs = rollout.reward.shape
     v, advantage = value[:-1].double().numpy().copy(), np.zeros((num_steps, num_envs))
