@@ -1,4 +1,4 @@
-"""The factories of an agent, and checks that they fit together and match the settings."""
+"""The factories of an agent, and functions that check them against each other and against the settings."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
-    """Refuse parts that are for different policies; with several policies, also a weight norm over several shards."""
+    """Refuse parts that are for different policies.
+
+    With several policies, also refuse a weight norm over a replay buffer of several shards.
+    """
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
     policies["train_envs_factory"] = tuple(getattr(agent.train_envs_factory.options, "agents", ()))
@@ -152,7 +155,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """If the storage keeps its data, refuse options that only apply to rollouts that are discarded after use."""
+    """Refuse options that only apply to rollouts that are discarded after use, if the storage keeps its data."""
     is_kept, collection = given_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
@@ -173,7 +176,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse mini-batches for which a train batch is too small, and replay slots that do not exceed a train batch."""
+    """Refuse mini-batch options that exceed a train batch, and replay slots with no more samples than a train batch."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if given_kind(storage).is_kept or size is None:

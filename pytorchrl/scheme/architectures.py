@@ -46,7 +46,7 @@ class Preset:
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
-        """Return the flat settings of `Scheme`: those of the architecture, where `given` replaces its defaults.
+        """Return the flat settings of `Scheme`: the settings of the architecture, with defaults replaced by `given`.
 
         Raises:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from its data. The

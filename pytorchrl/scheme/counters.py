@@ -78,7 +78,7 @@ class WorkerCounters:
         return merged
 
 
-# Every update merges counters, so the fields are sorted by their rules once.
+# Every update merges counters, so the fields are grouped by their rules only once, here.
 _BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is Counter]
 _LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]
 _SUMMED = [declared.name for declared in fields(WorkerCounters) if declared.name not in (*_BY_KEY, *_LARGEST)]

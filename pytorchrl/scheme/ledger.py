@@ -49,7 +49,7 @@ class LedgerSnapshot:
     resident: int = 0
     evicted: int = 0
     sent: int = 0
-    """Steps of the gradients that a worker has sent; the receiver counts them as in flight, then in other places."""
+    """Steps from which sent gradients were computed; the receiver counts them as in flight, then in other places."""
     dropped: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -135,7 +135,7 @@ class Ledger:
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
     """Return the ledger of the whole tree.
 
-    Gradient workers count the steps behind the gradients that they send as `sent`. When the gradients arrive, the
+    Gradient workers count the steps of the gradients that they send as `sent`. When the gradients arrive, the
     update worker's ledger subtracts these steps from its own `sent` and counts them as in flight (received but not
     applied), later as consumed or dropped. So the sum of `sent` over all ledgers is the number of steps in transit.
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords
 
 _CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-# A run may resume with other values of these settings, and of all settings in which a replay may differ from its
+# A resumed run may change these settings, in addition to the settings in which a replayed run may differ from its
 # record.
 _FREE_TO_RESUME = {"faults", "on_worker_failure"}
 
@@ -56,7 +56,7 @@ class Scheme(Architectures):
     """An agent and the tree of workers that trains it. The constructor checks everything; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
-    (`from_factory`). A kind is a class with exactly the options of one way of working. All forms build the same tree.
+    (`from_factory`). A kind is a class with the options of one variant of a level. All forms build the same tree.
     An option has the same name in every form; its default, range and help text are in the `Options` class of its
     owner, and on the page "Options".
 
@@ -85,7 +85,7 @@ class Scheme(Architectures):
     """
 
     @checked_names
-    def __init__(self, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],  # noqa: PLR0913 - one per level
+    def __init__(self, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],  # noqa: PLR0913
                  storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
                  test_envs_factory: EnvFactory | None = None, *, collection: Collection | None = None,
                  gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
@@ -120,7 +120,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return the flat keywords, from which errors suggest similar names: name -> (owner, name)."""
+        """Return the flat keywords as name -> (owner, name); error messages suggest similar names from them."""
         return known_keywords()
 
     @classmethod
@@ -265,9 +265,9 @@ class Scheme(Architectures):
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
         """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
 
-        No new work is requested. Rollouts that are being collected are finished; with replay, they are added to it, and
-        its contents are kept. Gradients and data that no update has used are dropped and counted in
-        `dropped["shutdown"]`. An update that a thread is making is finished; no further update is made.
+        No new work is requested. Rollouts that are being collected are finished; with replay, they are added to the
+        replay, whose contents are kept. Gradients and data that no update has used are dropped and counted in
+        `dropped["shutdown"]`. An update in progress is finished; no further update is made.
 
         Args:
             timeout_s: Seconds after which workers that have not answered are considered lost.
@@ -299,7 +299,7 @@ class Scheme(Architectures):
         bit for bit.
 
         Args:
-            timeout_s: Seconds; see `drain`.
+            timeout_s: Time limit in seconds; see `drain`.
 
         Returns:
             Plain values and tensors: parameters, optimizers, target networks, normalizers, schedules, replay, the
@@ -353,11 +353,14 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint would discard no partly used train batch; always True for asynchronous collection."""
+        """Whether a checkpoint can be made without discarding a partly used train batch.
+
+        Always True for asynchronous collection.
+        """
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:
-        """Stop every worker, thread and process of this scheme. Idempotent.
+        """Stop every worker, thread and process of this scheme. Repeated calls have no effect.
 
         Returns:
             The final ledger, in which nothing is in flight or queued.

@@ -1,7 +1,7 @@
 """All settings of a scheme in two forms: nested by level, and flat, as in `Scheme`, run.json and the command line.
 
 An option has the same name in both forms, and is declared once, in the `Options` class of its owner. A kind is a class
-with exactly the options of one way of working, such as asynchronous collection. Some flat keywords, such as
+with the options of one variant of a level, such as asynchronous collection. Some flat keywords, such as
 `col_communication`, choose the kind for a level.
 """
 
@@ -117,7 +117,7 @@ LEVELS: Mapping[str, tuple[type[Options], ...]] = {
     "recording": (Record.Options,),
     "process": (ProcessOptions,),
 }
-"""Level -> classes of options that belong to it. The order is that of the documentation."""
+"""Level -> classes of its options, in the order of the documentation."""
 
 _OWNERS: Mapping[str, type[Options]] = {
     name: owner for owners in LEVELS.values() for owner in owners for name in own_names(owner)}
@@ -150,7 +150,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords, from which errors suggest similar names: name -> (owner, name)."""
+    """Return all flat keywords as name -> (owner, name); error messages suggest similar names from them."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

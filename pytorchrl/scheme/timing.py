@@ -13,7 +13,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """Level -> parts of a worker's work; the remaining time of the worker is "idle"."""
 
 OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "grad", "draw", "fetch", "priorities")
-"""Operations whose mean times are metrics named `<operation>_time_ms`. The time of one operation may include others."""
+"""Operations whose mean times are metrics named `<operation>_time_ms`. The time of one operation may include the time
+of other operations."""
 
 Times = dict[str, tuple[int, float]]
 """Operation -> (count, total seconds)."""
@@ -45,7 +46,7 @@ def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[
 
 
 class Stopwatch:
-    """A stopwatch for the parts of one thread's work. A nested part pauses the outer part, so no second counts twice.
+    """A stopwatch for the parts of one thread's work. A nested part pauses the outer part, so no time is counted twice.
 
     Args:
         now: The clock.

@@ -22,7 +22,7 @@ KindT = TypeVar("KindT", bound="Kind")
 class Kind(Options):
     """Base class of kinds.
 
-    A kind contains all options of one way in which a level works, such as asynchronous collection.
+    A kind contains the options of one variant of a level, such as asynchronous collection.
     """
 
     title: ClassVar[str]
@@ -115,7 +115,7 @@ class Reader:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
-    def with_execution(self, options: Any, level: str) -> Any:  # takes and returns a kind of any level, or None
+    def with_execution(self, options: Any, level: str) -> Any:  # `options` is a kind of any level, or None
         """Return a level's options; if their execution is None, set it according to the number of workers."""
         if options is None:
             return None

@@ -14,7 +14,7 @@ from pytorchrl.scheme.transport.link import Peer
 
 
 class _Choice(str, Enum):
-    """An enum of texts; the error for an unknown text suggests the most similar member."""
+    """An enum of strings; the error for an unknown string suggests the most similar member."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:

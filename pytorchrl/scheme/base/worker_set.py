@@ -90,7 +90,7 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        self._send_link(place)  # the speed measured for the earlier worker, because the links are in use now
+        self._send_link(place)  # reuse the speed of the lost worker's link, because only idle links are measured
 
     def local_worker(self) -> W:
         """Return worker 0, an object of this process."""
@@ -103,8 +103,8 @@ class WorkerSet(Generic[W]):
     def wait_ready(self) -> None:
         """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`.
 
-        If the workers encode messages only while encoding saves time, this method also measures their links, because
-        the workers are still idle.
+        If the workers encode messages only when that saves time, this method also measures the speed of their links
+        while the workers are still idle.
         """
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
         for outcome in self._runtime.get_started(self.kind, self._starting, deadline):

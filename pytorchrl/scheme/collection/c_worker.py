@@ -37,11 +37,11 @@ class Role(enum.Enum):
     """The job of a collection worker."""
 
     COLLECTOR = enum.auto()
-    """Collects in a process or thread of its own, and sends copies of the data."""
+    """The worker collects in a separate process or thread, and sends copies of the data."""
     LEARNER = enum.auto()
-    """Collects in the thread of its gradient worker, and passes on the storage's own tensors without copying them."""
+    """The worker collects in its gradient worker's thread, and passes on the storage's tensors without copying them."""
     SERVER = enum.auto()
-    """Has no environments and never collects; only its parameters are used."""
+    """The worker has no environments and never collects; only its parameters are used."""
 
 
 class CWorker(Worker):
@@ -56,7 +56,7 @@ class CWorker(Worker):
         role: The job of this worker.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: Device of the actor; see `check_device`.
-        incarnation: 0 for the first worker with this index, larger for each replacement.
+        incarnation: 0 for the first worker with this index; each replacement has a larger number.
         num_threads: PyTorch threads of this process; None does not change them.
         runtime: The runtime in which the worker runs; None: threads.
         journal: Journal of the gradient worker, for a local worker; None: a new journal.
@@ -91,7 +91,7 @@ class CWorker(Worker):
             envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts of environments in earlier vectors, before the current one
+        self._envs_restarted = 0  # restarts of environments in vectors that `reseed` has replaced
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
@@ -105,7 +105,7 @@ class CWorker(Worker):
         self._weights_traffic = Traffic()
         self._finds_errors = recipe.finds_errors
         self._sequence = 0
-        # `interrupt` and `preempt` write these two, even in another thread; collection reads them once per step.
+        # Other threads may set the next two attributes (`interrupt`, `preempt`); collection reads them at each step.
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
@@ -262,7 +262,7 @@ class CWorker(Worker):
     def reseed(self, seed: int) -> None:
         """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
-        Parameters and data are kept. To reset the environments would not be enough, because they may keep state across
+        Parameters and data are kept. Resetting the environments would not be enough, because they may keep state across
         episodes.
         """
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
@@ -273,19 +273,19 @@ class CWorker(Worker):
         self._reset_pending, self._running = True, {}
 
     def preempt(self, sequence: int, min_steps: int) -> None:
-        """Signal that rollout `sequence` is to end as soon as it has `min_steps` steps in each environment."""
+        """End rollout `sequence` as soon as it has `min_steps` steps in each environment."""
         self._preemption = (sequence, max(1, min_steps))
 
     def preempt_next(self, min_steps: int) -> None:
-        """Make the next rollout end as soon as it has `min_steps` steps in each environment."""
+        """End the next rollout as soon as it has `min_steps` steps in each environment."""
         self.preempt(self._sequence + 1, min_steps)
 
     def preempt_running(self, min_steps: int) -> None:
-        """Signal that the current rollout, if any, is to end once it has `min_steps` steps in each environment."""
+        """End the current rollout, if there is one, as soon as it has `min_steps` steps in each environment."""
         self.preempt(self._sequence, min_steps)
 
     def interrupt(self) -> None:
-        """Signal that the current rollout and all later rollouts are to end at their next step."""
+        """End the current rollout and all later rollouts at their next step."""
         self._interrupted = True
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:
@@ -331,7 +331,7 @@ class CWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and how many of them no rollout contains.
+            The number of env steps since the worker was built, and how many of these steps are in no rollout.
         """
         if self.envs is not None:
             self.envs.close()

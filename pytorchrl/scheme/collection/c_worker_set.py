@@ -85,7 +85,7 @@ class CWorkerSet(WorkerSet[CWorker]):
 
         Returns:
             The number of env steps of all workers (None if a worker did not respond), and the number of env steps that
-            no rollout contains.
+            are in no rollout.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]

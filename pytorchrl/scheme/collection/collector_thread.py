@@ -29,7 +29,7 @@ _QUEUE_SIZE = 16
 
 
 class DrainingError(StoppedError):
-    """An error that ends the learner's request for data because the gradient worker is about to be drained."""
+    """An error that ends the learner's wait for data because the gradient worker is about to be drained."""
 
 
 class RolloutQueue:
@@ -77,7 +77,7 @@ class CollectorThread(threading.Thread):
     """The thread that passes rollouts from collection workers to the destination of a gradient worker.
 
     Asynchronous collection runs in this thread: `ensure_started` starts the thread, which collects until it is closed
-    and blocks while the destination has no room. Synchronous collection never starts the thread: the gradient worker's
+    and blocks while the destination is full. Synchronous collection never starts the thread: the gradient worker's
     thread calls `strategy.collect()` for each round, or a user calls `step()` to enqueue one round.
 
     Args:
@@ -88,17 +88,18 @@ class CollectorThread(threading.Thread):
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
-        collection: Options of collection, of a class that also inherits from `Barrier.Options` or `OnArrival.Options`.
-            They replace the last four arguments above. None: these four arguments, and defaults for all other options.
+        collection: Options of collection; their class also inherits from `Barrier.Options` or `OnArrival.Options`.
+            They replace `col_fraction_workers`, `col_communication`, `col_execution` and `broadcast_interval`.
+            None: built from these four arguments, with defaults for all other options.
         destination: Receiver of the rollouts; None: a new queue.
-        closing: Event that is set when collection is to end; None: a new event.
+        closing: Event that is set to end collection; None: a new event.
         runtime: Runtime of the remote workers; None: threads.
         ledger: The gradient worker's ledger; None: a new ledger.
         supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
         compress_weights_to_send: Codec of weights that are sent to remote workers.
 
     Attributes:
-        stopped: Whether collection is to end.
+        stopped: Whether collection is ending or has ended.
         failure: The error that ended the thread; None if there was no error.
         queue: The queue of the destination.
         strategy: The strategy of collection.
@@ -167,12 +168,12 @@ class CollectorThread(threading.Thread):
 
     @property
     def rounds(self) -> RoundStrategy | None:
-        """The strategy of synchronous collection, whose rounds the learner waits for; None if it is asynchronous."""
+        """The strategy whose rounds the learner waits for; None if collection is asynchronous."""
         return self.strategy if isinstance(self.strategy, LocalCollection | Barrier) else None
 
     @property
     def stopped(self) -> bool:
-        """Whether collection is to end."""
+        """Whether collection is ending or has ended."""
         return self._closing.is_set()
 
     def run(self) -> None:
@@ -220,7 +221,7 @@ class CollectorThread(threading.Thread):
     # Statistics
 
     def counters(self) -> WorkerCounters:
-        """Return the total or current numbers of workers and messages."""
+        """Return counts of workers and messages, which are either totals so far or current numbers."""
         return WorkerCounters(
             weight_pushes=self._weights.num_sent, bytes_out=self._weights.bytes_out, restarts=self.supervisor.restarts,
             collectors=max(1, self.num_workers), workers=self.num_workers,
@@ -277,7 +278,7 @@ class CollectorThread(threading.Thread):
         deadline = self._runtime.now() + timeout_s
         self._destination.begin_drain()
         while self._is_async and not self._pause_point.request(self.is_alive, POLL_INTERVAL_S):
-            self._destination.begin_drain()  # the thread may be blocked because there is no room
+            self._destination.begin_drain()  # the thread may be blocked because the destination is full
             if self._runtime.now() > deadline:
                 raise WorkerLostError(f"{self.name} did not pause within {timeout_s:.1f} s")
         if self.failure is not None:
@@ -287,7 +288,7 @@ class CollectorThread(threading.Thread):
         self._drains = number
 
     def interrupt(self) -> None:
-        """Signal that collection is to end: workers end their rollouts at the next step, and no more data arrive."""
+        """End collection: workers end their rollouts at the next step, and no more data arrive."""
         self._closing.set()
         self._journal.release()
         self.local_worker.interrupt()

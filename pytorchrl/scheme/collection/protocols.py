@@ -12,7 +12,7 @@ Deliver = Callable[[list[Rollout]], object]
 
 
 class CollectionStrategy(Protocol):
-    """A way to collect rollouts for a gradient worker.
+    """A strategy that collects rollouts for a gradient worker.
 
     Attributes:
         delivered_by_lost: Number of env steps that workers delivered before they were lost. The counts that these
@@ -22,7 +22,7 @@ class CollectionStrategy(Protocol):
     delivered_by_lost: int
 
     def step(self, deliver: Deliver) -> None:
-        """Collect once, book the rollouts in the ledger as in flight, and pass them to `deliver`."""
+        """Collect once, record the rollouts in the ledger as in flight, and pass them to `deliver`."""
 
     def num_live(self) -> int:
         """Return the number of workers that are not lost."""
@@ -44,7 +44,7 @@ class RoundStrategy(CollectionStrategy, Protocol):
     """A strategy that collects in rounds, for which the learner waits."""
 
     def collect(self) -> list[Rollout]:
-        """Collect a round, book its rollouts in the ledger as in flight, and return those with a valid step."""
+        """Collect a round, record its rollouts as in flight in the ledger, and return rollouts with a valid step."""
 
     def request_ahead(self, num_steps: int) -> None:
         """Start enough rounds in advance to collect at least `num_steps` steps, as counted by `Rollout.size`.
@@ -68,7 +68,7 @@ class Destination(Protocol):
         """Whether rollouts are requested only while `may_request` returns True."""
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Accept rollouts booked as in flight; block while there is no room, unless collection is closing."""
+        """Accept rollouts that the ledger counts as in flight; wait for free space, unless collection is closing."""
 
     def may_request(self, num_in_flight: int) -> bool:
         """Return whether another rollout may be requested while `num_in_flight` rollouts are in flight.
@@ -83,7 +83,7 @@ class Destination(Protocol):
         """Make room for rollouts, because the learner no longer takes data; may be called repeatedly."""
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Accept rollouts that arrive during a drain, or discard them; the ledger counts these as in flight."""
+        """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete the drain when no rollout is in flight: discard what is queued, or wait until it is in replay."""
+        """Complete the drain once no rollout is in flight: discard queued rollouts, or wait until replay has them."""

@@ -28,8 +28,8 @@ from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
-# Interval, in seconds, at which a thread that delays requests checks whether the learner has made an update, because
-# updates wake no thread.
+# While requests are delayed, the collector thread checks at this interval, in seconds, whether the learner has made an
+# update, because an update does not wake the thread.
 _DELAYED_INTERVAL_S = 0.01
 
 
@@ -50,7 +50,7 @@ class LocalCollection:
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # measures the time to deliver rollouts ("receive"), including the wait for room
+        self._watch = watch  # measures the time to deliver rollouts ("receive"), including blocking
         self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
@@ -68,7 +68,8 @@ class LocalCollection:
 
     def _collect(self) -> Rollout:
         recorded = self._journal.upcoming_of("answer", 0)
-        if recorded is not None and recorded[-1]:  # it was preempted in the recorded run, so it ends at the same step
+        # If the recorded rollout was preempted, the replayed rollout must end at the same step.
+        if recorded is not None and recorded[-1]:
             self._local_worker.preempt_next(recorded[-1])
         rollout = self._local_worker.collect()
         if self._journal.is_kept:
@@ -110,14 +111,14 @@ class _RemoteCollection:
         runtime: Runtime of the workers.
         supervisor: Supervisor that replaces lost workers.
         ledger: The gradient worker's ledger.
-        weights: The part that attaches new weights to requests.
+        weights: The object that attaches new weights to requests.
     """
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor = workers, runtime, supervisor
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including the wait for room
+        self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including blocking
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # requests to the current incarnation of each worker
@@ -180,7 +181,7 @@ class _RemoteCollection:
             self._refresh_and_request(index)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight and make no new requests; the next step will start as the first step did.
+        """Deliver the rollouts in flight and make no new requests; the next call of `step` starts collection again.
 
         Raises:
             Exception: An error of a worker, or the supervisor's error for a lost worker.
@@ -332,7 +333,8 @@ class Barrier(_RemoteCollection):
 
     def _request(self, index: int) -> None:
         recorded = self._journal.upcoming_of("answer", index)
-        if recorded is not None and recorded[-1]:  # it was preempted in the recorded run, so it ends at the same step
+        # If the recorded rollout was preempted, the replayed rollout must end at the same step.
+        if recorded is not None and recorded[-1]:
             self._workers[index].submit(CWorker.preempt, self._num_requests[index] + 1, recorded[-1])
         super()._request(index)
 
@@ -393,7 +395,7 @@ class OnArrival(_RemoteCollection):
 class OnDemand(_RemoteCollection):
     """Asynchronous collection in which rollouts are requested only if they will not be too old at their first use.
 
-    Since this depends on the learner's progress, each request is noted in the journal.
+    The time of each request depends on the learner's progress, so each request is noted in the journal.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.

@@ -23,7 +23,7 @@ class WeightBroadcast:
         local_worker: The worker whose weights are sent.
         workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
         runtime: Runtime of the workers.
-        watch: Stopwatch that measures how long weights take to be encoded and stored ("push").
+        watch: Stopwatch that measures the time to encode and store weights ("push").
         broadcast_interval: Number of updates after which a worker is due for new weights.
         max_weight_sync_delay: Number of a worker's env steps after which the worker is due for new weights; if given,
             replaces `broadcast_interval`.

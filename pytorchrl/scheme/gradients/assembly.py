@@ -33,14 +33,14 @@ class Parts:
     """The parts of a gradient worker.
 
     Attributes:
-        ledger: Counts of the collection workers' env steps, by where the steps are.
+        ledger: Ledger of the collection workers' env steps.
         stats: Statistics for the next message to the update worker.
         group: The group of ranks that average gradients.
         plan: Sizes of train batches and microbatches.
         shards: The connection to replay shards; None without a replay level.
         collector: The collector thread.
         source: The source of batches.
-        gradients: The part that computes the gradients of batches.
+        gradients: The object that computes the gradients of batches.
     """
 
     ledger: Ledger

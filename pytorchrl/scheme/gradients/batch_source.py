@@ -41,7 +41,7 @@ class TrainBatchSource(Protocol):
         """Cancel the remaining uses of a train batch."""
 
     def counters(self) -> WorkerCounters:
-        """Return the total or current numbers of train batches."""
+        """Return counts of train batches, which are either totals so far or current numbers."""
 
     def take_times(self) -> Times:
         """Return the durations of the source's operations since the last call."""
@@ -61,8 +61,7 @@ class RoundSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps to collect before it is checked (again) whether `goal` is reached; None:
-            `goal`.
+        microbatch: Least number of steps to collect before each check of whether `goal` is reached; None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -100,7 +99,8 @@ class RoundSource:
                 return self._by_hand.take(0.0)
             if not self._collector.stopped:
                 rollouts = rounds.collect()
-            # If collection was stopped during the round, its rollouts stay booked as in flight until they are dropped.
+            # If collection was stopped during the round, the ledger counts its rollouts as in flight until they are
+            # dropped.
             if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
@@ -120,7 +120,7 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return a 0 for each round, followed by the levels of the queue to which users may add train batches."""
+        """Return a 0 for each round (rounds are not queued), followed by the levels of the queue that users fill."""
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
@@ -232,7 +232,10 @@ class BatchSource:
 
     @timed("copy")
     def next(self) -> Batch:
-        """Return the next batch. Load train batches until there is a batch; replay has none before learning starts."""
+        """Return the next batch.
+
+        Train batches are loaded until one of them yields a batch; replay yields no batch before learning starts.
+        """
         if isinstance(self._source, ReplaySource) and self._storage.gives.is_kept:
             return cast("Batch", self._source.draw())
         batch = None if self._batches is None else next(self._batches, None)
@@ -341,7 +344,7 @@ class BatchSource:
         self.is_loaded, self._unused_steps = False, 0
 
     def restored(self) -> None:
-        """Copy the number of evicted steps from the storage after it was restored from a checkpoint."""
+        """Copy the number of evicted steps from the storage, which was just restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
     def counters(self) -> WorkerCounters:

@@ -1,4 +1,4 @@
-"""Attach events of the journal to errors of remote gradient workers, to send them to the update worker."""
+"""Attach events of the journal to errors of remote gradient workers, so that the events reach the update worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Make errors of a method carry the journal's events in an attribute `part`, because no message will follow."""
+    """Attach the journal's events, as `part`, to errors of a method, because no message will follow an error."""
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:

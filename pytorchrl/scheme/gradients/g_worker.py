@@ -52,12 +52,12 @@ class GWorker(Worker):
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
         collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
-            None: the arguments above, and the defaults of all other options.
+            None: built from the arguments above, with defaults for all other options.
         supervision: Options for lost workers; None: defaults.
         runtime: Runtime of the remote collection workers; None: threads.
         collects: False for a worker that only serves parameters and applies gradients.
         num_threads: PyTorch threads of this process; None does not change them.
-        incarnation: 0 for the first worker with this index, larger for each replacement.
+        incarnation: 0 for the first worker with this index; each replacement has a larger number.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
         replay_workers_factory: Recipe of the set of replay shards; None: no replay level.
 
@@ -68,7 +68,7 @@ class GWorker(Worker):
         actor, algo, storage: The agent's parts, which the local collection worker has built.
         collector, inqueue: The CollectorThread, and the `queue.Queue` of train batches (`CollectorThread.queue`).
         encoder: Encoder of gradients.
-        ledger: Counts of the env steps of its collection workers, by where the steps are.
+        ledger: Ledger of the collection workers' env steps.
         replay_workers, shards: The RWorkerSet and the connection to it; None without a replay level.
         stats: Statistics for the next message to the update worker.
     """
@@ -305,7 +305,7 @@ class GWorker(Worker):
             self.local_worker.merge_moments(self._group.share())
 
     def preempt(self, number: int) -> None:
-        """Signal that the rollout of `prepare(number=number)` is to end as soon as it has enough steps."""
+        """End the rollout of `prepare(number=number)` as soon as it has enough steps."""
         if number == self._preparing:
             self.local_worker.preempt_running(self._plan.least_steps)
 
@@ -327,7 +327,7 @@ class GWorker(Worker):
         self._group.join(self._runtime, meeting, place)
 
     def leave_group(self, generation: int) -> None:
-        """Signal that the group of this generation has ended; an exchange that is in progress fails."""
+        """Leave all groups up to this generation; an exchange in progress fails."""
         self._group.leave(generation)
 
     def give_up(self, generation: int) -> Candidate:
@@ -352,7 +352,7 @@ class GWorker(Worker):
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
 
     def whole_state(self) -> WholeState:
-        """Return everything except data that the next update depends on."""
+        """Return everything that the next update depends on, except data."""
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
@@ -404,7 +404,8 @@ class GWorker(Worker):
 
         Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
         """
-        shards = None if self.shards is None else self.shards.state()  # first, because lost shards change the ledger
+        # Save the shards before the ledger, because a lost shard changes the ledger.
+        shards = None if self.shards is None else self.shards.state()
         return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
                 "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
 
@@ -426,7 +427,7 @@ class GWorker(Worker):
         self.col_workers.reseed_remote(seed)
 
     def interrupt(self) -> None:
-        """Signal that collection is to end; a call that waits for data or for other ranks raises an error."""
+        """Make collection end; a call that waits for data or for other ranks raises an error."""
         self.collector.interrupt()
         self._group.leave()
 

@@ -43,8 +43,8 @@ class GradientComputer:
     Attributes:
         batch: The batch for the next gradient; None if no batch is waiting.
         grads: The last gradients; None before gradients are computed for the first time.
-        used: The data behind the last gradient.
-        fault: Description of what was wrong with the last gradient before it was averaged; "" if nothing was wrong.
+        used: Counts of the samples that the last gradient used.
+        fault: Description of the fault of the last gradient before averaging; "" if there was none.
         num_computed: Number of gradients computed.
     """
 
@@ -126,7 +126,7 @@ class GradientComputer:
         return grads, micro.decided(self._algo, total.info())
 
     def _update_replay(self, batch: Batch, info: MetricsDict) -> None:
-        """Remove the errors of the single samples from the statistics, and pass them to replay as priorities."""
+        """Remove the per-sample errors from the statistics, and pass these errors to replay as priorities."""
         if self._shards is None:
             self._storage.after_gradients(batch, info)
         errors = info.pop("errors", None)

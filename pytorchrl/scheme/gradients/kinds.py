@@ -1,7 +1,7 @@
-"""Kinds of collection: the three ways in which a gradient worker receives data.
+"""The three kinds of collection, which determine how a gradient worker receives data.
 
-For each way, there is a class that inherits the options of all classes involved, but has no options that would have no
-effect. One object of this class configures the collection workers, the collector thread and the batches.
+Each kind is a class that inherits the options of all classes involved, and has no option that would have no effect. One
+object of this class configures the collection workers, the collector thread and the batches.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SynchronousCollection(
 class AsynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueueOptions, GradAccumulator.Options,
         GWorkerOptions, Kind):
-    """Collection that runs at the same time as learning, and waits only for room in the queue between them."""
+    """Collection that runs at the same time as learning, and waits only while the queue between them is full."""
 
     title: ClassVar[str] = "asynchronous collection without replay workers"
     chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"

@@ -76,7 +76,7 @@ class GradAccumulator:
             raise ValueError(f"reduction must be one of {list(REDUCTIONS)}, got {reduction!r}")
         self._microbatch_size, self._reduction = microbatch_size, reduction
         self._gradients: list[Tensor | None] = []
-        self._weights: list[int] = []  # number of valid samples behind each gradient
+        self._weights: list[int] = []  # number of valid samples that contributed to each gradient
         self._info: dict[str, float] = {}
         self._info_weights: dict[str, int] = {}
         self.num_samples = self.num_parts = 0
@@ -117,7 +117,7 @@ class GradAccumulator:
             num_samples: Number of valid samples in the slice, n; a slice without valid samples has no weight. With
                 several policies, the number of env steps.
             info: Statistics of the slice; the method `info` returns their means.
-            samples: With several policies, the number of valid samples behind the gradient of each policy.
+            samples: With several policies, the number of valid samples that contributed to each policy's gradient.
         """
         self.num_parts += 1
         self.num_samples += num_samples
@@ -147,7 +147,7 @@ class GradAccumulator:
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
-        """Return the gradient of the whole batch: one vector for each group or policy; None if it has no valid sample.
+        """Return the gradient of the whole batch: a vector per group or policy, None for one without valid samples.
 
         Raises:
             RuntimeError: No slice had a valid sample.
@@ -173,7 +173,7 @@ def log_microbatch(number: int, num_samples: int, target: int) -> None:
 
 
 def log_update(microbatch_size: int | None, num_samples: int) -> None:
-    """If microbatches are used, log at debug level that the accumulated gradients are being applied."""
+    """Log at debug level that the accumulated gradients are being applied, if microbatches are used."""
     if microbatch_size is not None and num_samples:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
@@ -212,7 +212,7 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Return averaged statistics, in which the algorithm's decision to stop early is derived from the averages."""
+    """Return averaged statistics, with the algorithm's decision to stop early recomputed from the averages."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
@@ -283,7 +283,7 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
 
 
 class Used(NamedTuple):
-    """The data behind a gradient."""
+    """Counts of the samples that a gradient used."""
 
     num_samples: int
     num_new_samples: int

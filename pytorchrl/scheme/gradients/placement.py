@@ -75,7 +75,7 @@ class Placement:
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     def devices(self) -> dict[str, str]:
-        """Return the device of remote gradient workers ("grad") and that of collection workers with an actor ("col").
+        """Return the devices of remote gradient workers ("grad") and of collection workers with an actor ("col").
 
         Workers on Ray resolve "cuda" to the GPU that Ray assigns to them; workers in this process get a numbered
         device.
@@ -92,7 +92,7 @@ class Placement:
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
     def resources(self, level: str) -> Mapping[str, float]:
-        """Return the resources that each remote worker of a level requests; by default, a GPU only if it uses one."""
+        """Return the resources that each remote worker of a level requests: by default, a GPU only if needed."""
         resources = self._requested(level)
         return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
 

@@ -21,7 +21,7 @@ from pytorchrl.scheme.transport.messages import Moments
 T = TypeVar("T")
 
 Vectors = list[Tensor | None]
-"""One flat gradient per optimized group; with several policies, one per policy (None if it has no gradient)."""
+"""One flat gradient per optimized group; with several policies, one per policy (None for a policy without one)."""
 MomentsOfData = Moments | dict[str, Moments]
 """Moments of a worker's samples; with several policies, a mapping from policy to moments."""
 
@@ -46,7 +46,7 @@ class GradientGroup:
 
         Args:
             gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
-            weights: The number of valid samples, n, behind each gradient of this rank.
+            weights: The number of valid samples, n, that contributed to each gradient of this rank.
             sizes: Number of scalars in each gradient; may be None unless a gradient is None.
             raises_hand: Whether to count this rank in `num_raised`, so that the ranks can make a joint decision.
 
@@ -130,7 +130,7 @@ def propose_address() -> tuple[str, int]:
 
 
 class ProcessGroup:
-    """A gradient worker's membership in groups of ranks, and its moments that it has not sent to the other ranks yet.
+    """A gradient worker's membership in groups of ranks, and the moments that it has not yet sent to the other ranks.
 
     Groups are numbered by generation, so a signal to leave a group does not affect later groups, even if the signal
     arrives late, or before the worker joins the group.

@@ -41,9 +41,9 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     learning_starts = options.learning_starts
     if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.gives.is_kept else batch_size
-    if not storage.gives.is_kept:  # perhaps only a single step of the last rollout sampled is needed
+    if not storage.gives.is_kept:  # as little as one step of the last sampled rollout may be needed
         batch_steps = batch_size + rollout - 1
-    elif storage.draws_rollouts:  # perhaps only a single sequence of the last rollout sampled is needed
+    elif storage.draws_rollouts:  # as little as one sequence of the last sampled rollout may be needed
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
     else:  # sequences are padded to full length
         batch_steps = batch_size * getattr(storage.options, "length", 1)
@@ -91,7 +91,7 @@ class ReplaySource:
         """Do nothing, because each sampled batch is used only once."""
 
     def counters(self) -> WorkerCounters:
-        """Return the total or current numbers of shards and sampled batches."""
+        """Return counts of shards and sampled batches, which are either totals so far or current numbers."""
         shards, states = self._shards, self._shards.states
         return WorkerCounters(
             restarts=shards.restarts, workers=len(states), workers_missing=shards.num_missing,
@@ -122,7 +122,7 @@ class ReplayDestination:
         self.delays_requests = False
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Add rollouts to the shards; block while no shard has room, or while collection is ahead of learning."""
+        """Add rollouts to the shards; block while no shard can accept them, or while learning must catch up."""
         for rollout in rollouts:
             self._shards.add(rollout, self._closing.is_set)
 

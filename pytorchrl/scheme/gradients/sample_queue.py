@@ -22,8 +22,8 @@ class TrainBatchBuilder:
     """Combines whole rollouts into train batches, in the order of their arrival.
 
     Old rollouts, drawn uniformly from the last `replay_slots` rollouts, are mixed with the new ones (Espeholt et al.
-    2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch. When k more
-    new rollouts have arrived, floor(f k) old rollouts have been added.
+    2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch. After k
+    further new rollouts, floor(f k) old rollouts have been added.
 
     Args:
         size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of rollouts that
@@ -168,7 +168,7 @@ class CircularBuffer:
     def __init__(self, size: int, num_passes: int, seed: int) -> None:
         self._size, self._num_passes = size, num_passes
         self._rng = random.Random(f"circular buffer {seed}")
-        self._left: dict[TrainBatch, int] = {}  # oldest first
+        self._left: dict[TrainBatch, int] = {}  # train batch -> remaining uses, oldest first
         self._last: TrainBatch | None = None
 
     @property
@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; if the oldest one had to make room, return it and the number of its remaining uses."""
+        """Add a train batch; if the oldest one was evicted, return that one and the number of its remaining uses."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -224,7 +224,7 @@ class SampleQueue:
         worker: The local collection worker, whose version is the learner's version.
         runtime: Runtime that creates the queue and the events.
         ledger: The gradient worker's ledger.
-        closing: Event that is set when collection is to end.
+        closing: Event that is set to end collection.
         options: Options of the queue.
         train_batch_size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of
             rollouts that arrived together.
@@ -241,7 +241,7 @@ class SampleQueue:
         self._options = options
         self.queue: queue.Queue[TrainBatch] = runtime.make_queue(options.queue_size)
         self._arrived, self._freed = runtime.make_event(), runtime.make_event()
-        seed = worker.storage.generator.initial_seed()  # differs between gradient workers
+        seed = worker.storage.generator.initial_seed()  # the seed differs between gradient workers
         self._builder = TrainBatchBuilder(train_batch_size, options.replay_proportion, options.replay_slots, seed)
         size, ramp = options.minibatch_buffer_size, options.ramp
         self._buffer: RingBuffer | CircularBuffer
@@ -265,7 +265,7 @@ class SampleQueue:
         return self._options.on_policy_lag == "wait"
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Enqueue the train batches that these rollouts complete; with `queue_policy="block"`, wait for room."""
+        """Enqueue the train batches that these rollouts complete; with `queue_policy="block"`, wait for space."""
         # The ledger must count the steps as queued before the learner can use them.
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
         with self._journal.reading():
@@ -360,7 +360,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal no longer notes accesses
+            if self._closing.is_set():  # the journal no longer records accesses to the queue
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version
@@ -428,6 +428,6 @@ class SampleQueue:
         return levels
 
     def counters(self) -> WorkerCounters:
-        """Return the total or current numbers of train batches."""
+        """Return counts of train batches, which are either totals so far or current numbers."""
         return WorkerCounters(queued_items=self.queue.qsize(), dropped_items=self.num_dropped,
                               passes_cancelled=self.passes_cancelled)

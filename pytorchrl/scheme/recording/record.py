@@ -75,7 +75,7 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
-    """Return the CRC-32 of an update's statistics, bit for bit.
+    """Return the CRC-32 of the exact values of an update's statistics.
 
     The statistics include the norm of the gradient, which is usually different for different gradients.
     """
@@ -207,7 +207,7 @@ class Record:
                               "the agent of that run")
 
     def warning(self) -> str:
-        """Return a warning if a replay on this machine may give other results, else an empty text."""
+        """Return a warning if a replay on this machine may give other results, else an empty string."""
         now = _machine()
         other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now
                  if self.machine.get(name) != now[name]]
@@ -265,9 +265,9 @@ def _mapping(value: object) -> dict[str, Json]:
 
 
 def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """Return the options of each factory as texts: name -> option -> text.
+    """Return the options of each factory as strings: name -> option -> string.
 
-    The texts contain no memory addresses. The directory for logs is left out.
+    The strings contain no memory addresses. The directory for logs is left out.
     """
     def texts(factory: Factory[object]) -> dict[str, str]:
         options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}
@@ -278,7 +278,7 @@ def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
 
 
 def _text(value: object) -> str:
-    """Return a text that is equal in every process, although the order of a set differs between processes."""
+    """Return a string that is the same in every process, although the order of a set differs between processes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
     return repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)

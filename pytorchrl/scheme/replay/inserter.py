@@ -103,7 +103,7 @@ class Inserter:
         self._states.changed.set()
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """Handle the loss of a shard if another component detected the loss."""
+        """Handle the loss of a shard that another component detected."""
         self._adds.lose(index, error)
 
     @property

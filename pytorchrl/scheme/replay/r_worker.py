@@ -163,13 +163,13 @@ class RWorker(Worker):
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Record the duration of the block as that of one call of the kind `name`."""
+        """Record the duration of the `with` block as the duration of one call of the kind `name`."""
         start = self._now()
         yield
         self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))
 
     def _pass_point(self, name: str) -> None:
-        """Inject a fault here if one is configured for this point."""
+        """Inject a fault if one is configured for the point `name`."""
         if self._point is not None:
             self._point(name)
 

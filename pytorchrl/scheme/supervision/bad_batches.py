@@ -53,7 +53,7 @@ def _is_there(path: Path) -> bool:
 
 
 class BadBatches:
-    """Checks whether the gradients of a gradient worker are finite, and saves the batches of those that are not.
+    """Checks whether the gradients of a gradient worker are finite, and saves the batches of non-finite gradients.
 
     Each file has the format of `save_model`: `file = torch.load(path, weights_only=True)` reads it, and
     `Batch(**file["batch"])` is the batch.
@@ -71,7 +71,7 @@ class BadBatches:
 
     def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
                    version: int) -> str:
-        """Return a message about the batch and its file if a gradient of this worker is not finite, else an empty text.
+        """Return a message about the batch and its file if a gradient of this worker is not finite, else "".
 
         Args:
             batch: The batch from which the gradients were computed.
@@ -88,7 +88,7 @@ class BadBatches:
                 f"{self._keep(batch, info, version)}")
 
     def _keep(self, batch: Batch, info: Mapping[str, float], version: int) -> str:
-        """Save the batch; return a text with its file, or with the reason why it was not saved."""
+        """Save the batch; return a text that names its file, or that says why it was not saved."""
         if self._directory is None:
             return "not kept (keep_bad_batches names no directory)"
         if self._num_files == _MAX_FILES:

@@ -50,7 +50,7 @@ class Evaluation:
                 "length_mean": float(np.mean(self.lengths))}
 
 
-# Env steps after which every schedule has its last value.
+# Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62
 
 
@@ -74,7 +74,7 @@ class Evaluator(Worker):
             torch.set_num_threads(num_threads)
         self._actor = actor_factory(device=device, seed=0)
         self._algo = algo_factory(device=device, actor=self._actor, seed=derive_seed(seed, Stream.EVALUATION, 0))
-        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # annealed exploration has its last value
+        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration
         self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
         self._rounds = 0
         self._interrupted = False
@@ -84,7 +84,7 @@ class Evaluator(Worker):
         self._interrupted = True
 
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
-        """Play `num_episodes` in new environments; return None if interrupted.
+        """Play `num_episodes` episodes in new environments; return None if interrupted.
 
         The number of episodes of each environment is fixed in advance, because the first episodes to finish tend to be
         short.
@@ -108,7 +108,7 @@ class Evaluator(Worker):
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
-        rhs: Any  # nested arrays of the actor's memory
+        rhs: Any  # the actor's memory as nested arrays
         rhs = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
         with torch.inference_mode():
             while remaining.sum() > 0:

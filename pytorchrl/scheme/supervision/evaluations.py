@@ -21,7 +21,7 @@ class Evaluations:
     Args:
         runtime: The runtime in which the evaluation worker runs.
         parameters: Keyword arguments of `Evaluator`.
-        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, its loss is an error.
+        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, its loss raises an error.
 
     Attributes:
         worker: The evaluation worker; None before the first evaluation.

@@ -30,8 +30,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time: each imports torch and builds environments on cores that
 # the other workers are using.
 _MAX_STARTING = 4
-# A worker counts as hung at the earliest after the first factor times the longest call so far. The timeout of its first
-# call is multiplied by the second factor, because that call includes the start of the worker.
+# A worker is not considered hung before its call has taken the first factor times the longest call so far. The timeout
+# of its first call is multiplied by the second factor, because that call includes the start of the worker.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -124,7 +124,7 @@ class Supervisor:
         Args:
             index: The worker.
             error: The error that shows that the worker is dead or hung.
-            goes_on: Whether the worker is certain to be replaced, as in a replay; the budget then does not apply.
+            goes_on: Whether the worker is certain to be replaced, as in a replayed run; the budget then does not apply.
 
         Raises:
             WorkerLostError: The policy is "raise".

@@ -30,7 +30,7 @@ class AdaptiveCodec:
 
     def __init__(self) -> None:
         self.link_s = 0.0
-        self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # seconds per byte
+        self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # last timings of the codec, in seconds per byte
         self._saved_share = 0.0  # fraction of the bytes that the last encoding saved
         self._num_encodings = self._num_plain = 0
 
@@ -55,8 +55,8 @@ class AdaptiveCodec:
         """Record a message that was encoded.
 
         Args:
-            raw: Bytes of its arrays before encoding.
-            sent: Bytes of its arrays after encoding.
+            raw: Bytes of the message's arrays before encoding.
+            sent: Bytes of the message's arrays after encoding.
             codec_s: Seconds to encode and decode the message.
         """
         if raw:

@@ -188,13 +188,13 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     codes, scales = arrays
     rows = np.zeros((len(scales), _BLOCK), np.float32)
     rows.reshape(-1)[:size] = codes
-    with np.errstate(invalid="ignore"):  # 0 * inf
+    with np.errstate(invalid="ignore"):  # 0 * inf is invalid and gives NaN
         rows *= scales[:, None]
     return rows.reshape(-1)[:size]
 
 
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
-    """Encode the tenth of the values with the largest magnitudes, and their indices.
+    """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
     See Lin et al. 2018, Deep gradient compression. If the bits of floats, without the sign bit, are read as integers,
     these integers have the order of the magnitudes, with NaN last. A histogram of the upper 16 bits therefore shows
@@ -205,7 +205,7 @@ def _encode_topk(flat: np.ndarray) -> Arrays | None:
     number = -(-flat.size // _TOP_SHARE)
     bits = flat.view(np.uint32) & np.uint32(0x7FFFFFFF)
     upper = (bits >> np.uint32(16)).astype(np.uint16)
-    at_least = np.cumsum(np.bincount(upper, minlength=2**15)[::-1])  # values per bin, cumulated from the top
+    at_least = np.cumsum(np.bincount(upper, minlength=2**15)[::-1])  # cumulative counts, from the highest bin down
     border = 2**15 - 1 - int(np.searchsorted(at_least, number))
     above, tied = np.flatnonzero(upper > border), np.flatnonzero(upper == border)
     missing = number - len(above)

@@ -86,9 +86,9 @@ class Sent:
     """Size and encoding of one message."""
 
     raw: int = 0
-    """Bytes of its arrays before encoding."""
+    """Bytes of the message's arrays before encoding."""
     sent: int = 0
-    """Bytes of its arrays as they are sent."""
+    """Bytes of the message's arrays as they are sent."""
     is_encoded: bool = False
     encode_s: float = 0.0
     """Seconds to encode the message."""
@@ -123,8 +123,8 @@ class Traffic:
                    sent.fallbacks, sent.relative_error)
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Return the sums of both; the relative error is the later measurement."""
-        if later == _NOTHING:  # the common case within a process
+        """Return the sums of two totals; the relative error is the later measurement."""
+        if later == _NOTHING:  # common within a process, where nothing is encoded
             return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
                 for field in fields(Traffic) if field.name != "relative_error"}
@@ -177,7 +177,7 @@ class Encoder:
     With a codec that has feedback, the remainder of each encoding is kept and added to the next array with the same
     index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that nothing is lost in the long run. An array
     with non-finite values does not change the remainder. Remainders are part of checkpoints, but a lost sender's
-    replacement starts without any.
+    replacement starts without remainders.
 
     Args:
         compression: Codec to use; None sends everything without encoding.
@@ -202,7 +202,7 @@ class Encoder:
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Set the measured speed of the link; until then only the messages that time the codec are encoded."""
+        """Set the measured speed of the link; until then, only messages that time the codec are encoded."""
         if self._adaptive is not None:
             self._adaptive.link_s = seconds_per_byte
 

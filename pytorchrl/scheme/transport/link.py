@@ -53,7 +53,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
         runtime: The runtime of the workers.
         workers: Handles of the workers.
     """
-    first = _round_trips(runtime, workers, _SMALL)  # opens connections
+    first = _round_trips(runtime, workers, _SMALL)  # this round trip opens connections, and shows which workers answer
     answering = [worker for worker, seconds in zip(workers, first, strict=True) if seconds is not None]
     small = _fastest(runtime, answering, _SMALL)
     found = [0.0] * len(answering)

@@ -41,13 +41,13 @@ class Weights:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of all numbers of both states, bit for bit."""
+        """CRC-32 of the bytes of the acting state and the learning state."""
         arrays = {**{f"learning {name}": array for name, array in self.learning.items()}, **self.state}
         return functools.reduce(lambda checksum, name: zlib.crc32(arrays[name].tobytes(), checksum), sorted(arrays), 0)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both states as they are sent."""
+        """Bytes of the acting state and the learning state as they are sent."""
         return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
 
 
@@ -129,7 +129,7 @@ class Gradients:
     """The algorithm's statistics."""
     ledger: LedgerSnapshot
     last: bool = False
-    """Whether the worker's data is used up, so that the next request starts with new data."""
+    """Whether the worker's data are used up, so that the next request starts with new data."""
     lags: tuple[tuple[int, int, int], ...] = ()
     """(worker, lag when queued, lag at first use) of each rollout that was taken from the queue."""
     drawn_lags: tuple[np.ndarray, ...] = ()
@@ -150,7 +150,7 @@ class Gradients:
     """Totals of the messages, by kind."""
     incarnation: int = 0
     part: WorkersPart | None = None
-    """(sender, incarnation, events of its journal since the last message)."""
+    """(sender, incarnation, events of the sender's journal since the last message)."""
     fault: str = ""
     """Text with the worker, the values and the batch's file if the loss or the worker's own gradient is not finite."""
     skipped: bool = False
@@ -158,8 +158,9 @@ class Gradients:
     queue_levels: tuple[int, ...] = ()
     """Number of queued train batches (with shards: waiting batches) after each removal since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
-    """Policy -> number of valid samples behind its vectors, which is their weight in a mean. The order is that of
-    `vectors`. A single policy is called `""`, and has `num_samples` samples by default."""
+    """Policy -> number of valid samples from which its vectors were computed, which is the weight of the vectors in a
+    mean. The policies have the order of `vectors`. A single policy is called `""`, and has `num_samples` samples by
+    default."""
     checksum: int | None = None
     """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
@@ -175,12 +176,12 @@ class Gradients:
         return not has_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
 
     def weight_of(self, statistic: str) -> int:
-        """Return the number of samples behind a statistic.
+        """Return the number of samples over which a statistic was computed.
 
         With several policies, the name of a statistic of a single policy ends with the name of the policy.
         """
         return self.samples.get(statistic.rpartition("/")[2], self.num_samples)
 
     def weights(self, num_vectors: int) -> list[int]:
-        """Return the number of samples behind each vector."""
+        """Return the number of samples from which each vector was computed."""
         return weights_of_gradients(self.samples, num_vectors)

@@ -62,9 +62,9 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
         journal: Records the order in which answers are taken; in a replay, it determines the order.
-        seconds_of: Function from a result to the seconds that its worker needed for it, and for earlier calls whose
-            results had no time; None if the result has no time.
-        numbers_of: Function from a result to numbers that are the same in every repetition of the run.
+        seconds_of: Function that returns the seconds of work that a result reports, including work on earlier calls
+            whose results report no time; None if the result reports no time.
+        numbers_of: Function that returns the numbers of a result that a replayed run must repeat.
         on_lost: Called with the index of a lost worker. Its pending calls are removed, and late answers are discarded.
         on_replaced: Called with the index of a worker that was replaced.
     """
@@ -84,7 +84,7 @@ class Requests(Generic[R]):
         return len(self._open)
 
     def owners(self) -> list[int]:
-        """Return the worker of each pending call."""
+        """Return the index of the worker of each pending call."""
         return list(self._open.values())
 
     def add(self, index: int, future: Future[R]) -> None:
@@ -102,7 +102,7 @@ class Requests(Generic[R]):
         """
         replaying = self._journal.upcoming() is not None
         for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
-            if future not in self._open:  # its worker was lost in the meantime
+            if future not in self._open:  # the worker of this call was lost in the meantime
                 continue
             index = self._open.pop(future)
             outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
@@ -151,7 +151,7 @@ class Requests(Generic[R]):
         ready = self._wait(list(self._open), timeout_s)
         answering = {self._open[future] for future in ready}
         for index, error in self._supervisor.hung():
-            if index not in answering:  # an answer that has arrived may have waited until now to be taken
+            if index not in answering:  # a worker whose answer has arrived is not hung
                 self._lose(index, error)
         return ready
 

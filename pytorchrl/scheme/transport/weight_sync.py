@@ -41,7 +41,7 @@ class WeightSync:
         self.bytes_out = 0
 
     def has(self, version: int) -> bool:
-        """Return whether this version was stored last."""
+        """Return whether the weights that were stored last have this version."""
         return self._version == version
 
     def forget(self) -> None:

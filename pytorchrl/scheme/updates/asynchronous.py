@@ -24,7 +24,7 @@ class AsynchronousUpdates(RemoteUpdates):
 
     All gradients that are ready are taken at once and handled in the order of their requests; then all workers whose
     gradient was applied or dropped get new requests, with the same weights. A worker whose gradient waits for an update
-    gets no request before the update, so the weights for its next gradient include the effect of the waiting one.
+    gets no request before the update, so the weights for its next gradient include the effect of this update.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -76,7 +76,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._moments = [PendingMoments() for _ in self._workers]
         # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
         # _waiting, _to_request (which is empty after send_requests()) and supervisor.gone.
-        self._ready: deque[tuple[int, Gradients]] = deque()  # in the order of their requests
+        self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
         self._waiting: dict[int, tuple[Gradients, float]] = {}  # worker -> gradient that waits, and its factor
         self._to_request: dict[int, bool] = {}  # worker -> whether to skip the remaining passes over its data
         self.error: Exception | None = None
@@ -144,7 +144,7 @@ class AsynchronousUpdates(RemoteUpdates):
                     self._statistics.receive(gradients)
                     self._ready.append((index, self._receive(gradients)))
                 break
-            except (ReplayError, DeadlockError):  # the run cannot continue
+            except (ReplayError, DeadlockError):  # after these errors, the run cannot continue
                 raise
             except Exception as error:  # noqa: BLE001 - raised by step() after the good results are used
                 self.error = self.error or error
@@ -174,7 +174,10 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request[index] = skip
 
     def _update(self) -> None:
-        """Apply the mean of the waiting gradients, summed in worker order; plan new requests in the previous order."""
+        """Apply the mean of the waiting gradients, summed in worker order.
+
+        New requests are planned in the order of the requests that led to these gradients.
+        """
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)
         self._waiting, self._has_updated = {}, True
@@ -212,7 +215,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request, self._started = {}, False
 
     def finish(self, timeout_s: float) -> None:
-        """Record as dropped all gradients that were not applied, including gradients in flight."""
+        """Drop all gradients that were not applied, including gradients in flight, and record the drop."""
         self._drop_gradients()
         super().finish(timeout_s)
 

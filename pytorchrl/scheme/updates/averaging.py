@@ -1,4 +1,4 @@
-"""Means over the gradients of several workers, weighted by the number of samples behind each gradient."""
+"""Means over the gradients of several workers, weighted by the number of samples in each gradient."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pytorchrl.scheme.transport.messages import Gradients
 
 
 def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Return the mean of each vector over the given gradients, weighted by the number of samples behind each vector.
+    """Return the mean of each vector over the given gradients, weighted by the number of samples in each vector.
 
     Args:
-        gradients: At least one gradient; all have the same number of vectors. Sums are computed in this order.
+        gradients: At least one gradient; all have the same number of vectors. They are summed in this order.
         factors: One factor s_i for each gradient g_i with n_i samples: the result is the sum of n_i s_i g_i
             divided by the sum of n_i. None: all factors are 1.
 
@@ -41,7 +41,7 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
     """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    If some gradients lack a statistic, such as that of a single policy, its mean is taken over the other gradients.
+    If some gradients lack a statistic, such as one for a single policy, its mean is taken over the other gradients.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):

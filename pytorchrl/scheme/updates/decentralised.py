@@ -31,7 +31,7 @@ class DecentralisedUpdates(RemoteUpdates):
     """Updates by the remote gradient workers (ranks) themselves: they average gradients, and each applies the mean.
 
     Either all ranks make an update, or no rank does. If a rank is lost, the other ranks abort the update and drop their
-    train batches; the remaining ranks, and a replacement if there is one, form the next group and take over the whole
+    train batches; the remaining ranks, and a replacement if there is one, form the next group and load the whole
     state of the rank that has made the most updates. An update that only this rank made then counts for all ranks.
 
     Args:
@@ -53,9 +53,9 @@ class DecentralisedUpdates(RemoteUpdates):
         # made the same updates, unless the group is broken; the next step then starts by forming a new group.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
-        self._aborted: list[Gradients] = []  # gradients of an aborted update; it counts as made if any rank made it
+        self._aborted: list[Gradients] = []  # gradients of an aborted update, which counts as made if any rank made it
         self._cause: RankLostError | None = None
-        self._num_lost = self._num_breakups = 0  # both since the last update
+        self._num_lost = self._num_breakups = 0  # counts since the last update
 
     @property
     def ranks(self) -> list[int]:
@@ -111,17 +111,17 @@ class DecentralisedUpdates(RemoteUpdates):
         for _, part in self._gather(enough):
             self._statistics.add_journal_part(part)
 
-    def _gather(self, enough: int | None = None) -> list[Any]:  # results of the requested method
+    def _gather(self, enough: int | None = None) -> list[Any]:  # the result type depends on the method
         """Wait until all requests are answered and lost workers are replaced; return the answers in worker order.
 
         Args:
             enough: Number of answers after which the other workers are signaled to stop collecting.
         """
-        answers: dict[int, Any] = {}  # results of the requested method
+        answers: dict[int, Any] = {}  # the result type depends on the method
         start, num_requests = self._runtime.now(), len(self.in_flight)
         while len(self.in_flight) or self.supervisor.is_replacing:
             waiting = self.in_flight.owners()
-            # In a replay, the journal determines which workers are stopped.
+            # In a replayed run, the journal determines which workers are stopped.
             if enough is not None and num_requests - len(waiting) >= enough and self._journal.upcoming() is None:
                 for index in waiting:
                     self._workers[index].signal(GWorker.preempt, self._num_prepared)
@@ -146,7 +146,7 @@ class DecentralisedUpdates(RemoteUpdates):
             return False
         info = mean_info(gradients)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
-        self._pulled = False  # even if the update was skipped, because normalizers may have changed
+        self._pulled = False  # also after a skipped update, because normalizers may have changed
         # The ranks' statistics already include the statistics of applying the update.
         applied: dict[str, float] | None = None if gradients[0].skipped else {}
         self._updates += applied is not None
@@ -188,7 +188,7 @@ class DecentralisedUpdates(RemoteUpdates):
     def _form_new_group(self) -> None:
         """Form a group of all live workers, which then have the same state."""
         while self._is_broken:
-            self._gather()  # waits for replacements
+            self._gather()  # wait for replacements
             self._num_breakups = 1 if self._num_lost else self._num_breakups + 1
             self._num_lost = 0
             if self._num_breakups > _MAX_BREAKUPS:
@@ -292,7 +292,7 @@ class DecentralisedUpdates(RemoteUpdates):
         """Do nothing: every request contains the current values of the parameters."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Copy the weights of the first rank that answers to the local worker; all ranks have the same weights."""
+        """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""
         for number, index in enumerate([] if self._pulled else self._ranks, start=1):
             outcome = self._runtime.outcome(self._workers[index].submit(GWorker.get_weights), timeout_s)
             if isinstance(outcome.error, WorkerLostError) and number < len(self._ranks):

@@ -1,4 +1,4 @@
-"""Histograms of lags: numbers of updates between the weights that produced data and the weights trained with it."""
+"""Histograms of lags: numbers of updates between the weights that produced data and the weights trained on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Lags:
         self._gradients: Counter[int] = Counter()
 
     def receive(self, gradients: Gradients) -> None:
-        """Count the lags of the data behind a gradient."""
+        """Count the lags of the data from which a gradient was computed."""
         for _, lag_queued, lag_used in gradients.lags:
             self._policy[lag_used] += 1
             self._phases.update(collect=lag_queued, queue=lag_used - lag_queued)

@@ -34,7 +34,7 @@ class Collaborators:
     runtime: Runtime
     statistics: Statistics
     supervisor: Supervisor
-    """Watches `workers`."""
+    """The supervisor of `workers`."""
     journal: Journal
     request_timeout_s: float
     """Seconds that a worker may take to save or restore its state."""
@@ -42,7 +42,7 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return numbers of a gradient that are the same in every repetition of the run; none for other answers."""
+    """Return the numbers of a gradient that a replayed run must repeat; return () for other answers."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
@@ -60,7 +60,7 @@ class RemoteUpdates:
         tree: The components of the tree that the strategy uses.
 
     Attributes:
-        supervisor: Watches the gradient workers.
+        supervisor: The supervisor of the gradient workers.
         in_flight: The requests that are not yet answered.
     """
 
@@ -74,7 +74,7 @@ class RemoteUpdates:
         self._versions = [-1] * len(self._workers)
         self._num_drains, self._is_draining = 0, False
         # Only the thread that makes updates uses the requests; after it has ended, another thread may use them.
-        self.in_flight: Requests[Any] = Requests(  # results of several methods
+        self.in_flight: Requests[Any] = Requests(  # the result type depends on the method
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
@@ -92,7 +92,7 @@ class RemoteUpdates:
         self._statistics.traffic[WEIGHTS] = self._weight_sync.traffic
         return self._weight_sync.reference
 
-    def _receive(self, answer: Any) -> Any:  # the result of any method
+    def _receive(self, answer: Any) -> Any:  # the result type depends on the method
         """Return a worker's answer, with the vectors of a gradient decoded."""
         if not isinstance(answer, Gradients):
             return answer
@@ -107,7 +107,7 @@ class RemoteUpdates:
         self._weight_sync.forget()
 
     def _on_lost(self, index: int) -> None:
-        """Record that a worker is lost, together with the steps that it holds."""
+        """Record that a worker is lost, together with its env steps."""
         self._versions[index] = -1
         self._statistics.tree_ledger.lose(index + 1)
 
@@ -115,9 +115,9 @@ class RemoteUpdates:
         """Count the replacement of a worker."""
         self._statistics.counters.restarts = self.supervisor.restarts
 
-    def _gather_all(self) -> list[Any]:  # results of the requested method
+    def _gather_all(self) -> list[Any]:  # the result type depends on the method
         """Wait for all requests in flight, and return the answers in worker order; raise the first error."""
-        done: dict[int, Any] = {}  # results of the requested method
+        done: dict[int, Any] = {}  # the result type depends on the method
         with self._statistics.timed("wait"):
             while len(self.in_flight) or self.supervisor.is_replacing:
                 done.update((index, self._receive(answer)) for index, answer in self.in_flight.poll(POLL_INTERVAL_S))
@@ -203,7 +203,7 @@ class RemoteUpdates:
         return answers
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight; record as dropped those that arrive."""
+        """Wait at most `timeout_s` seconds for gradients in flight, and record arriving gradients as dropped."""
         for outcome in self.in_flight.finish(timeout_s):
             if isinstance(outcome.value, Gradients):
                 self._statistics.receive(outcome.value)

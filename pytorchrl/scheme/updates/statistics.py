@@ -38,7 +38,7 @@ class UpdateCounters:
     updates: int = 0
     updates_skipped_nan: int = 0
     samples_skipped_nan: int = 0
-    """Samples behind the gradients of skipped updates, counted once for each pass."""
+    """Samples in the gradients of skipped updates, counted once for each pass."""
     grads_received: int = 0
     grads_applied: int = 0
     grads_held: int = 0
@@ -61,8 +61,8 @@ class UpdateCounters:
 class Statistics:
     """Statistics of the whole tree. Thread-safe: the thread that makes updates writes while the user's thread reads.
 
-    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger books
-    the gradient's new steps accordingly.
+    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger
+    records the gradient's new steps accordingly.
 
     Args:
         now: The clock.
@@ -93,7 +93,7 @@ class Statistics:
         self._episodes: list[Episode] = []
         self._journal_parts: list[WorkersPart] = []
         self._lags, self._rates, self._times = Lags(), Rates(now, _RATES), Times(now, self._add_time)
-        self._info, self._new_updates = WeightedMeans(), 0  # since `take_info` was last called
+        self._info, self._new_updates = WeightedMeans(), 0  # totals since the last call of `take_info`
         self._nan_policy = NanPolicy()
         self._empty_in_a_row = 0
 
@@ -121,7 +121,7 @@ class Statistics:
         """Record an update from these gradients.
 
         Args:
-            gradients: The gradients behind the update.
+            gradients: The gradients that were averaged into the update.
             version: Version of the parameters before the update.
             info: The algorithm's statistics.
         """
@@ -193,7 +193,10 @@ class Statistics:
     # Times
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Time a part of the update worker's work; see `timing.PARTS`. Only the thread that makes updates calls it."""
+        """Return a context manager that times a part of the update worker's work; see `timing.PARTS`.
+
+        Only the thread that makes updates may call this method.
+        """
         return self._times.timed(part)
 
     def _add_time(self, name: str, seconds: float) -> None:
@@ -253,7 +256,7 @@ class Statistics:
             return updates, self._info.take()
 
     def add_journal_part(self, part: WorkersPart | None) -> None:
-        """Record the part of a worker's journal that came with a message."""
+        """Record the part of a worker's journal that arrived with a message."""
         if part is not None:
             self._journal_parts.append(part)
 

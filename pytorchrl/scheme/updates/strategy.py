@@ -23,7 +23,7 @@ class UpdateStrategy(Protocol):
         """Send requests that the workers can process before `step` is called again."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight; record as dropped those that arrive."""
+        """Wait at most `timeout_s` seconds for gradients in flight, and record arriving gradients as dropped."""
 
     def prepare_drain(self) -> None:
         """Announce, from another thread, that a drain follows, so that a step that is waiting for data ends."""
@@ -33,10 +33,13 @@ class UpdateStrategy(Protocol):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step starts with new data on all workers; True if each worker does so at its own step."""
+        """Whether the next step starts with new data on all workers.
+
+        Always True if the workers start train batches at different steps.
+        """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the states to save after a drain: the algorithm's and each worker's (None for a lost worker)."""
+        """Return the states to save after a drain: the algorithm's state, and the worker states (None if lost)."""
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
         """Restore a saved state, before the first step."""
@@ -69,7 +72,7 @@ def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> lis
 
 def book(statistics: Statistics, gradients: Sequence[Gradients], version: int, info: Mapping[str, float],
          applied: Mapping[str, float] | None) -> None:
-    """Record the update of this version's parameters with these gradients, or a skipped update if `applied` is None.
+    """Record an update from these gradients at `version`; if `applied` is None, record that it was skipped.
 
     Whether an update is skipped depends only on the mean gradient, so all workers that apply the mean decide alike.
 

@@ -19,9 +19,9 @@ R = TypeVar("R")
 class SynchronousUpdates(RemoteUpdates):
     """Updates from one gradient of every remote gradient worker.
 
-    A round never silently uses fewer gradients. If a worker is lost, its train batch is lost, too, and the other
-    workers drop their train batches, so that all workers remain synchronous; the round is then repeated with the
-    replacement.
+    An update never silently uses the gradients of only some workers. If a worker is lost, its train batch is lost, too,
+    and the other workers drop their train batches, so that all workers remain synchronous; the round is then repeated
+    with the replacement.
 
     Args:
         tree: The components of the tree that the strategy uses.

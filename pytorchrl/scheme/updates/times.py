@@ -53,20 +53,23 @@ class Times:
 
     Args:
         now: The clock.
-        add: Function of the name and the seconds of a part of the work on updates, called after each part; it must call
+        add: Called with the name and the seconds of each part of the update worker's work when the part ends; must call
             `add_part` under a lock.
     """
 
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
         self._now = now
-        self._began: float | None = None  # when the first update began
-        self._until = 0.0  # when the last part ended
+        self._began: float | None = None  # time at which the first update began
+        self._until = 0.0  # time at which the last part ended
         self._watch = Stopwatch(now, add)
         self._seconds: Seconds = {"update": self._watch.seconds}
         self._operations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Time a part of the update worker's work; see `timing.PARTS`. Only the thread that makes updates calls it."""
+        """Return a context manager that times a part of the update worker's work; see `timing.PARTS`.
+
+        Only the thread that makes updates may call this method.
+        """
         if self._began is None:
             self._began = self._now()
         return self._watch.part(part)

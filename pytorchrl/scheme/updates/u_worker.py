@@ -48,8 +48,8 @@ class UpdaterThread(threading.Thread):
     If the thread is not started, `step()` makes an update in the calling thread.
 
     Args:
-        strategy: Turns gradients into updates.
-        runtime: Provides events.
+        strategy: The strategy that turns gradients into updates.
+        runtime: The runtime, which creates the events.
     """
 
     def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
@@ -57,7 +57,7 @@ class UpdaterThread(threading.Thread):
         self._strategy, self._runtime = strategy, runtime
         self._closing = runtime.make_event()
         self.pause_point = PausePoint(runtime)
-        # Set after every update and at the end; the thread that waits for updates clears it.
+        # This event is set after every update and when the thread ends; the thread that waits for updates clears it.
         self.progressed = runtime.make_event()
         self.failure: BaseException | None = None
         self.before_step: Callable[[], None] = lambda: None
@@ -70,7 +70,7 @@ class UpdaterThread(threading.Thread):
         return self._closing.is_set()
 
     def step(self) -> None:
-        """Make one update. After a failure, every call raises the same error, because that update is incomplete."""
+        """Make one update. After a failure, every call raises the same error, because the last update is incomplete."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -111,7 +111,7 @@ class UWorker(Worker):
     """The update worker, which applies gradients, sends new weights to the other workers, and keeps statistics.
 
     Args:
-        grad_workers_factory: Factory of its gradient workers.
+        grad_workers_factory: Factory of the gradient workers.
         index_worker: Index of the worker; a tree has only one update worker.
         grad_execution: "Central": the local gradient worker computes gradients; "Parallel": the remote ones do.
         options: Options of the update worker; None: the defaults.
@@ -123,7 +123,7 @@ class UWorker(Worker):
         replay: Record of the run that is replayed; None: no replay.
 
     Attributes:
-        strategy: Turns gradients into updates.
+        strategy: The strategy that turns gradients into updates.
         grad_workers: The set of gradient workers.
         local_worker, remote_workers: Members of the set.
         updater: The thread that makes updates.
@@ -247,7 +247,7 @@ class UWorker(Worker):
                 raise ReplayError(f"the replayed run ends with other parameters than the run of {replay.path!r}")
 
     def _checksum(self) -> int:
-        """Return the checksum of all parameters and normalizers, bit for bit."""
+        """Return a checksum of the exact values of all parameters and normalizers."""
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
@@ -392,7 +392,10 @@ class UWorker(Worker):
         self.strategy.forget_weights()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop all threads and workers; return the final ledger, which has no steps in flight or queued. Idempotent."""
+        """Stop all threads and workers; return the final ledger, which has no steps in flight or queued.
+
+        Repeated calls only return the ledger.
+        """
         if self._final is not None:
             return self._final
         failure = self.updater.failure
@@ -402,7 +405,7 @@ class UWorker(Worker):
         self.local_worker.interrupt()
         self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
         self.strategy.finish(_STOP_TIMEOUT_S)
-        with contextlib.suppress(WorkerLostError):  # the local worker then keeps its current weights
+        with contextlib.suppress(WorkerLostError):  # after this error, the local worker keeps its weights
             self._pull_weights(1.0)
         stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
         for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):
