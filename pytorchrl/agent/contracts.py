@@ -1,4 +1,4 @@
-"""Check the return values of methods of the user's own parts. B = samples of a batch, E = environments.
+"""Check the values that methods of a user's classes return. B = samples of a batch, E = environments.
 
 The checks of batches, steps and networks run only for the first batch, step or network of each part. The checks of
 rollouts are cheap and run for every rollout. Each error names the class, the method, the returned value and the
@@ -154,7 +154,7 @@ def check_acting_step(algorithm: object, acting: object, num_envs: int) -> None:
 # Actors
 
 NUM_EXAMPLES = 3
-"""Number of zero observations in the test of a network."""
+"""Number of observations of zeros on which a network is tested."""
 
 
 def overrides(part: object, base: type, *methods: str) -> bool:
@@ -179,7 +179,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     options, read = actor.options, set()
     kind = type(options)
 
-    class Watched(kind):  # type: ignore[misc,valid-type] # the class is known only at run time
+    class Watched(kind):  # type: ignore[misc,valid-type] # `kind` is known only at run time
         def __getattribute__(self, name: str) -> object:
             read.add(name)
             return super().__getattribute__(name)
@@ -189,7 +189,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        object.__setattr__(watched, "__class__", kind)  # restored, because the networks may keep the copy
+        object.__setattr__(watched, "__class__", kind)  # restore the class, because networks may keep the copy
         actor.options = options
     if read & {"feature_extractor", "__dict__"}:  # `__dict__`: vars(options) reads every option
         return
@@ -211,7 +211,7 @@ def check_attributes(part: object, **meanings: str) -> None:
 
 
 def check_features(actor: object, method: str, returned: object, rhs: Mapping[str, Tensor]) -> Tensor:
-    """Check the result of a feature method for `NUM_EXAMPLES` rows, and return the features (rows, F).
+    """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` rows; return the features (rows, F).
 
     Raises:
         ContractError: The result is not a pair of features (rows, F) and states with the names and shapes of `rhs`.

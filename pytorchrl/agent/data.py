@@ -24,7 +24,7 @@ OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
 PREVIOUS = "q/previous"
-"""Name in `rhs` of a memory's input from the previous step: (E, n + 1), the one-hot action, then the reward."""
+"""Key in `rhs` of the previous action and reward as inputs of the memory: (E, n + 1), one-hot action, then reward."""
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
@@ -59,7 +59,7 @@ def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
 D = TypeVar("D")
 
 
-def map_tensors(data: D, function: Callable[[Any], Any]) -> D:  # takes a tensor or an array, returns any value
+def map_tensors(data: D, function: Callable[[Any], Any]) -> D:  # `function` takes a tensor or an array
     """Return a copy with `function` applied to every tensor or array in nested dataclasses, dictionaries and lists."""
     if isinstance(data, dict):
         return {key: map_tensors(value, function) for key, value in data.items()}  # type: ignore[return-value]
@@ -93,7 +93,7 @@ class Step:
     """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...), the next observations; if SAME_STEP reset an environment, the first of its episode."""
+    """Leaf -> (E, ...), the next observations; if SAME_STEP has reset an environment, the first of the new episode."""
     reward: np.ndarray
     """(E,) float32, transformed for the learner."""
     terminated: np.ndarray
@@ -107,13 +107,13 @@ class Step:
     final_index: np.ndarray
     """(K,) int64, indices of the environments whose last observation is not in `obs`."""
     final_obs: dict[str, np.ndarray]
-    """Leaf -> (K, ...), the last observations of those environments."""
+    """Leaf -> (K, ...), the last observations of the environments in `final_index`."""
     mask: np.ndarray | None
     """(E, n) bool, actions that are allowed after `obs`; None if the environment has no masks."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
     final_mask: np.ndarray | None = None
-    """(K, n) bool, actions that are allowed after `final_obs`; None if all are, or without masks."""
+    """(K, n) bool, actions that are allowed after `final_obs`; None if all are allowed or masks do not exist."""
 
 
 class ActingStep(NamedTuple):
@@ -154,7 +154,7 @@ class RolloutData:
     final_index: Tensor
     """(K, 2) int64, pairs (t, e) of the transitions whose next observation is in `final_obs` instead of row t+1."""
     final_obs: Obs
-    """Leaf -> (K, ...), the last observations of those episodes."""
+    """Leaf -> (K, ...), the next observations of the transitions in `final_index`."""
     other: Obs = field(default_factory=dict)
     """Values that the algorithm stored or computed, such as `logp` (T, E), `value` (T+1, E) and `final_value` (K,)."""
     final_mask: Tensor | None = None
@@ -215,7 +215,7 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return the number of valid samples behind each gradient of a batch, which is the gradient's weight in a mean.
+    """Return how many valid samples contribute to each gradient of a batch: the gradient's weight in a mean.
 
     Every policy has the same number of gradients: an agent with one policy has one gradient for each parameter group of
     its algorithm, and an agent with several policies has one gradient for each policy.
@@ -321,7 +321,7 @@ class ReplayBatch(OnePolicyBatch):
     weight: Tensor
     """(B,) float32, importance weights, at most 1; 1 without priorities."""
     ids: Tensor
-    """(B,) int64, positions in replay with the generation of each, for updates of priorities."""
+    """(B,) int64, ids of the drawn items, with which their priorities are updated later."""
     mask: Tensor | None = None
     """(B, n) bool, actions that are allowed after o."""
     next_mask: Tensor | None = None
@@ -329,7 +329,7 @@ class ReplayBatch(OnePolicyBatch):
     num_samples: int = 0
     """B, the number of transitions."""
     num_new_samples: int = 0
-    """0, because drawn transitions are copies; the ledger counts the transitions in replay."""
+    """Always 0, because drawn transitions are copies; the ledger counts the transitions in replay."""
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 
@@ -338,9 +338,9 @@ class ReplayBatch(OnePolicyBatch):
 class SequenceBatch(OnePolicyBatch):
     """Sequences drawn from replay for one gradient.
 
-    W = burn-in steps, L = steps in the loss, n = `n_step` of the storage. A sequence has W + L + n
-    rows of observations. The first W rows are the burn-in, which warms up the memory. The loss covers the next L rows.
-    The last n rows are used only by targets, which bootstrap from them.
+    W = burn-in steps, L = steps in the loss, n = `n_step` of the storage. A sequence has W + L + n rows of
+    observations. The first W rows are the burn-in, which warms up the memory. The loss covers the next L rows. The last
+    n rows are used only by targets, which bootstrap from them.
 
     A sequence of `SequenceBuffer` contains steps of only one episode. If the episode starts within the burn-in, at a
     row that `done` marks, the rows before the start repeat the first observation; rows after the last observation
@@ -367,7 +367,7 @@ class SequenceBatch(OnePolicyBatch):
     weight: Tensor
     """(B,) float32, importance weights, at most 1."""
     ids: Tensor
-    """(B,) int64, positions in replay with the generation of each, for updates of priorities."""
+    """(B,) int64, ids of the drawn items, with which their priorities are updated later."""
     burn_in: int
     """W, the number of burn-in steps."""
     mask: Tensor | None = None
@@ -377,7 +377,7 @@ class SequenceBatch(OnePolicyBatch):
     num_samples: int = 0
     """Number of valid trained steps."""
     num_new_samples: int = 0
-    """0, because drawn sequences are copies; the ledger counts the steps in replay."""
+    """Always 0, because drawn sequences are copies; the ledger counts the steps in replay."""
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 

@@ -1,4 +1,4 @@
-"""Define declarations of options (name, type, default, range, choices, help), and check values against them."""
+"""Declare options (name, type, default, range, choices, help), and check values against the declarations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Declaration:
 
     @property
     def default(self) -> object:
-        """The default, a new object if it is mutable; `dataclasses.MISSING` for a required option."""
+        """The default value (a new object if mutable); `dataclasses.MISSING` for a required option."""
         factory = self.field.default_factory
         return self.field.default if factory is dataclasses.MISSING else factory()
 
@@ -58,7 +58,7 @@ class Declaration:
 
     @property
     def help(self) -> str:
-        """One or two sentences for users; empty if the field was not declared by `option`."""
+        """The help text, one or two sentences; empty if the field was not declared by `option`."""
         return self.field.metadata.get("help", "")
 
     @property
@@ -192,7 +192,7 @@ def _fits_generic(origin: TypeHint, arguments: tuple[object, ...], value: object
         return len(value) == len(arguments) and all(map(fits, arguments, value))
     if issubclass(origin, Mapping):
         return all(fits(arguments[0], key) and fits(arguments[1], item) for key, item in value.items())
-    if origin in _COLLECTIONS:  # a string is a sequence of strings, but is never meant as one
+    if origin in _COLLECTIONS:  # a string is technically a sequence of strings, but is refused
         return not isinstance(value, (str, bytes)) and all(fits(arguments[0], item) for item in value)
     return True
 

@@ -43,7 +43,7 @@ def learned_kind(algorithm: Factory[object]) -> DataKind:
     """Return the kind of data that an algorithm learns from; for several policies, the kind that must be freshest.
 
     Raises:
-        ConfigError: Neither its options nor its class declares `learns_from`.
+        ConfigError: Neither the algorithm's options nor its class declares `learns_from`.
     """
     return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
 
@@ -52,7 +52,7 @@ def given_kind(storage: Factory[object]) -> DataKind:
     """Return the kind of data that a storage provides; for several policies, the kind that must be freshest.
 
     Raises:
-        ConfigError: Neither its options nor its class declares `gives`.
+        ConfigError: Neither the storage's options nor its class declares `gives`.
     """
     return _declared_kind(storage, "gives", "the kind of data that its batches are")
 
@@ -198,7 +198,7 @@ def _takes(
     algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations],
     learned: DataKind | None = None,
 ) -> bool:
-    """Return whether an algorithm can learn from a storage; `learned`, if given, replaces its `learns_from`."""
+    """Return whether an algorithm can learn from a storage; `learned`, if given, replaces `algorithm.learns_from`."""
     is_kind = (learned or algorithm.learns_from) is given
     return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 

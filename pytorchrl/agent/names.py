@@ -1,4 +1,4 @@
-"""Build errors for unknown names of options; each error suggests the option that was probably meant.
+"""Report unknown names of options; each error message suggests the option that was probably meant.
 
 Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train`
 and the command line.

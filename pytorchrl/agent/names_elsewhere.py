@@ -1,4 +1,4 @@
-"""Map the names that other libraries give to options to the options of this package.
+"""Map option names of other libraries to the options of this package.
 
 The names come from the policy optimizers of old versions of RLlib, from current RLlib, Stable-Baselines3 and CleanRL,
 and from `train`, which renames some options of the parts. Error messages and the documentation use this table;
@@ -39,7 +39,7 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether only all of the options together have this meaning."""
+        """Whether this meaning needs all of the options together."""
         return "+" in self.at
 
 
@@ -88,8 +88,7 @@ _LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's loggi
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
 _LEARNER_RESOURCES = _at("scheme.grad_worker_resources", note="a mapping such as {\"num_gpus\": 1}")
 
-# Names of options of the policy optimizers in old versions of RLlib, and names of levels in the first interface of the
-# worker tree.
+# Option names of the policy optimizers in old versions of RLlib, and of the first interface of the worker tree.
 _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": _at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,

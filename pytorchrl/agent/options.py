@@ -33,7 +33,7 @@ def option(
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
     default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
-) -> Any:  # is assigned to a field, which may have any type
+) -> Any:  # Any, because the result is assigned to fields of any type
     """Declare one field of an `Options` class.
 
     Args:
@@ -179,7 +179,7 @@ def check_declaration(owner: type) -> None:
     """Refuse an `Options` class of a user's own part if Python would ignore some of its fields.
 
     Raises:
-        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or
+        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass decorator, or
             changes the default of an option without annotating it. The message names the class and the fields.
     """
     own = getattr(owner, "Options", None)
@@ -215,7 +215,7 @@ class AgentOptions:
     has_memory: bool | None = None
     """Whether the actor has memory between observations."""
     num_envs: int | None = None
-    """E, environments of one collector."""
+    """E, the number of environments of one collector."""
 
 
 class Part:
@@ -230,7 +230,7 @@ class Part:
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message, with a remedy, about options of this part that contradict others; None if there are none.
+        """Return a message if options of this part contradict other options, with a remedy; otherwise None.
 
         A subclass overrides this method if its own options may contradict others.
         """
@@ -238,7 +238,7 @@ class Part:
 
     @classmethod
     def refuse_contradiction(cls, agent: AgentOptions) -> None:
-        """Raise `ConfigError` if `contradiction` finds one."""
+        """Raise `ConfigError` if options of this part contradict others; see `contradiction`."""
         if problem := cls.contradiction(agent):
             raise ConfigError(problem)
 
@@ -249,7 +249,7 @@ class Part:
 
 
 def _takes_checked_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that refuses a first argument other than checked options."""
+    """Wrap a constructor so that it refuses a first argument other than checked options."""
     @functools.wraps(init)
     def checked(self: object, *args: object, **kwargs: object) -> None:
         options = args[0] if args else kwargs.get("options")

@@ -163,7 +163,7 @@ class Computed(Schedule):
         return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - not all objects have it
 
     def value(self, env_steps: int, target_steps: int) -> float:
-        """See `Schedule`.
+        """Return the function's value after `env_steps`; see `Schedule`.
 
         Raises:
             ConfigError: The function raises, or does not return a number in the option's range.
@@ -219,7 +219,7 @@ def piecewise(*points: Sequence[float]) -> Schedule:
 
 
 def schedule_of(parts: Sequence[str | float]) -> Schedule:
-    """Return the schedule with these `Schedule.parts()`; numbers may be given as strings.
+    """Return the schedule that `Schedule.parts()` describes; numbers may be given as strings.
 
     Raises:
         ConfigError: The parts do not describe a schedule.

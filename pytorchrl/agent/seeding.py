@@ -16,7 +16,7 @@ _GLOBAL_DRAWS = threading.RLock()
 
 
 class Stream(IntEnum):
-    """The purpose of a generator, which is part of its position in the seed tree."""
+    """The purpose of a generator; it is one element of the generator's position in the seed tree."""
 
     ENV = 0
     ACTING = 1

@@ -1,4 +1,4 @@
-"""Define an agent that computes nothing, to observe a scheme and count its work.
+"""An agent that computes nothing; with it, a scheme can be observed and its work counted.
 
 Its steps and weights are plain numbers: every env step has a unique number, and the only parameter is the number of
 updates. In the simulated runtime, with the costs of real work, a run of this agent predicts how a scheme of any size
@@ -51,7 +51,7 @@ class SyntheticEnvs(VecEnv):
         self._num_steps = 0
 
     @classmethod
-    def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # no environment to name
+    def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # there is no env_fn
         """Return a factory of vectors of `vec_env_size` environments."""
         return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
                           action_space=gym.spaces.Discrete(1))
@@ -152,7 +152,7 @@ class SyntheticAlgorithm(Algorithm):
         return ActingStep(action, action, {}, {})
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Add nothing."""
+        """Add nothing to the rollout."""
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
         """Return batches that contain every step once per pass."""
@@ -169,7 +169,7 @@ class SyntheticAlgorithm(Algorithm):
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Add the gradient.
+        """Add the gradient to the number of updates.
 
         Raises:
             CallOrderError: `gradients` is None, and `compute_gradients` has not been called yet.
@@ -391,7 +391,7 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
         num_envs: Number of environments per worker.
         num_epochs: Passes over each rollout.
         num_mini_batch: Minibatches per pass.
-        capacity: Capacity of a replay in steps; None: a storage of rollouts instead of a replay.
+        capacity: Capacity of a replay in steps; None means a storage of rollouts instead of a replay.
         learning_starts: Steps that must be inserted into a replay before the first draw.
     """
     storage: Factory[SyntheticStorage] = SyntheticStorage.create_factory(size)

@@ -14,7 +14,7 @@ from pytorchrl.errors import ConfigError, WeightsError
 class Updatable:
     """A part of an agent that has options declared `updatable`, which may change during training."""
 
-    options: Any  # an instance of the class's own `Options`
+    options: Any  # an instance of the class's `Options`
     """Checked options."""
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     """Name -> schedule, for each parameter that changes with env steps."""

@@ -1,6 +1,6 @@
 """Names for Gymnasium's generic types.
 
-Their type parameters stay open, because an environment's spaces prescribe the types of its observations and actions.
+The type parameters are `Any`, because an environment's spaces determine the types of observations and actions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gymnasium.vector import VectorEnv
 Observation = Any
 """An array or a number, or a dictionary or tuple of observations, as the observation space prescribes."""
 Action = Any
-"""An action as the environment expects it, as the action space prescribes."""
+"""An action in the form that the action space prescribes."""
 EnvKwargs = dict[str, Any]
 """Keyword arguments of an environment; only its constructor knows their types."""
 Info = dict[str, Any]
-"""The `info` of an environment: values of any type by name."""
+"""The `info` of an environment: name -> value of any type."""
 AnySpace = gym.Space[Any]
 AnyEnv = gym.Env[Any, Any]
 AnyWrapper = gym.Wrapper[Any, Any, Any, Any]

@@ -67,14 +67,15 @@ class SameStep:
         self._reader = reader
 
     def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
-        """See `Autoreset`."""
+        """Interpret a step in which episodes ended; see `Autoreset`."""
         if "final_obs" not in info:
             raise EnvError(
                 "expected info['final_obs'] from a vector environment in SAME_STEP mode after the end of an episode, "
                 f"got none; info has {sorted(info)}")
         index = np.flatnonzero(done)
         final = info["final_obs"]
-        # Gymnasium returns an object array with gaps; in ALE's whole batch, only rows of ended episodes are valid.
+        # Gymnasium returns an object array with None where no episode ended. ALE returns a whole batch, in which only
+        # the rows of ended episodes are valid.
         if isinstance(final, np.ndarray) and final.dtype == object:
             rows = [final[i] for i in index]
             final_obs = self._reader.read_rows(rows)
@@ -87,7 +88,7 @@ class SameStep:
         return Settled(observations, info, None, done, index, final_obs, lambda i: _row(last_info, i), final_mask)
 
     def reset(self) -> None:
-        """See `Autoreset`."""
+        """Do nothing, because resets are never pending; see `Autoreset`."""
 
 
 class NextStep:
@@ -98,14 +99,14 @@ class NextStep:
         self._previous_done = np.zeros(num_envs, dtype=np.bool_)
 
     def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
-        """See `Autoreset`."""
+        """Interpret a step in which episodes ended or were reset; see `Autoreset`."""
         first = self._previous_done
         self._previous_done = done
         self.pending = bool(np.count_nonzero(done))
         return Settled(observations, info, ~first, first, NO_INDEX, {}, lambda i: _row(info, i))
 
     def reset(self) -> None:
-        """See `Autoreset`."""
+        """Discard pending resets; see `Autoreset`."""
         self.pending = False
         self._previous_done = np.zeros_like(self._previous_done)
 
@@ -119,7 +120,7 @@ class MaskedReset:
         self._envs = envs
 
     def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
-        """See `Autoreset`."""
+        """Reset the environments whose episodes ended, and interpret the step; see `Autoreset`."""
         index = np.flatnonzero(done)
         # Indexing with an array copies, so the vector environment may reuse the memory for the new observations.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
@@ -133,7 +134,7 @@ class MaskedReset:
         return Settled(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i), final_mask)
 
     def reset(self) -> None:
-        """See `Autoreset`."""
+        """Do nothing, because resets are never pending; see `Autoreset`."""
 
 
 def make_autoreset(mode: AutoresetMode, reader: ObservationReader, envs: AnyVectorEnv) -> Autoreset:

@@ -1,7 +1,7 @@
 """Build, seed and close vector environments.
 
 There are three kinds: native vector environments, single environments that all run in this process, and single
-environments that each run in a process of their own.
+environments that each run in a separate process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     try:
         return InProcessVectorEnv(makers, copy=False, autoreset_mode=mode), mode
-    except RuntimeError as failure:  # the environments' spaces differ
+    except RuntimeError as failure:  # the spaces of the environments differ
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
 
 
@@ -245,7 +245,7 @@ def _parameters(function: EnvFn) -> set[str]:
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Gymnasium's `SyncVectorEnv` with another `step`, whose overhead is only a third in the most frequent case."""
+    """Gymnasium's `SyncVectorEnv` with a different `step`, which has a third of the overhead in the usual case."""
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
@@ -283,14 +283,14 @@ class ProcessesVectorEnv(AsyncVectorEnv):
     """Restart budget shared by all environments; None if restarts are off."""
 
     def _add_info(self, vector_infos: Info, env_info: Info, env_num: int) -> Info:
-        """Add the `info` of one environment; before that, count the restarts that it reports, and remove the report."""
+        """Count the restarts that the `info` of one environment reports, remove the report, and add the `info`."""
         if self.restarts is not None:
             for fault in env_info.pop(RESTARTS, ()):
                 self.restarts.spend(fault, None)
         return super()._add_info(vector_infos, env_info, env_num)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the first error and the number of other errors as an `EnvError`; Gymnasium raises the last error."""
+        """Raise an `EnvError` with the first error and the number of others; Gymnasium would raise the last error."""
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])

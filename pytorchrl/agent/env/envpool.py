@@ -27,7 +27,7 @@ class EnvPoolVector(AnyVectorEnv):
         blueprint: The task, the number of environments, their seeds and the number of threads.
 
     Attributes:
-        pool: EnvPool's own object, which contains the environments.
+        pool: The EnvPool object that contains the environments.
 
     Raises:
         ConfigError: EnvPool is not installed, does not have the task, or refuses an option.

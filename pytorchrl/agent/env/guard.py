@@ -93,7 +93,7 @@ class GuardedEnv(AnyWrapper):
 
 
 def _form(observation: Observation) -> object:
-    """Return the form of an observation, which all steps share: an array's dtype and shape; otherwise the type."""
+    """Return the dtype and shape of an array, or the type of any other observation; all steps share this form."""
     if isinstance(observation, np.ndarray):
         return observation.dtype, observation.shape
     return type(observation)

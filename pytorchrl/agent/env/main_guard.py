@@ -10,7 +10,7 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
-# A script whose own run must differ from its import by a new process uses one of these names in an `if` condition.
+# In an `if` condition, these names distinguish running a script from importing it in a new process.
 _GUARDS = {"__name__", "current_process"}
 
 

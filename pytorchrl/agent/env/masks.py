@@ -70,8 +70,8 @@ class ActionMasks:
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
             return mask
-        # Learners bootstrap with masks only if an action is one choice. Otherwise, all actions
-        # are allowed, because an action then consists of several choices, and each of them needs an allowed action.
+        # Learners bootstrap with masks only if an action is one choice. Otherwise, all actions are allowed, because an
+        # action then consists of several choices, and each of them needs an allowed action.
         is_used = truncated & mask.any(axis=1) & self._has_one_choice
         return np.where((done & ~is_used)[:, None], True, mask)
 

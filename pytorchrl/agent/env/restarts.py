@@ -2,7 +2,7 @@
 
 A step that raises an exception is not a transition: it returns the last valid observation, truncated=True, and
 `info[CUT]`. In every autoreset mode, the next reset then closes the environment and builds a new one. An environment
-is also replaced if any reset but its first raises an exception.
+is also replaced if a reset other than its first one raises an exception.
 
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
@@ -27,9 +27,9 @@ logger = get_logger(__name__)
 CUT = "pytorchrl_cut"
 """Key of `info` that marks a step in which the environment raised an exception."""
 RESTARTS = "pytorchrl_restarts"
-"""Key of `info` under which another process reports its faults."""
+"""Key of `info` under which an environment's process reports its faults to the worker."""
 WINDOW = 1000
-"""Number of vector steps in the time window in which restarts are counted and limited."""
+"""Length, in vector steps, of the sliding window within which restarts are counted and limited."""
 # Tracebacks are cut to this length, to limit the size of the log; the end is the most informative part.
 _TRACEBACK_CHARS = 8000
 # A new environment gets the upper 31 bits of a seed, as the first environment does.
@@ -109,7 +109,7 @@ class RestartingEnv(GuardedEnv):
         restarts: The restart budget, shared by the environments of one process.
 
     Attributes:
-        last_observation: Function that returns a copy of the last observation; set by whatever stores the observation.
+        last_observation: Function that returns a copy of the last observation; set by the object that stores it.
     """
 
     last_observation: Callable[[], Observation]
@@ -214,12 +214,12 @@ class RememberingEnv(AnyWrapper):
 
 
 def cut_in(info: Info) -> np.ndarray | None:
-    """Return from the `info` of a vector step which environments raised exceptions, (E,) bool; None if none did."""
+    """Return which environments raised exceptions in a step with this `info`, (E,) bool; None if none did."""
     last = info.get("final_info", info)
     return last.get(CUT) if isinstance(last, Mapping) else None
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may help: a violation of the contract would recur in a new environment."""
+    """Return whether a restart may help; a violation of the contract would recur in a new environment."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

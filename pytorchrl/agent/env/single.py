@@ -70,7 +70,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     if name in gym.registry:
         return gym.registry[name]
     try:
-        return gym.spec(name)  # for an id without a version, finds the newest version
+        return gym.spec(name)  # finds the newest version of an id without a version
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "is its package imported?"
@@ -165,7 +165,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """If a missing package caused `failure`, return a `ConfigError` that names the extra; otherwise None."""
+    """Return a `ConfigError` that names the extra if a missing package caused `failure`; otherwise None."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""
@@ -176,7 +176,7 @@ def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | Non
 
 
 def name_of(blueprint: Blueprint) -> str:
-    """Return the name of the environment as the user gave it, for error messages."""
+    """Return the name of the environment as the user specified it, for error messages."""
     env_fn = blueprint.env_fn
     if isinstance(env_fn, str):
         return repr(env_fn)

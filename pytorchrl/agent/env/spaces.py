@@ -30,7 +30,7 @@ MIN_IMAGE_SIZE = 16
 def flatten_space(
     space: AnySpace | Mapping[str, AnySpace], *, keep_float64: bool = False,
 ) -> dict[str, AnySpace]:
-    """Return leaf -> space: the spaces of observations of `space` in the form that actors and storages receive.
+    """Return leaf -> space for observations of `space`, in the form that actors and storages receive.
 
     Nested names are joined (`"camera/left"`); the leaf of a plain space is called `"obs"`. float64 becomes float32,
     images with channels last become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is

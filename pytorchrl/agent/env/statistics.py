@@ -38,7 +38,12 @@ class EpisodeStatistics:
         self._lengths[:] = 0
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Count one step with rewards (E,) of any numeric dtype; `valid` is (E,) bool; None: all steps are valid."""
+        """Count one step.
+
+        Args:
+            reward: (E,) raw rewards of any numeric dtype.
+            valid: (E,) bool, whether each step is valid; None means that all steps are valid.
+        """
         if valid is None:
             self._returns += reward
             self._lengths += 1
@@ -52,7 +57,7 @@ class EpisodeStatistics:
         """Finish the episodes that ended in the last counted step, and return them.
 
         Args:
-            ended: (E,) bool.
+            ended: (E,) bool, whether the episode of each environment ended.
             terminated: (E,) bool, whether the environment ended the episode itself.
             keywords_of: Function from the index of an environment to the `info` of its last step.
         """
@@ -83,7 +88,8 @@ class Monitor:
     """CSV file of finished episodes, to which rows are appended; existing rows are kept.
 
     Columns: `r`, the sum of raw rewards; `l`, the number of steps; `t`, the seconds since the environments were
-    created; `env`, the index of the environment; `ended`, "terminated" or "truncated"; then `keywords`.
+    created; `env`, the index of the environment; `ended`, "terminated" or "truncated"; then one column for each
+    of `keywords`.
 
     Args:
         path: The file.

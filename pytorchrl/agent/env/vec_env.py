@@ -50,10 +50,10 @@ class VecEnv(Part):
     """E environments, stepped together.
 
     Args:
-        options: See `VecEnv.Options`.
+        options: Checked options; see `VecEnv.Options`.
         index_grad_worker: Index of the gradient worker.
-        index_col_worker: Index of the collection worker among those of that gradient worker. Both indices determine the
-            seeds and the name of the monitor file.
+        index_col_worker: Index of the collection worker among the collection workers of that gradient worker. Both
+            indices determine the seeds and the name of the monitor file.
         mode: "train" or "test". Tests use raw rewards, complete games, `test_env_kwargs` and other seeds.
         seed: Seed of the experiment; None draws a random seed.
         num_threads: Number of threads that a native vector environment may use.

@@ -1,4 +1,4 @@
-"""Several policies in one environment: each part of an agent contains one part per policy."""
+"""Agents with several policies: each part of such an agent contains one part for each policy."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class MultiAgentAlgorithm(Algorithm):
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """See `Algorithm`."""
+        """Act as collector number `index`, with the algorithms of all policies; see `Algorithm`."""
         for algo in self.algorithms.values():
             algo.take_place(index, num_collectors)
 
@@ -142,7 +142,7 @@ class MultiAgentAlgorithm(Algorithm):
             obs: Policy -> leaf -> (C, ...).
             rhs: Policy -> network -> (C, H).
             done: Policy -> (C,) bool; or (E,) bool, which applies to all agents of each environment.
-            deterministic: See `Algorithm`.
+            deterministic: Whether to choose the best actions instead of sampling or exploring.
             mask: Policy -> (C, n) bool, or None.
         """
         if not isinstance(done, Mapping):
@@ -153,33 +153,33 @@ class MultiAgentAlgorithm(Algorithm):
             for policy, algo in self.algorithms.items()})
 
     def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # data of all policies
-        """See `Algorithm`."""
+        """Complete the rollouts of all policies; see `Algorithm`."""
         for policy, part in rollout.parts.items():
             self.algorithms[policy].finish_rollout(part)
 
     def moments_of(  # type: ignore[override] # data of all policies
         self, rollout: MultiRollout, running: dict[str, StateDict],
     ) -> dict[str, object]:
-        """See `Algorithm`; names begin with the policy."""
+        """Return the moments of all policies, with names that begin with the policy; see `Algorithm`."""
         return joined({policy: self.algorithms[policy].moments_of(part, running.setdefault(policy, {}))
                        for policy, part in rollout.parts.items()})
 
     # Learning
 
-    def batches(self, storage: MultiAgentStorage) -> Iterator[MultiBatch]:  # type: ignore[override] # data of all policies
+    def batches(self, storage: MultiAgentStorage) -> Iterator[MultiBatch]:  # type: ignore[override] # several policies
         """Yield a batch for each update."""
         return storage.join({
             policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
 
     def prepare_batch(self, batch: MultiBatch) -> MultiBatch:
-        """See `Algorithm`."""
+        """Add all values that depend on the whole batch, for each policy; see `Algorithm`."""
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 
     def compute_gradients(  # type: ignore[override] # data of all policies
         self, batch: MultiBatch,
     ) -> tuple[list[Tensor | None], MetricsDict]:
-        """See `Algorithm`.
+        """Compute the gradients of all policies; see `Algorithm`.
 
         Returns:
             The gradient of each policy, (P,) or None; and the statistics. With replay, the statistics contain `errors`
@@ -257,7 +257,7 @@ class MultiAgentAlgorithm(Algorithm):
         for policy in found or self.algorithms:
             try:
                 self.algorithms[policy].update_algorithm_parameter(own, value)
-            except KeyError:  # noqa: PERF203 - other policies may have it
+            except KeyError:  # noqa: PERF203 - another policy may have this parameter
                 unknown += 1
         if unknown == len(found or self.algorithms):
             raise KeyError(f"no policy has a parameter {name!r} that can change; use {', '.join(self.updatable)}")
@@ -289,39 +289,39 @@ class MultiAgentAlgorithm(Algorithm):
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """See `Algorithm`."""
+        """Set the scheduled parameters of all policies; return `policy/name` -> value. See `Algorithm`."""
         return joined({
             policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
 
     # States
 
     def reseed(self, seed: int) -> None:
-        """See `Algorithm`."""
+        """Reset the random generators of all policies; see `Algorithm`."""
         for index, algo in enumerate(self.algorithms.values()):
             algo.reseed(derive_seed(seed, Stream.ACTING, index))
 
     def learning_state(self) -> dict[str, Tensor]:
-        """See `Algorithm`."""
+        """Return the learning states of all policies; see `Algorithm`."""
         return joined({policy: algo.learning_state() for policy, algo in self.algorithms.items()})
 
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """See `Algorithm`."""
+        """Copy a `learning_state()` into the algorithms of all policies; see `Algorithm`."""
         for policy, algo in self.algorithms.items():
             algo.load_learning_state(own_names(state, policy))
 
     def state_dict(self) -> StateDict:
-        """See `Algorithm`."""
+        """Return the states of all policies, and whether each policy is trainable; see `Algorithm`."""
         return {"policies": {policy: algo.state_dict() for policy, algo in self.algorithms.items()},
                 TRAINABLE: dict(self._trainable)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """See `Algorithm`."""
+        """Restore a `state_dict()`; see `Algorithm`."""
         for policy, algo in self.algorithms.items():
             algo.load_state_dict(state["policies"][policy])
         self._trainable = dict(state[TRAINABLE])
 
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Algorithm`."""
+        """Yield the tensors of the acting states of all policies; see `Algorithm`."""
         for policy, algo in self.algorithms.items():
             for name, tensor in algo.acting_tensors():
                 yield f"{policy}{SEPARATOR}{name}", tensor

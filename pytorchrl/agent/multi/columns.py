@@ -27,9 +27,9 @@ class PolicyColumns:
         places: Agent -> its index among `agents`.
         num_columns: C, the number of columns.
         reader: Reader of the observations.
-        observation_space: Leaf -> space, as from `flatten_space`.
+        observation_space: Leaf -> space, as returned by `flatten_space`.
         action_space: Action space, in which discrete actions count from 0.
-        raw_observation_space: `observation_space` as given.
+        raw_observation_space: The observation space before it was flattened.
         obs: Leaf -> (C, ...), the newest observations.
         mask: (C, n) bool, the newest action masks; None if the agents have no masks.
     """

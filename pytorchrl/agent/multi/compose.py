@@ -43,7 +43,7 @@ def multi_agent(
             space and an action space.
         storages: Policy -> factory, or one factory for all policies. Their sizes count env steps.
         trainable: Policies that learn; None for all. The parameter `policy/trainable` can change during training.
-        checkpoint: File with a saved model of all policies, whose weights are the initial weights.
+        checkpoint: Saved model of all policies, from which the weights and normalizers are initialized.
 
     Raises:
         ConfigError: A policy lacks a part, a part is for an unknown policy, or the parts do not fit together.

@@ -103,7 +103,7 @@ class MultiRollout:
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 
     def to_numpy(self) -> MultiRollout:
-        """See `RolloutData`."""
+        """Return NumPy arrays that share memory with the tensors; see `RolloutData`."""
         return self.map(Tensor.numpy)
 
 
@@ -116,7 +116,7 @@ class MultiBatch:
     policies: tuple[str, ...]
     """All policies, in order."""
     num_samples: int = 0
-    """Number of env steps. The batch's share of the env steps of the rollouts equals its share of the agents' steps.
+    """Number of env steps, in proportion to the agents' steps: all batches of a pass add up to the rollouts' env steps.
     With replay, the largest number of transitions of any policy."""
     num_new_samples: int = 0
     """Number of env steps that no earlier batch used."""

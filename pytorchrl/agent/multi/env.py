@@ -47,13 +47,13 @@ class MultiAgentVecEnv(VecEnv):
     in the step after which no agent remains.
 
     Args:
-        options: See `MultiAgentVecEnv.Options`.
-        index_grad_worker: See `VecEnv`.
-        index_col_worker: See `VecEnv`.
+        options: Checked options; see `MultiAgentVecEnv.Options`.
+        index_grad_worker: Index of the gradient worker; see `VecEnv`.
+        index_col_worker: Index of the collection worker; see `VecEnv`.
         mode: "train" or "test". In "test" mode, rewards are raw, and `test_env_kwargs` apply.
-        seed: See `VecEnv`.
-        num_threads: See `VecEnv`.
-        incarnation: See `VecEnv`.
+        seed: Seed of the experiment; None draws a random seed.
+        num_threads: Not used, because all environments run in one thread.
+        incarnation: Number of earlier restarts of this worker; see `VecEnv`.
 
     Attributes:
         environments: The E environments.
@@ -106,7 +106,7 @@ class MultiAgentVecEnv(VecEnv):
             env_kwargs: Keyword arguments of the environments.
             vec_env_size: E, the number of environments.
             policy_of: Function or mapping from the name of an agent to its policy. With "shared" (or None), one policy
-                called "shared" controls all agents; with "independent", each agent has a policy of its own, named
+                called "shared" controls all agents; with "independent", each agent has a separate policy, named
                 after the agent.
             options: Further fields of `MultiAgentVecEnv.Options`.
 
@@ -153,7 +153,7 @@ class MultiAgentVecEnv(VecEnv):
                 agents, env.observation_space(agents[0]), env.action_space(agents[0]), self.num_envs)
             for policy, agents in options.agents.items()}
         self._policy_of = {agent: policy for policy, agents in options.agents.items() for agent in agents}
-        # In `VecEnv`, these attributes are not mappings from policy.
+        # Unlike in `VecEnv`, these attributes are mappings from policies.
         self.observation_space = {
             policy: columns.observation_space  # type: ignore[misc]
             for policy, columns in self._columns.items()}
@@ -175,7 +175,7 @@ class MultiAgentVecEnv(VecEnv):
         """The number of restarts: always 0, because an exception in an environment ends the run."""
         return 0
 
-    def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # mappings from policies
+    def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # mappings
         """Start new episodes in all environments.
 
         Returns:
@@ -253,7 +253,7 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of `agents`, which remain or have just appeared; `acting` are those that acted."""
+        """Store the observations of `agents`, which remain or just appeared; `acting` are the agents that acted."""
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "
                            f"{sorted(self._policy_of)}")
@@ -274,7 +274,7 @@ class MultiAgentVecEnv(VecEnv):
                 results[policy].first[new] = True
 
     def _begin(self, index: int, seed: int | None, results: dict[str, ColumnsStep] | None = None) -> None:
-        """Start an episode in one environment."""
+        """Start an episode in one environment, and store its first observations."""
         try:
             obs, infos = self.environments[index].reset(seed=seed)
         except Exception as failure:  # noqa: BLE001 - raised again with its location

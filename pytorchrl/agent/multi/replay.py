@@ -66,7 +66,7 @@ class MultiAgentReplay(MultiAgentStorage):
     def insert_from(  # type: ignore[override] # data of all policies
         self, rollouts: Sequence[MultiRollout], sources: Sequence[Hashable],
     ) -> None:
-        """See `insert_data_slice`."""
+        """Append rollouts of the collectors `sources`; see `insert_data_slice`."""
         self.insert_data_slice(list(rollouts), sources)
 
     def _evict(self) -> None:
@@ -103,7 +103,7 @@ class MultiAgentReplay(MultiAgentStorage):
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
     def to_learn_from(self, policy: str) -> _InEnvSteps:
-        """See `MultiAgentStorage`."""
+        """Return a policy's storage with counters in env steps; see `MultiAgentStorage`."""
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
@@ -137,7 +137,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def num_items(self) -> int:
-        """Number of transitions of all policies that can be drawn."""
+        """Number of transitions, over all policies, that can be drawn."""
         return sum(storage.num_items for storage in self.storages.values())
 
     @property
@@ -162,13 +162,13 @@ class MultiAgentReplay(MultiAgentStorage):
                    for name, value in storage.counters.items()}}
 
     def state_dict(self) -> StateDict:
-        """See `Storage`."""
+        """Return the state of all storages, and the records of the kept rollouts; see `Storage`."""
         kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """See `Storage`."""
+        """Restore a `state_dict()`; see `Storage`."""
         super().load_state_dict(state)
         self._evicted = state["evicted"]
         self._kept = deque(_Kept(start, {policy: valid.numpy() for policy, valid in arrays.items()}, steps)
@@ -183,7 +183,7 @@ class _InEnvSteps:
 
     @property
     def num_learned_from(self) -> int:
-        """See `Storage`."""
+        """Number of env steps for which the algorithm has already drawn batches; see `Storage`."""
         return self._storage.num_learned_from
 
     @num_learned_from.setter
@@ -193,5 +193,5 @@ class _InEnvSteps:
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
     ) -> Iterator[ReplayBatch]:
-        """See `ReplayBuffer`."""
+        """Draw batches from the storage of the policy; see `ReplayBuffer`."""
         return self._storage.generate_batches(num_mini_batch, mini_batch_size, num_epochs)

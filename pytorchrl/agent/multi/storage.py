@@ -135,17 +135,17 @@ class MultiAgentStorage(Storage):
 
     @property
     def num_steps(self) -> int:
-        """See `Storage`."""
+        """Number of steps in the current rollout; see `Storage`."""
         return self._any.num_steps
 
     @property
     def rollout_size(self) -> int:
-        """See `Storage`."""
+        """T, the number of steps per environment in a whole rollout; see `Storage`."""
         return self._any.rollout_size
 
     @property
     def full(self) -> bool:
-        """See `Storage`."""
+        """Whether the current rollout has all of its T steps; see `Storage`."""
         return self._any.full
 
     def start(  # type: ignore[override] # data of all policies
@@ -165,13 +165,13 @@ class MultiAgentStorage(Storage):
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 
-    def insert_transition(self, acting: MultiActingStep, step: MultiStep) -> None:  # type: ignore[override] # data of all policies
-        """See `Storage`."""
+    def insert_transition(self, acting: MultiActingStep, step: MultiStep) -> None:  # type: ignore[override] # mappings
+        """Copy one step to the storages of all policies; see `Storage`."""
         for policy, storage in self.storages.items():
             storage.insert_transition(acting.parts[policy], step.parts[policy])
 
     def get_all_buffer_data(self, copy: bool = True) -> MultiRollout:  # type: ignore[override] # data of all policies
-        """See `Storage`."""
+        """Return the current rollout of all policies; see `Storage`."""
         parts = {policy: storage.get_all_buffer_data(copy) for policy, storage in self.storages.items()}
         return MultiRollout(parts, self._num_envs)
 
@@ -192,11 +192,11 @@ class MultiAgentStorage(Storage):
         self._inserted += self._held_env_steps
 
     def before_gradients(self) -> None:
-        """See `Storage`."""
+        """Prepare the rollouts of all policies for `generate_batches`; see `Storage`."""
         for storage in self.storages.values():
             storage.before_gradients()
 
-    def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # mappings from policies
+    def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # mappings
         """Return policy -> count, mean and sum of squared deviations of the policy's advantages."""
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
@@ -205,7 +205,7 @@ class MultiAgentStorage(Storage):
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
-    def to_learn_from(self, policy: str) -> Any:  # a `Storage`, or an adapter of one
+    def to_learn_from(self, policy: str) -> Any:  # a `Storage` or an adapter
         """Return the storage from which the algorithm of a policy draws its batches."""
         return self.storages[policy]
 
@@ -247,7 +247,7 @@ class MultiAgentStorage(Storage):
         Args:
             batch: The batch.
             samples: Number of the agents' steps in earlier batches, and in this batch.
-            new: The same two numbers, but only of new samples.
+            new: The same two numbers, but only for new samples.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._held_env_steps, self._held_agent_steps
@@ -255,10 +255,10 @@ class MultiAgentStorage(Storage):
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
     def after_gradients(self, batch: MultiBatch, info: Mapping[str, object]) -> None:
-        """See `Storage`."""
+        """Do nothing, because no priorities depend on the results; see `Storage`."""
 
     def reset(self) -> None:
-        """See `Storage`."""
+        """Discard the data of all policies; see `Storage`."""
         self._held_env_steps = 0
         for storage in self.storages.values():
             storage.reset()
@@ -286,17 +286,17 @@ class MultiAgentStorage(Storage):
         return joined({policy: storage.schedules for policy, storage in self.storages.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """See `Storage`."""
+        """Set the scheduled parameters of all policies; return `policy/name` -> value. See `Storage`."""
         return joined({
             policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
     def state_dict(self) -> StateDict:
-        """See `Storage`."""
+        """Return the states of all storages, and the counters; see `Storage`."""
         return {**super().state_dict(), "inserted": self._inserted, "sampled": self._sampled,
                 "policies": {policy: storage.state_dict() for policy, storage in self.storages.items()}}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """See `Storage`."""
+        """Restore a `state_dict()`; see `Storage`."""
         super().load_state_dict(state)
         self._inserted, self._sampled = state["inserted"], state["sampled"]
         for policy, storage in self.storages.items():

@@ -55,7 +55,7 @@ class Storage(Part, Updatable, ABC):
 
     home: ClassVar[str] = "rollouts"
     gives: DataKind
-    """Kind of data in the batches, from which the algorithm must be able to learn. Each class declares or inherits it.
+    """Kind of data in the batches, from which the algorithm must be able to learn; each class declares or inherits it.
 
     If `gives.is_kept`, `counters` also contains `evicted`.
     """
@@ -102,7 +102,7 @@ class Storage(Part, Updatable, ABC):
         self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        # Only a collector uses these rows.
+        # Only the storage of a collector uses these rows.
         self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 

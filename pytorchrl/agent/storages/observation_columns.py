@@ -117,7 +117,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` evicted rows that begin at `start`, (N,) bool."""
+        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release
@@ -146,16 +146,16 @@ class PlainColumn(ObservationColumn):
         self._extras = np.zeros((0, *shape), dtype)
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """See `ObservationColumn`."""
+        """Store the observations of a rollout; see `ObservationColumn`."""
         write_rows(self.rows, start, obs[:-1].swapaxes(0, 1))
         self._extras = write_extras(self._extras, -1 - places[-1], obs[-1])
 
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """See `ObservationColumn`."""
+        """Store the last observations of episodes; see `ObservationColumn`."""
         self._extras = write_extras(self._extras, -1 - places, obs)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """See `ObservationColumn`."""
+        """Return a copy of the observations at `places`; see `ObservationColumn`."""
         obs = self.rows.take(places, axis=0, mode="clip")
         extra = np.flatnonzero(places < 0)
         if len(extra):
@@ -163,17 +163,17 @@ class PlainColumn(ObservationColumn):
         return obs
 
     def state_dict(self, num_rows: int) -> StateDict:
-        """See `ObservationColumn`."""
+        """Return a copy of the state; see `ObservationColumn`."""
         return {"rows": self.rows[:num_rows].copy(), "extras": self._extras.copy()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """See `ObservationColumn`."""
+        """Restore a `state_dict()`; see `ObservationColumn`."""
         self.rows[:len(state["rows"])] = state["rows"]
         self._extras = np.array(state["extras"])
 
     @property
     def num_bytes(self) -> int:
-        """See `ObservationColumn`."""
+        """Allocated memory in bytes."""
         return self.rows.nbytes + self._extras.nbytes
 
 
@@ -200,7 +200,7 @@ class StackedColumn(ObservationColumn):
         self.clear()
 
     def clear(self) -> None:
-        """See `ObservationColumn`."""
+        """Release all data; see `ObservationColumn`."""
         self.slots = SlotPool()
         self.slots.take(1)
         self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # the black frame has no owner
@@ -211,7 +211,7 @@ class StackedColumn(ObservationColumn):
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """See `ObservationColumn`."""
+        """Store the observations of a rollout; see `ObservationColumn`."""
         stacks = self._split(obs)
         write_rows(self.frames, start, stacks[:-1, :, -1].swapaxes(0, 1))
         newest = np.concatenate([places[:-1], self._keep(stacks[-1, :, -1], places[-1])[None]])
@@ -231,7 +231,7 @@ class StackedColumn(ObservationColumn):
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places[-1], frames[-1])
 
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """See `ObservationColumn`."""
+        """Store the last observations of episodes; see `ObservationColumn`."""
         stacks = self._split(obs)
         newest = self._keep(stacks[:, -1], places)
         fresh = ~_follows(self._split(self.take(before)), stacks)
@@ -240,7 +240,7 @@ class StackedColumn(ObservationColumn):
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places, frames)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """See `ObservationColumn`."""
+        """Return a copy of the observations at `places`; see `ObservationColumn`."""
         frames = self._row_frames.take(places, axis=0, mode="clip")
         extra = np.flatnonzero(places < 0)
         if len(extra):
@@ -253,7 +253,7 @@ class StackedColumn(ObservationColumn):
         return images.reshape(len(places), *self._shape)
 
     def free(self, places: np.ndarray) -> None:
-        """See `ObservationColumn`."""
+        """Release the data of the observations at `places`; see `ObservationColumn`."""
         frames = self._stacks_at(places)
         row, column = np.nonzero(frames > self._black)
         extra = frames[row, column] - self._black
@@ -263,21 +263,21 @@ class StackedColumn(ObservationColumn):
             self.slots.give_back(owned)
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """See `ObservationColumn`."""
+        """Return whether each row needs data of evicted rows; see `ObservationColumn`."""
         # A stack that contains an extra frame owned by a row also contains the newest frame of that row, so
         # checking the newest frames of rows suffices.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
     def state_dict(self, num_rows: int) -> StateDict:
-        """See `ObservationColumn`."""
+        """Return a copy of the state; see `ObservationColumn`."""
         return {
             "frames": self.frames[:num_rows].copy(), "row_frames": self._row_frames[:num_rows].copy(),
             "extra_frames": self._extra_frames.copy(), "extra_stacks": self._extra_stacks.copy(),
             "owners": self.owners.copy(), "slots": self.slots.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """See `ObservationColumn`."""
+        """Restore a `state_dict()`; see `ObservationColumn`."""
         num_rows = len(state["frames"])
         self.frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]
         self._extra_frames, self._extra_stacks = np.array(state["extra_frames"]), np.array(state["extra_stacks"])
@@ -286,7 +286,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def num_bytes(self) -> int:
-        """See `ObservationColumn`."""
+        """Allocated memory in bytes."""
         return sum(array.nbytes for array in (
             self.frames, self._row_frames, self._extra_frames, self._extra_stacks, self.owners))
 

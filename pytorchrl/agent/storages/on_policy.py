@@ -90,7 +90,7 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """If the algorithm's `mini_batch_size` is set, derive its `num_mini_batch`, for passes over whole rollouts.
+        """Derive the algorithm's `num_mini_batch` from its `mini_batch_size`, if set, for passes over whole rollouts.
 
         The number is the same for every pass, even if fewer steps have arrived, because workers that average their
         gradients must make the same number of updates.
@@ -220,7 +220,10 @@ class VanillaOnPolicyBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`; with memory, a rollout must contain at least one sequence for each minibatch."""
+        """Return a message if options contradict each other; see `Part`.
+
+        With memory, a rollout must contain at least one sequence for each minibatch.
+        """
         size, length = agent.storage.size, agent.storage.sequence_length
         if length is not None and agent.has_memory is False:
             return f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net"

@@ -89,7 +89,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors of evicted transitions."""
+        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors received for evicted transitions."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
@@ -149,7 +149,7 @@ class PERBuffer(ReplayBuffer):
             self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
 
     def reset(self) -> None:
-        """See `ReplayBuffer`; the largest priority so far is kept."""
+        """Evict all transitions, but keep the largest priority so far; see `ReplayBuffer`."""
         super().reset()
         self.priority_sums.clear()
         self.priority_minima.clear()

@@ -73,7 +73,7 @@ class ReplayBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`; the replay must be able to store a whole rollout."""
+        """Return a message if the replay cannot store a whole rollout; see `Part`."""
         options, num_envs = agent.storage, agent.num_envs
         if num_envs is not None and options.size < options.rollout_size * num_envs:
             return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
@@ -111,7 +111,7 @@ class ReplayBuffer(Storage):
                 self._insert(rollout, source)
 
     def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
-        """See `insert_data_slice`."""
+        """Append rollouts of the collectors `sources`; see `insert_data_slice`."""
         self.insert_data_slice(list(rollouts), sources)
 
     # Drawing

@@ -81,7 +81,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     values = value.numpy().astype(np.float64)
     delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
     log_ratio = np.where(rollout.valid.numpy(), logp.numpy().astype(np.float64) - rollout.other["logp"].numpy(), 0.0)
-    # Clip before exp, which could overflow.
+    # Clip first, because exp could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
     # The advantage before its weight rho: r + gamma V' - V, plus gamma times the next target minus V'.
@@ -93,7 +93,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the temporal differences r + gamma V' - V (0 if invalid), and which valid rows end no episode."""
+    """Return the temporal differences r + gamma V' - V (0 if invalid), and a mask of valid rows that end no episode."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

@@ -64,9 +64,9 @@ class _Head:
     ids: np.ndarray
     """Ids of the last rows."""
     places: np.ndarray
-    """Places of the extra observations after these rows; 0 where the observation starts an episode without rows."""
+    """Places of the extra observations after these rows; 0 where the row ended its episode."""
     done: np.ndarray
-    """Whether each of these observations is the first of an episode."""
+    """Whether the observation after each row is the first of an episode."""
 
 
 class Ring:
@@ -135,7 +135,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # otherwise the episode ended in the last row, and no row links to the observation
+        shown = link[-1] == heads  # else the episode ended in the last row, and no row links to the head
         self._give_back(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count
@@ -336,7 +336,7 @@ class Ring:
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Link the source's last row to row 0 of the new rollout in each environment where the observations are equal.
 
-        `rows` contains the (E,) places of these rows 0.
+        `rows`, (E,), is the place of row 0 in each environment.
 
         Returns:
             (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.

@@ -40,7 +40,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
 
     In a drawn rollout, the T steps of each environment form one sequence of a `SequenceBatch`. The sequence begins with
     the stored memory state, and the memory is reset at the start of each episode. The true last observation of an
-    episode has a row of its own, which the loss does not cover. Targets end with the rollout: a step shortly before the
+    episode has a separate row, which the loss does not cover. Targets end with the rollout: a step shortly before the
     end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in: the
     loss covers all steps.
 
@@ -75,7 +75,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             ring.evict(gone.num_steps * gone.num_envs)
         kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
             name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
-        # Each rollout has a source of its own, so that rollouts share no observations and can be evicted independently.
+        # Each rollout has a separate source, so that rollouts share no observations and can be evicted independently.
         ring.insert(rollout, source=kept.first)
         ring.make_drawable(self._place(kept))  # one row represents the whole rollout
         self._kept.append(kept)
@@ -84,7 +84,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         """Return the place of a rollout's first row, (1,)."""
         return np.array([kept.first]) % self.ring.capacity
 
-    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
+    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # batches contain sequences
         """Draw rollouts until they contain at least `batch_size` sequences; return None if the storage is empty."""
         if not self._kept:
             return None
@@ -124,13 +124,13 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return Walk(places, is_step, 0, n_step)
 
     def reset(self) -> None:
-        """See `ReplayBuffer`."""
+        """Discard all rollouts; see `ReplayBuffer`."""
         super().reset()
         self._kept.clear()
 
     @property
     def num_bytes(self) -> int:
-        """See `ReplayBuffer`."""
+        """Memory allocated for transitions and memory states, in bytes."""
         return super().num_bytes + sum(states.nbytes for kept in self._kept for states in kept.states.values())
 
     def _contents(self) -> StateDict:

@@ -42,7 +42,7 @@ class Samples:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def select(self, index: Tensor) -> Batch:
-        """Return the batch of the rows or sequences `index`; the caller sets the counts of the batch."""
+        """Return the batch of the rows or sequences at `index`; the caller sets the counts of the batch."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Pending windows cannot be drawn yet; these are the ids of their first rows, and of their first trained rows.
+        # Ids of the first rows, and of the first trained rows, of pending windows, which cannot be drawn yet.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -190,7 +190,7 @@ class SequenceBuffer(PERBuffer):
             options: Options of this storage.
             num_envs: Number of environments of each source.
             num_sources: Number of collectors, whose rollouts arrive in turn.
-            share: Capacity of the storage in steps; None: the option `size`.
+            share: Capacity of the storage in steps; None means the option `size`.
 
         Raises:
             ConfigError: The size is too small; the message names the smallest sufficient size.
@@ -306,7 +306,7 @@ class SequenceBuffer(PERBuffer):
 
     # Drawing
 
-    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
+    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # batches contain sequences
         """Draw `batch_size` sequences with replacement; return None if no sequence can be drawn."""
         if not self.num_items:
             return None
@@ -364,14 +364,14 @@ class SequenceBuffer(PERBuffer):
         return eta * absolute.max(0) + (1.0 - eta) * mean
 
     def reset(self) -> None:
-        """See `PERBuffer`."""
+        """Discard all steps, windows and memory states; see `PERBuffer`."""
         super().reset()
         self.state_slots, self._episodes = SlotPool(), {}
         self.__dict__.pop("windows", None)
 
     @property
     def num_bytes(self) -> int:
-        """See `ReplayBuffer`."""
+        """Memory allocated for steps and memory states, in bytes."""
         return super().num_bytes + sum(states.nbytes for states in self._states.values())
 
     def _contents(self) -> StateDict:
