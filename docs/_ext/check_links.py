@@ -1,5 +1,4 @@
-"""Check the links of all pages: each relative link leads to a file of the repository and, after a `#`, to a heading in
-it.
+"""Check that each relative link leads to a file of the repository and, after a `#`, to a heading in that file.
 
 Links are `[text](path#heading)`, `[name]: path` and, in pages of the site, `{doc}`.
 
@@ -37,8 +36,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def links_of(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, link) of each link that is not to an address on the web; `{doc}` links get the suffix of their
-    page."""
+    """Yield (line, link) of each link that does not lead to the web; add the suffix `.md` to `{doc}` links."""
     prose = _FENCED.sub(_blank, text)
     found = [(match.start(), f"{match.group(1)}.md") for match in _ROLE.finditer(prose)]
     found += [(match.start(), match.group(1) or match.group(2)) for match in _LINK.finditer(_CODE.sub(_blank, prose))]
