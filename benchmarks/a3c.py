@@ -3,8 +3,8 @@
     python benchmarks/a3c.py [--workers 1,2,4,8,16] [--seconds 20] [--sleep-ms 5] [--runtime ray]
 
 The algorithm is A2C. Each worker has one environment, whose step sleeps, and each gradient uses 20 steps. One worker
-means the central scheme, which has no asynchronous gradients. The ideal rate is workers / (20 x 5 ms): no worker waits
-for another, and one process applies all updates.
+means the central scheme, which has no asynchronous gradients. The ideal rate is workers / (20 x 5 ms), as if no worker
+waited for another, although one process applies all updates.
 
 Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
 asserts nothing.
@@ -27,7 +27,7 @@ ROLLOUT = 20
 
 
 def measure(num_workers: int, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Return the rate and lags of one scheme, measured once workers have sent two gradients each on average."""
+    """Return the rate and the lags of one scheme, measured after an average of two gradients per worker."""
     from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 

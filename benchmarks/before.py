@@ -8,9 +8,9 @@ an MLP of 64-64. `sleeping` is asynchronous collection on Ray with training; eac
 whose step sleeps 5 ms.
 
 Each tree runs in its own process with one thread, and start-up and compilation are not measured. On CartPole, the two
-trees alternate twice per second, because the speed of a machine changes from second to second. Asynchronous workers do
-not pause between turns, so in `sleeping` the trees run one after the other, and the order changes with each pair. The
-script prints one JSON object and asserts nothing.
+trees alternate twice per second, because the speed of a machine changes from second to second. In `sleeping`,
+asynchronous workers cannot be paused, so the trees run one after the other, in an order that changes with each pair.
+The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def sleeping() -> Any:
 
 
 # Task -> (function that makes its scheme, updates before the measurement, updates in one round of its workers, seconds
-# per turn of a tree). None instead of seconds: the trees run one after the other.
+# per turn of a tree). If the seconds are None, the trees run one after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 
 def serve(task: str) -> None:
-    """Print the path of the package; then read lines with seconds, and print env steps used per second for each."""
+    """Print the path of the package; then print the env steps per second for each line with a number of seconds."""
     import pytorchrl
 
     make, warm_up, turn, _ = TASKS[task]
@@ -77,7 +77,7 @@ def serve(task: str) -> None:
 
 
 class Served:
-    """A process that runs `serve` with the package of a tree."""
+    """A process that runs `serve` with the package of one source tree."""
 
     def __init__(self, tree: Path, task: str) -> None:
         self._process = subprocess.Popen(
@@ -89,7 +89,7 @@ class Served:
             raise SystemExit(f"{package} is not in {tree}: another package of the same name is first on the path")
 
     def rate(self, seconds: float) -> float:
-        """Return the env steps per second over `seconds` seconds."""
+        """Return the env steps per second, measured over `seconds` seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -108,7 +108,7 @@ class Served:
 
 
 def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, float]]:
-    """Yield the rates of both trees, turn by turn."""
+    """Yield the rates of both trees; both processes run at the same time and take turns."""
     served = {tree: Served(tree, task) for tree in (before, HERE)}
     for turn in range(round(seconds / TASKS[task][3])):
         order = (before, HERE) if turn % 2 else (HERE, before)
@@ -118,7 +118,7 @@ def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, floa
 
 
 def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[dict[Path, float]]:
-    """Yield the rates of both trees, pair by pair."""
+    """Yield the rates of both trees; only one process runs at a time."""
     for pair in range(pairs):
         rates = {}
         for tree in (before, HERE) if pair % 2 else (HERE, before):

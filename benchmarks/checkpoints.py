@@ -1,10 +1,10 @@
-"""Measure the cost of a checkpoint: seconds without training, bytes, and seconds from a command to the next update.
+"""Measure the cost of a checkpoint: seconds without training, bytes, and seconds to resume until the first update.
 
     python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
 
-The cases are PPO in one process, PPO with two collection workers on Ray, and DQN with a full replay of stacked 84 x 84
-images. A learner makes the checkpoints, as `checkpoint_every` does; then a new scheme resumes the newest checkpoint and
-makes its first update.
+The cases are PPO in one process, PPO with two collection workers on Ray, and DQN with a full replay buffer of stacked
+84 x 84 images. A learner makes the checkpoints, as `checkpoint_every` does; then a new scheme resumes from the newest
+checkpoint and makes its first update.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -32,13 +32,13 @@ class Pictures(gym.Env[Any, Any]):
     observation_space, action_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return a stack of black images and the first image."""
+        """Start an episode, and return a stack of black images and one random image."""
         super().reset(seed=seed)
         self._stack, self._t = np.zeros((4, 84, 84), np.uint8), 0
         return self._seen(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Add an image to the stack."""
+        """Add a random image to the stack."""
         self._t += 1
         return self._seen(), 0.0, self._t == 500, False, {}
 
@@ -63,7 +63,7 @@ def schemes(capacity: int) -> dict[str, Any]:
 
 
 def measure(make: Any, times: int) -> dict[str, Any]:
-    """Return the cost of checkpoints in one scheme."""
+    """Return the cost of checkpoints and of resuming for one scheme."""
     with tempfile.TemporaryDirectory() as directory:
         costs = []
         with Learner(make(), 10**9, directory, progress=False, tensorboard=False) as learner:

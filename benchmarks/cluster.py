@@ -47,7 +47,7 @@ from pytorchrl.runtime.reaper import start_reaper
 NUM_CPUS, STEP_S = 4, 0.005
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 20_000,
          "health_check_failure_threshold": 3}
-"""A dead process refuses connections immediately; a live process on a busy machine has time to answer."""
+"""Options of Ray's health checks. Dead processes refuse connections immediately; live processes have time to answer."""
 COLLECTORS: dict[str, Any] = {"num_col_workers": 4}
 GRADIENTS: dict[str, Any] = {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC,
                              "col_communication": ASYNC}
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def patient(get_node: Any, patience_s: float = 180.0) -> Any:
-    """Retry `get_node` for `patience_s` seconds, because a node on a busy machine may need more than Ray's thirty."""
+    """Return a function that retries `get_node` for up to `patience_s` seconds."""
     def get(*arguments: Any) -> Any:
         deadline = time.monotonic() + patience_s
         while True:
@@ -76,7 +76,7 @@ def patient(get_node: Any, patience_s: float = 180.0) -> Any:
 
 
 def nodes_of(handles: list[Any]) -> list[str]:
-    """Return the node of each worker; the workers may be busy."""
+    """Return the node of each worker, even if the workers are busy."""
     asked = [handle.native.__ray_call__.options(concurrency_group="control").remote(
         lambda _self: ray.get_runtime_context().get_node_id()) for handle in handles]
     return ray.get(asked, timeout=60)
@@ -90,7 +90,7 @@ def nodes_below(handles: list[Any]) -> list[list[str]]:
 
 
 def places(scheme: Scheme) -> dict[str, Any]:
-    """Return the workers by node, and the gradient workers that share a node with all their collection workers."""
+    """Return the workers per node, and the number of gradient workers on the node of all their collection workers."""
     root = scheme.update_worker
     above, below = nodes_of(root.remote_workers), nodes_below(root.remote_workers) if root.remote_workers else []
     collectors = [node for nodes in below for node in nodes] if below else nodes_of(root.local_worker.remote_workers)
@@ -105,7 +105,7 @@ def supervisor_of(scheme: Scheme) -> Any:
 
 
 def rate(scheme: Scheme, seconds: float) -> float:
-    """Return the env steps used per second."""
+    """Train for `seconds` seconds, and return the env steps used per second."""
     first, start = scheme.ledger()["consumed_unique"], time.time()
     while time.time() - start < seconds:
         scheme.step()
@@ -184,7 +184,8 @@ def main() -> None:
     parser.add_argument("--default-health-checks", action="store_true",
                         help="keep Ray's default intervals of health checks")
     options = parser.parse_args()
-    with contextlib.redirect_stdout(sys.stderr):  # Ray prints messages about lost nodes, whatever its log level
+    # Ray prints messages about lost nodes, whatever its log level.
+    with contextlib.redirect_stdout(sys.stderr):
         found = measure_all(options.cases.split(","), options.seconds, options.default_health_checks)
     print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
                       "unit": "s",

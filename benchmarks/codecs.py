@@ -7,14 +7,14 @@ The arrays are gradients, weights and rollouts of PPO after some updates, on Car
 is installed, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in
 this process on one thread.
 
-Then a Ray worker sends gradients and rollouts and receives weights, through the same code as in training. There are
-three variants, without a codec, with the codec, and with `auto`; each has its own worker, and they alternate in random
-order. The time of a message is measured from its request until it is decoded. The link "unlimited" is the connection
-within this machine; for a slower link, the worker also sleeps for the time that the bytes would take. With
-`--namespaces` (Linux, as root) the workers run on a second node of a Ray cluster, in a separate network namespace
-behind a link whose rate the kernel limits in both directions, so that no sleep is needed. `auto_over_best` is the mean
-time with `auto` divided by the mean time of the faster of the other two variants, with its standard error over ten
-sections of the run. `codec_share` is the share of encoding and decoding in the time of a message.
+Then Ray workers send gradients and rollouts and receive weights, through the same code as in training. There are three
+variants: without a codec, with the codec, and with `auto`. Each variant has its own worker, and the variants alternate
+in random order. The time of a message is measured from its request until it is decoded. The link "unlimited" is the
+connection within this machine; for a slower link, the worker also sleeps for the time that the bytes would take. With
+`--namespaces` (Linux, as root) the workers run on a second node of a Ray cluster, in a separate network namespace. The
+kernel limits the rate of the link to this namespace in both directions, so that no sleep is needed. `auto_over_best` is
+the mean time with `auto` divided by the mean time of the faster of the other two variants, with its standard error over
+ten sections of the run. `codec_share` is the share of encoding and decoding in the time of a message.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -115,12 +115,12 @@ class Peer(LinkEnd):
         self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
 
     def echo(self, payload: np.ndarray) -> np.ndarray:
-        """Answer a probe of the link, which sleeps in both directions."""
+        """Answer a probe of the link after sleeping for the time of both directions."""
         time.sleep(2 * payload.nbytes / self._rate)
         return super().echo(payload)
 
     def send(self) -> tuple[list[Any], Any, float]:
-        """Return an encoded message, its traffic statistics, and the seconds of encoding."""
+        """Return an encoded message, its traffic statistics, and the seconds that encoding took."""
         start = time.perf_counter()
         message, sent = self.encoder.pack(lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)])
         seconds = time.perf_counter() - start
@@ -128,7 +128,7 @@ class Peer(LinkEnd):
         return message, sent, seconds
 
     def take(self, weights: Any) -> tuple[float, float]:
-        """Return the seconds of decoding or copying, and the total seconds."""
+        """Receive weights; return the seconds of decoding or copying, and the total seconds."""
         from pytorchrl.scheme.transport.receive import receive_tensor
 
         time.sleep(weights.num_bytes / self._rate)
@@ -159,7 +159,7 @@ class Namespaces:
              '--resources={"far": 100}'])]
 
     def connect(self) -> None:
-        """Join the cluster once both nodes are up."""
+        """Connect this process to the cluster once both nodes are up."""
         import ray
 
         deadline = time.monotonic() + 60
@@ -180,7 +180,8 @@ class Namespaces:
             subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False,
                            stderr=subprocess.DEVNULL)
             if rate < float("inf"):
-                burst = max(16_000, int(rate / 1000))  # the bytes of one millisecond, but at least some packets
+                # The burst is the number of bytes in one millisecond, but at least a few packets.
+                burst = max(16_000, int(rate / 1000))
                 subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
                                 f"{int(8 * rate)}bit",
                                 "burst", f"{burst}b", "latency", "400ms"], check=True)
@@ -197,7 +198,8 @@ class Namespaces:
 def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
     """Start Ray on this machine, or in two network namespaces of this machine, and yield the namespaces."""
     if namespaces:
-        os.environ["RAY_AUTH_MODE"] = "disabled"  # Ray reads it when imported; nothing else can reach these namespaces
+        # Ray reads this variable during its import; nothing outside can connect to these namespaces.
+        os.environ["RAY_AUTH_MODE"] = "disabled"
     import ray
 
     if not namespaces:
@@ -215,7 +217,7 @@ def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
 
 
 class Line:
-    """Messages to or from one worker, in one variant, sent by the code that a learner uses for them."""
+    """A sequence of messages to or from one worker, in one variant, sent by the same code as in training."""
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float,
                  resources: dict[str, float]) -> None:
@@ -241,7 +243,8 @@ class Line:
                                           option) if kind == "weights" else None, self._state, [self._handle])
         self.link_s, self.probe_s = 0.0, 0.0
         if str(option).startswith("auto"):
-            self._runtime.get(self._handle.submit(Peer.echo, np.zeros(1, np.uint8)), 300.0)  # the worker has started
+            # This call returns once the worker has started.
+            self._runtime.get(self._handle.submit(Peer.echo, np.zeros(1, np.uint8)), 300.0)
             start = time.perf_counter()
             self.link_s, = measure_links(self._runtime, [self._handle])
             self.probe_s = time.perf_counter() - start
@@ -298,7 +301,8 @@ def over_link(
              for way, option in {"none": False, name: name, "auto": f"auto:{name}"}.items()}
     rng = random.Random(0)
     for sequence in range(number + 1):
-        for line in rng.sample(list(lines.values()), len(lines)):  # the order makes a difference
+        # The order is random, because it affects the times.
+        for line in rng.sample(list(lines.values()), len(lines)):
             line.exchange(sequence)
     for line in lines.values():
         line.stop()

@@ -4,8 +4,8 @@
     python benchmarks/digests.py --tree ../before --against now.json
 
 The digests show whether two source trees give equal results. The sixteen patterns train a tiny PPO, and the eight
-architectures train an algorithm that suits them, with fixed seeds. The JSON object has, by name, the number of updates,
-the ledger (without reasons for which nothing was dropped), the SHA-256 of the acting parameters, their norm, the norm
+architectures train an algorithm that suits them, with fixed seeds. The JSON object contains for each run the number of
+updates, the ledger (without drop reasons whose count is 0), the SHA-256 of the acting parameters, their norm, the norm
 of their change, and some parameters. On one machine, the hashes of two trees agree if no bit differs. Another processor
 or another version of torch rounds differently; there, compare the other numbers, as
 `tests/unit/scheme/test_digests.py` does. With `--against`, the exit code is 1 if anything differs, and the differences
@@ -28,7 +28,7 @@ import torch
 
 HERE = Path(__file__).resolve().parents[1]
 UPDATES = 20
-# Number of parameters to print, evenly spaced.
+# Number of parameters to print, at evenly spaced positions.
 NUM_SHOWN = 8
 
 
@@ -56,7 +56,7 @@ def runs() -> dict[str, tuple[str | None, dict[str, Any]]]:
 
 
 def agent(architecture: str | None) -> tuple[Any, ...]:
-    """Return the factories of a tiny agent that suits the architecture."""
+    """Return the factories of a tiny agent for the architecture."""
     from pytorchrl import (
         A2C,
         APPO,
@@ -115,7 +115,7 @@ def digest(name: str) -> dict[str, Any]:
 
 
 def differences(found: dict[str, Any], against: dict[str, Any]) -> list[str]:
-    """Return a line for each run that differs, with the differences."""
+    """Return one line for each run that differs, which lists the differences."""
     lines = [f"{name}: missing on one side" for name in sorted(found.keys() ^ against.keys())]
     for name in found.keys() & against.keys():
         lines += [f"{name}: {key} is {found[name][key]}, {against[name][key]} in the file"

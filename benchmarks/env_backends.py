@@ -1,11 +1,11 @@
 """Measure the microseconds per step of a vector of environments, for several implementations of the vector.
 
-The single environments, Gymnasium's `SyncVectorEnv`, and `VecEnv` with `backend="sync"`, `"vector"` (where there is a
-native vector environment) and `"auto"` alternate in short blocks, so that other load on the machine affects all of them
-equally. The results are the fastest and the median block. The script prints one line of JSON for each environment and
-number of environments.
-
     python benchmarks/env_backends.py --envs CartPole-v1 --sizes 1 4
+
+The implementations are a loop over single environments, Gymnasium's `SyncVectorEnv`, and `VecEnv` with
+`backend="sync"`, `"vector"` (if there is a native vector environment) and `"auto"`. They alternate in short blocks, so
+that other load on the machine affects all of them equally. The results are the fastest and the median block. The script
+prints one line of JSON for each environment and number of environments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def bare(name: str, size: int) -> Block:
 
 
 def gymnasiums(name: str, size: int) -> Block:
-    """Return such a function for Gymnasium's own vector of environments in this process."""
+    """Return a function that makes a number of steps of Gymnasium's `SyncVectorEnv` and returns the seconds."""
     envs = SyncVectorEnv([lambda: gym.make(name)] * size, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
     envs.reset(seed=0)
     envs.action_space.seed(0)
@@ -62,7 +62,10 @@ def gymnasiums(name: str, size: int) -> Block:
 
 
 def ours(name: str, size: int, backend: str) -> Block:
-    """Return such a function for `VecEnv`, which also counts episodes and checks the environments' results."""
+    """Return a function that makes a number of steps of `VecEnv` and returns the seconds.
+
+    `VecEnv` also counts episodes and checks the environments' results.
+    """
     env = VecEnv.create_factory(name, vec_env_size=size, backend=backend)(seed=0)
     env.reset()
     env.action_space.seed(0)
@@ -77,7 +80,7 @@ def ours(name: str, size: int, backend: str) -> Block:
 
 
 def measure(name: str, size: int, num_blocks: int, num_steps: int) -> dict[str, object]:
-    """Return the microseconds per vector step of each implementation: the least and the median of the blocks."""
+    """Return the microseconds per vector step of each implementation: the minimum and the median over blocks."""
     blocks = {"bare": bare(name, size), "gymnasium": gymnasiums(name, size), "sync": ours(name, size, "sync")}
     if gym.spec(name).vector_entry_point is not None:
         blocks["vector"] = ours(name, size, "vector")

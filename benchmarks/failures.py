@@ -4,8 +4,9 @@
     python benchmarks/failures.py --learn
 
 Each row is one kind of failure, which is injected `--count` times while PPO trains asynchronously. Processes are killed
-(SIGKILL) or stopped (SIGSTOP) from outside; environments, gradients and evaluations fail inside their processes. Each
-env step has a number, which its environment and the learner write to files, so that lost and repeated steps are found.
+(SIGKILL) or stopped (SIGSTOP) from outside; environments, gradients and evaluations fail inside their processes.
+Environments count their steps in files, and the learner writes the identity of each step that it receives to a file, so
+that lost and repeated steps are found.
 
 `--learn` trains PPO on CartPole-v1, with two gradient workers that have two collection workers each, until an
 evaluation reaches 475: once without failures, and once while each collection worker and a gradient worker are killed
@@ -45,14 +46,14 @@ NUM_ENVS, NUM_STEPS = 4, 32
 FREE = {"num_cpus": 0}
 KILLS = ("kill col.1.1 @ step 500; kill col.2.1 @ step 1000; kill col.1.2 @ step 1500; kill col.2.2 @ step 2000; "
          "kill grad.1 @ grad 2000")
-"""Kills each collection worker once, then a gradient worker together with its collection workers."""
+"""Faults that kill each collection worker once, and then a gradient worker together with its collection workers."""
 COLLECTION: dict[str, Any] = {"num_col_workers": 4, "col_communication": ASYNC, "col_worker_resources": FREE}
 GRADIENTS: dict[str, Any] = {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": FREE,
                              "num_grad_workers": 2, "grad_communication": ASYNC, "grad_worker_resources": FREE}
 
 
 class Noticed(logging.Handler):
-    """Log handler that records when the supervisor reports a lost worker."""
+    """Log handler that records the time of each report of a lost worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Noticed(logging.Handler):
 
 
 class FiledEnv(CountingEnv):
-    """Environment that writes each of its steps to its own file; the number of a step is unique in the run."""
+    """Environment that appends one byte to its own file at each step, so that steps can be counted."""
 
     def __init__(self, directory: str, **options: Any) -> None:
         super().__init__(**options)
@@ -99,7 +100,7 @@ class LateEnv(FiledEnv):
 
 
 class FiledBuffer(GAEBuffer):
-    """Storage that writes the number of each step that the learner receives to a file."""
+    """Storage that writes the identity of each step that the learner receives to a file."""
 
     directory = ""
 
@@ -121,7 +122,7 @@ def counts(directory: str) -> dict[str, int]:
 
 
 def is_exact(ledger: Mapping[str, Any]) -> bool:
-    """Return whether each collected step was used, or is counted under a reason for dropping it."""
+    """Return whether each collected step was either used or counted as dropped for a reason."""
     return bool(ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()))
 
 
@@ -130,7 +131,7 @@ def counting_scheme(directory: str, envs: VecEnv.Options | Any = None, **setting
     envs = envs or VecEnv.create_factory(FiledEnv, {"directory": directory}, NUM_ENVS)
     FiledBuffer.directory = directory
     storage = type("CountedBuffer", (FiledBuffer,), {"directory": directory})
-    for path in Path(directory).glob("made-*"):  # files of the environment that was built to read its spaces
+    for path in Path(directory).glob("made-*"):  # delete the files of the environment that was built to find the spaces
         path.unlink()
     return Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3),
@@ -143,7 +144,8 @@ def pid_of(handle: Any) -> int:
     """Return the process id of a remote worker."""
     import ray
 
-    ask = handle.native.__ray_call__.options(concurrency_group="control")  # answers even while the worker is busy
+    # The group "control" answers even while the worker is busy.
+    ask = handle.native.__ray_call__.options(concurrency_group="control")
     return int(ray.get(ask.remote(lambda _self: os.getpid()), timeout=60))
 
 
@@ -154,10 +156,10 @@ def settle(scheme: Scheme, updates: int = 30) -> None:
 
 
 def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -> dict[str, float]:
-    """Send a signal to a worker's process; return the seconds to detection and to the first answer of a replacement."""
+    """Send a signal to a worker; return the seconds to detection and to the first answer of its replacement."""
     handle, before = level.remote_workers[index], len(noticed.at)
     pid = pid_of(handle)
-    # A worker counts as hung once it misses its deadline, which depends on the longest rollout so far.
+    # A worker counts as hung if it misses its deadline, which depends on the longest rollout so far.
     deadline_s = level.collector.supervisor.deadline_s(index) if number == signal.SIGSTOP else 0.0
     start = time.time()
     os.kill(pid, number)
@@ -174,7 +176,8 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True
-    while len(rows) < count:  # each worker once per run, because the delay of its replacement doubles with each loss
+    # Each worker is hit once per run, because the delay of its replacement doubles with each loss.
+    while len(rows) < count:
         with tempfile.TemporaryDirectory(dir=directory) as run:
             scheme = counting_scheme(run, **settings)
             worker = scheme.start()
@@ -193,7 +196,7 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
 
 
 def environment_raises(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for an environment that raises an error now and then and is restarted."""
+    """Return the row for an environment that sometimes raises an error and is then restarted."""
     envs = VecEnv.create_factory(
         FiledEnv, {"directory": directory}, NUM_ENVS, wrappers=(functools.partial(RaisingEnv, probability=0.001),),
         on_env_error="restart", max_env_restarts=1000)
@@ -229,7 +232,7 @@ def error_arrives(count: int, directory: str) -> dict[str, Any]:
 
 
 def nan_gradients(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for gradients that become NaN now and then, with the number of skipped updates."""
+    """Return the row for gradients that sometimes become NaN, with the number of skipped updates."""
     scheme = counting_scheme(directory, faults="nan grad.* p=0.1", **GRADIENTS)
     while scheme.metrics()["updates_skipped_nan"] < count:
         scheme.step()
@@ -319,7 +322,7 @@ def markdown(table: dict[str, Any]) -> str:
 
 
 def matrix(names: list[str], count: int) -> dict[str, Any]:
-    """Return all rows, measured on one Ray."""
+    """Return all rows, measured on one Ray cluster."""
     table = {}
     with tempfile.TemporaryDirectory() as directory:
         for name in names:
@@ -331,7 +334,7 @@ def matrix(names: list[str], count: int) -> dict[str, Any]:
 
 
 def learn() -> dict[str, Any]:
-    """Train on CartPole without failures, and while workers are killed and environments raise errors."""
+    """Train on CartPole, first without failures, and then while workers are killed and environments raise errors."""
     plain = VecEnv.create_factory("CartPole-v1", vec_env_size=4, backend="sync")
     raising = VecEnv.create_factory(
         "CartPole-v1", vec_env_size=4, backend="sync", wrappers=(functools.partial(RaisingEnv, probability=0.001),),
@@ -371,9 +374,10 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
     parser.add_argument("--learn", action="store_true", help="train while workers are killed")
     options = parser.parse_args()
-    import ray  # one for all schemes
+    import ray  # one Ray cluster for all schemes
 
-    with contextlib.redirect_stdout(sys.stderr):  # Ray prints messages about lost workers, whatever its log level
+    # Ray prints messages about lost workers, whatever its log level.
+    with contextlib.redirect_stdout(sys.stderr):
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
         result = learn() if options.learn else matrix(options.rows.split(","), options.count)
         ray.shutdown()

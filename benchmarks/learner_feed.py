@@ -16,8 +16,8 @@ Each case is measured in three ways, which alternate; each ratio compares one pa
 - through the queue: collection workers on Ray fill the queue, and the learner thread empties it;
 - on repeated data: the same learner of the same scheme uses its first train batch repeatedly, while the queue is full
   and collectors wait;
-- bare: a loop computes only the targets of V-trace, the gradient and the update of such a batch, without the
-  statistics of a scheme and without collectors.
+- without a scheme: a loop computes only the V-trace targets, the gradient and the update of the same train batch,
+  without statistics and without collectors.
 
 If the queue is empty, the learner waits for collection. `--pin` reserves the last core for the learner thread, as on a
 machine with enough cores; all other threads and processes share the remaining cores.
@@ -42,11 +42,11 @@ from gymnasium import spaces
 
 CORES = sorted(os.sched_getaffinity(0))
 ALWAYS = 10**9
-"""Number of uses of a train batch, larger than the number of updates in any run."""
+"""Number of uses of each train batch in measurements on repeated data; larger than the number of updates in any run."""
 
 
 class Pictures(gym.Env[np.ndarray, np.int64]):
-    """Environment that cycles through prepared images, which cost no time; an episode has 500 steps."""
+    """Environment that cycles through prepared images, so that steps cost almost no time; an episode has 500 steps."""
 
     observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = spaces.Discrete(6)
@@ -79,7 +79,7 @@ def through_queue(
         num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int,
         num_passes: int,
         **network: Any) -> tuple[dict[str, Any], Any]:
-    """Return the learner's updates per second after a warm-up with figures of the queue, and the stopped worker."""
+    """Return updates per second and statistics of the queue, measured after a warm-up, and the stopped worker."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
     envs = VecEnv.create_factory(env, vec_env_size=num_envs)
@@ -88,7 +88,8 @@ def through_queue(
         VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
-    if pin:  # all other threads have inherited the remaining cores from the thread that started them
+    # All other threads have inherited the remaining cores from the thread that started them.
+    if pin:
         learner = next(thread for thread in threading.enumerate() if thread.name == "UpdaterThread")
         os.sched_setaffinity(learner.native_id, CORES[-1:])
     end = time.perf_counter() + seconds / 4
@@ -135,7 +136,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.pin:
         os.sched_setaffinity(0, CORES[:-1])
-    import ray  # one Ray for all runs, because starting it takes as long as a run
+    import ray  # one Ray cluster for all runs, because starting Ray takes as long as a run
     import torch
 
     torch.set_num_threads(1)

@@ -1,13 +1,13 @@
-"""Trace a rollout, a gradient and new weights through a live scheme: files, functions, returns to a file already left.
+"""Trace a rollout, a gradient and new weights through a live scheme, and count the files and functions that they visit.
 
     python benchmarks/message_ways.py
     python benchmarks/message_ways.py --tree ../before
 
-A call counts if one of its arguments, or its result, is the message or contains the message; a rollout counts as long
-as it has its data. Methods of the message and of a train batch do not count. Neither do wrappers that only time a call,
+A call counts if one of its arguments, or its result, is the message or contains the message. A rollout counts until its
+data is removed. Methods of the message and of a train batch do not count. Neither do wrappers that only time a call,
 the runtime, and the agent except for its storage, which counts as one file. The script prints JSON: for each message,
-the files in the order of the first visit, the number of functions, and the number of returns to a file already left.
-The counts do not depend on the machine.
+the files in the order of the first visit, the number of functions, and how often the message returns to a file that it
+has left. The counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 ROOMS = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
 CONTAINERS = ("Item", "Part", "TrainBatch", "QueuedRollout")
-# Enough updates to use the first message of each kind.
+# The number of updates is large enough to use the first message of each kind.
 UPDATES = 8
 ASYNC = {"col_communication": "asynchronous"}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Tracer:
-    """Profile function that records the calls with one message, the first message of a class.
+    """Profile function that records the calls that handle one message, the first message of a class.
 
     Args:
         kind: Name of the message's class.
@@ -47,12 +47,12 @@ class Tracer:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._key: tuple[Any, ...] | None = None
-        self._kept: dict[int, Any] = {}  # data of the message by identity; references keep each identity unique
+        self._kept: dict[int, Any] = {}  # data of the message by id; the references prevent reuse of ids
         self._lock = threading.Lock()
         self.visits: list[tuple[str, str]] = []
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Record a call or a return, as the profile function of all threads."""
+        """Record a call or a return of a call; this is the profile function of all threads."""
         name = frame.f_code.co_filename
         room = next((name[name.index(room):] for room in ROOMS if room in name), None)
         if room is None or event not in ("call", "return") or frame.f_code.co_name.startswith("<"):
@@ -91,7 +91,7 @@ class Tracer:
         return True
 
     def result(self) -> dict[str, Any]:
-        """Return the files, the number of functions, and the number of returns to a file already left."""
+        """Return the files, the number of functions, and how often the message returned to a file that it had left."""
         files: list[str] = []
         returns, last = 0, None
         for room, _ in self.visits:
@@ -103,7 +103,7 @@ class Tracer:
 
 
 def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the path of one message through a scheme in the simulated runtime."""
+    """Return the files and functions that one message visits in a scheme in the simulated runtime."""
     from pytorchrl import Scheme
     from pytorchrl.agent.synthetic import synthetic_agent
 
@@ -122,7 +122,7 @@ def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the paths of messages through this source tree or another one."""
+    """Print the visited files and functions in this source tree or another one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, help="root of another source tree; its own benchmarks are not used")
     tree = parser.parse_args().tree

@@ -3,10 +3,10 @@
     python benchmarks/microbatch.py [--steps 2048] [--microbatch-sizes 0,512,128,32] [--device cpu] [--updates 3]
 
 Observations have 84 x 84 x 4 bytes, as in Atari games, and the network is the library's default for images. Size 0
-means the whole batch in one backward pass. Each size is measured in its own process. `peak_mb` is the memory of the
-update beyond the memory in use before it: on a GPU from torch's allocator, on a CPU from the peak resident size that
-Linux records for the process. `update_s` is the median over the updates after the first. The script prints one JSON
-object and asserts nothing.
+means the whole batch in one backward pass. Each size is measured in its own process. `peak_mb` is the peak memory
+during the update minus the memory in use before it. On a GPU, torch's allocator measures it; on a CPU, it is the peak
+resident size of the process that Linux records. `update_s` is the median over the updates after the first. The script
+prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
     worker = scheme.start().local_worker
     peaks, seconds = [], []
     for _ in range(updates + 1):
-        worker.get_data()  # collects the batch, so that only the update is measured
+        # `get_data` collects the batch, so that only the update is measured.
+        worker.get_data()
         before = reset_peak(device)
         start = time.perf_counter()
         worker.get_grads()
@@ -81,7 +82,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
 
 
 def reset_peak(device: str) -> int:
-    """Reset the record of peak memory, and return the bytes in use."""
+    """Reset the peak memory, and return the number of bytes in use."""
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5")
         return status("VmRSS")
@@ -101,7 +102,7 @@ def peak(device: str) -> int:
 
 
 def status(field: str) -> int:
-    """Return a field of this process's status in bytes, as the kernel reports it."""
+    """Return a field of the kernel's status of this process, in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
 

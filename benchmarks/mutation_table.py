@@ -1,4 +1,5 @@
-"""List the mutations of `mutations.py`: a text that occurs once in a file, its replacement, and its tests."""
+"""The table of mutations for `mutations.py`: a text that occurs once in a file, its replacement, and the tests to run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """A small, realistic defect."""
+    """A small, realistic defect: `old` in `file` is replaced by `new`."""
 
     file: str
     old: str
@@ -19,17 +20,17 @@ class Mutation:
 
     @property
     def files(self) -> list[str]:
-        """The paths of the tests."""
+        """The paths of the tests, without the `-k` expression."""
         return self.tests.partition(" -k ")[0].split()
 
     @property
     def only(self) -> str:
-        """The expression that selects tests; empty for all tests."""
+        """The `-k` expression that selects tests; empty for all tests."""
         return self.tests.partition(" -k ")[2]
 
 
 def _of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str]) -> list[Mutation]:
-    """Return the mutations of one file. Each change has a text, its replacement and, if equivalent, the reason."""
+    """Return the mutations of one file; the optional third text of a change is the reason why it is equivalent."""
     paths, dash, only = tests.partition(" -k ")
     tests = " ".join(f"tests/unit/{path}" for path in paths.split()) + dash + only
     return [Mutation(f"pytorchrl/{file}", old, new, tests, *reason) for old, new, *reason in changes]

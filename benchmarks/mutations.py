@@ -77,7 +77,7 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
     """Yield the result of each mutation, with one process at a time."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = copy_of(tree, Path(folder))
-        unchanged: dict[str, tuple[str, str]] = {}  # outcome of tests without a mutation
+        unchanged: dict[str, tuple[str, str]] = {}  # outcomes and outputs of the tests without any mutation
         for mutation in mutations:
             start = time.monotonic()
             result: dict[str, object] = {"file": mutation.file, "old": mutation.old, "new": mutation.new}
@@ -90,7 +90,8 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
             if mutation.tests not in unchanged:
                 unchanged[mutation.tests] = run_tests(copy, mutation, timeout_s)
             outcome, tail = unchanged[mutation.tests]
-            if outcome != "passed":  # otherwise every mutation would count as killed
+            # If the tests fail without a mutation, every mutation would count as killed.
+            if outcome != "passed":
                 yield {**result, "result": "not applied", "why": f"the tests fail without it: {tail}"}
                 continue
             path = copy / mutation.file

@@ -25,7 +25,7 @@ from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
 NUM_WORKERS = 2
 ROUND_STEPS = 1024
-"""Env steps in one round of learning, for any number of workers that collect them."""
+"""Env steps of one round of training, whatever number of workers collects them."""
 PATTERNS = {
     f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}/"
     f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}": {
@@ -40,7 +40,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
 
     Args:
         pattern: A key of `PATTERNS`.
-        seed: Seed of all random numbers.
+        seed: Seed of the scheme.
         runtime: "ray" or "threads".
         num_envs: Environments of each collection worker.
         options: Further settings of the scheme.
@@ -49,7 +49,8 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
     rollouts = 1
     if settings["col_communication"] is SYNC:
         rollouts *= settings["num_col_workers"]
-    else:  # the lowest policy lag that asynchronous data can have
+    # These settings give the lowest possible policy lag of asynchronous collection.
+    else:
         settings |= {"queue_size": 1, "col_in_flight": 1}
     if settings["grad_communication"] is SYNC:
         rollouts *= settings["num_grad_workers"]
@@ -90,7 +91,7 @@ def run(pattern: str, seed: int, *, runtime: str, max_steps: int, goal: float) -
 
 
 def evaluate(scheme: Scheme) -> float:
-    """Return the mean return of 20 episodes with the current weights, without learning during the evaluation."""
+    """Drain the scheme, and return the mean return of 20 episodes with the current weights."""
     scheme.drain()
     scheme.start_evaluation(20)
     evaluation = scheme.wait_evaluation(120.0)
@@ -129,7 +130,7 @@ def leftovers(threads: set[threading.Thread], processes: set[int], patience_s: f
 
 
 def main() -> int:
-    """Run the patterns; return 0 if each run reached the goal, balanced its ledger and left nothing."""
+    """Run the patterns; return 0 if each run reached the goal, balanced its ledger, and left no thread or process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtime", choices=("ray", "threads"), default="ray")
     parser.add_argument("--steps", type=int, default=150_000)

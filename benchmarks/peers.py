@@ -29,14 +29,16 @@ from typing import Any
 
 WORKERS, ENVS = 2, 4
 SETTINGS: dict[str, dict[str, Any]] = {
-    # RLlib's tuned example for CartPole, except its networks; a batch has at least 500 steps, in rollouts of 50 x 4.
+    # The settings of RLlib's tuned example for CartPole, except its networks. A batch has at least 500 steps, in
+    # rollouts of 50 x 4 steps.
     "impala": {"rollout": 50, "batch": 500, "lr": 5e-4, "gamma": 0.99, "value_coef": 0.05, "entropy_coef": 0.0,
                "grad_norm": 40.0},
-    # RLlib's tuned example, with sizes that Sample Factory supports, too.
+    # The settings of RLlib's tuned example, with sizes that Sample Factory also supports.
     "appo": {"rollout": 128, "batch": 1024, "mini_batch": 256, "epochs": 2, "lr": 7.5e-4, "gamma": 0.99,
              "value_coef": 0.05,
              "entropy_coef": 0.01, "grad_norm": 40.0, "clip": 0.4},
-    # RLlib's tuned example, except its networks and random n-step; there is one update per 8 env steps.
+    # The settings of RLlib's tuned example, except its networks and its random n-step returns; one update per 8 env
+    # steps.
     "dqn": {"rollout": 16, "batch": 32, "steps_per_update": 8, "lr": 5e-4, "gamma": 0.99, "grad_norm": 40.0,
             "n_step": 3,
             "capacity": 50_000, "alpha": 0.6, "beta": 0.4, "epsilon": (1.0, 0.02, 10_000), "starts": 1000,
@@ -46,7 +48,7 @@ HIDDEN = (64, 64)
 WARM_UP = {"impala": 6000, "appo": 12_000, "dqn": 4000}
 """Env steps before the measurement starts."""
 SCORES = {"impala": (20_000, 50_000), "appo": (50_000, 100_000), "dqn": (10_000, 20_000)}
-"""Env-step budgets."""
+"""Env-step budgets after which the mean return is reported."""
 _LONGEST_WARM_UP_S = 180.0
 SIDES = {"impala": ("ours", "rllib"), "appo": ("ours", "rllib", "sample_factory"), "dqn": ("ours", "rllib")}
 
@@ -110,7 +112,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     else:
         common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True,
                    "adam_eps": 1e-6}
-        # The network equals Sample Factory's.
+        # The network is the same as Sample Factory's.
         actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", policy_gain=1.0)
         storage = VTraceBuffer.create_factory(s["rollout"])
         if task == "impala":
@@ -143,7 +145,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
 
 def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
-    """Measure RLlib's current API stack, with two environment runners and a learner at its default place."""
+    """Measure RLlib's current API stack, with two environment runners and the learner at RLlib's default place."""
     import gymnasium
     import ray
     import torch
@@ -152,8 +154,8 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    # RLlib's learner, driver and runners share the cores, as in this library; otherwise RLlib would wait for one core
-    # each.
+    # RLlib's learner, driver and runners share the cores, as the workers of this library do. Otherwise RLlib would wait
+    # until each has its own core.
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     s = SETTINGS[task]
     network: dict[str, Any] = {"fcnet_hiddens": list(HIDDEN), "fcnet_activation": "tanh"}
@@ -163,7 +165,8 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     if task == "dqn":
         start, end, steps = s["epsilon"]
         per_round = s["rollout"] * ENVS * WORKERS
-        # RLlib makes intensity x 32 / (steps of a round and one more runner) updates; see its calculate_rr_weights.
+        # RLlib makes `intensity` x (env steps of WORKERS + 1 rollouts) / 32 updates per round; see its
+        # `calculate_rr_weights`.
         intensity = s["batch"] / s["steps_per_update"] * WORKERS / (WORKERS + 1)
         config: Any = DQNConfig()
         options |= {"n_step": s["n_step"], "double_q": True, "dueling": True, "epsilon": [(0, start), (steps, end)],
@@ -190,7 +193,7 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
         found = algo.train()
         runners, learner = found.get("env_runners", {}), found.get("learners", {})
         steps = runners.get("num_env_steps_sampled_lifetime", 0)
-        # RLlib's count of trained steps includes repetitions; without repetitions, it is the number of steps used.
+        # For IMPALA, each step is trained on once, so RLlib's count of trained steps is the number of steps used.
         trained = learner.get("__all_modules__", {}).get("num_env_steps_trained_lifetime", 0)
         learned = trained if task == "impala" else steps
         going = clock.tick(int(steps), int(learned), runners.get("episode_return_mean", math.nan))

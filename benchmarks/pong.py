@@ -6,10 +6,10 @@ Each scheme has two collection workers on Ray, with 8 games each, one learner, a
 `examples/atari_ppo.py`.
 
 - `appo`: rollouts of 64 steps per game, train batches of 1024 steps, 3 epochs with 4 mini-batches.
-- `impala`: rollouts of 20 steps, train batches of 160 steps, each used twice. Advantages are not normalised and are
-  small in a game with few rewards, so the entropy bonus must be smaller than for PPO. The weight of the value loss is
-  not reduced: with a fifth of it, nothing is learned in a million steps.
-- `apex`: prioritised replay in two shards, three-step targets, each step used 8 to 12 times.
+- `impala`: rollouts of 20 steps per game, train batches of 160 steps, each used twice. Advantages are not normalized
+  and are small in a game with few rewards, so the entropy bonus must be smaller than for PPO. The weight of the value
+  loss is not reduced: with a fifth of it, nothing is learned in a million steps.
+- `apex`: prioritized replay in two shards, three-step targets, each step used 8 to 12 times.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -41,7 +41,7 @@ EVAL_EVERY = {"appo": 250_000, "impala": 250_000, "apex": 50_000}
 
 
 def make_scheme(system: str, seed: int) -> Scheme:
-    """Return the scheme of a system."""
+    """Return the scheme of one of the three systems."""
     train, test = atari_factory(GAME, 8), atari_factory(GAME, 5)
     workers: dict[str, Any] = {"num_col_workers": 2, "seed": seed}
     if system == "apex":

@@ -1,13 +1,14 @@
-"""Measure the gain in throughput, and the loss in score, if stragglers stop early: one of eight workers is slow.
+"""Measure how much throughput and score change if stragglers stop early; one of eight workers is slow.
 
     python benchmarks/preemption.py [--runtime threads] [--seconds 20] [--step-ms 10] [--fractions 0.25,0.2,0.1]
     [--no-scores]
 
 Throughput is measured in env steps per second of synchronous rounds, with `col_fraction_workers=0.75` and each value of
 `fraction_samples`, relative to rounds that wait for all workers. Environments sleep in each step, and one of the eight
-collection workers is ten times slower than the others. The output also has the ideal throughput: for rollouts of T
-steps of s seconds, a worker that is k times slower and a least share f, a round has 7 T + n env steps and takes
-max(T, k n) s seconds, with n = max(f T, T / k); without preemption, a round has 8 T env steps and takes k T s seconds.
+collection workers is ten times slower than the others. The output also contains the ideal throughput. Let a rollout
+have T steps of s seconds, let one worker be k times slower, and let f be `fraction_samples`. Then a round has 7 T + n
+env steps and takes max(T, k n) s seconds, with n = max(f T, T / k). Without preemption, a round has 8 T env steps and
+takes k T s seconds.
 
 Scores are measured with PPO on CartPole-v1 in the simulated runtime, with the same ratio of step times and three seeds,
 with and without preemption: the mean return of the last hundred training episodes after a number of env steps, and the
@@ -43,14 +44,14 @@ def preemption(fraction_samples: float | None) -> dict[str, Any]:
 
 
 def ideal(fraction_samples: float | None, step_s: float) -> float:
-    """Return the env steps per second if only environments took time."""
+    """Return the env steps per second if only the steps of environments take time."""
     steps = NUM_STEPS if fraction_samples is None else max(round(fraction_samples * NUM_STEPS),
                                                            NUM_STEPS / TIMES_SLOWER)
     return ((NUM_WORKERS - 1) * NUM_STEPS + steps) / (max(NUM_STEPS, TIMES_SLOWER * steps) * step_s)
 
 
 def throughput(fraction_samples: float | None, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Return the rate of one scheme, without its start-up, and its ledger."""
+    """Return the env steps per second of one scheme, without its start-up, and its ledger."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": step_s})
     resources = {"col_worker_resources": {"num_cpus": 0}} if runtime == "ray" else {}
     scheme = Scheme(

@@ -3,9 +3,9 @@
     python benchmarks/ranks.py [--ranks 1,2,4,8] [--seconds 20] [--sleep-ms 20] [--kills 3] [--runtime ray]
 
 The algorithm is A2C. Each rank has one environment, whose step sleeps, and collects 20 steps per update. One rank means
-the central scheme, without an average. The efficiency of n ranks is their steps/s divided by n times the steps/s of one
-rank. With Ray, ranks of a group of three are then killed (SIGKILL) one after the other, at random moments of updates;
-the script measures the time until the next update in which all ranks take part again.
+the central scheme, in which nothing is averaged. The efficiency of n ranks is their steps/s divided by n times the
+steps/s of one rank. With Ray, ranks of a group of three are then killed (SIGKILL) one after the other, at random
+moments of updates; the script measures the time until the next update in which all ranks take part again.
 
 Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
 asserts nothing.
@@ -65,7 +65,7 @@ def pid_of(handle: Any) -> int:
 
 
 def losses(num_ranks: int, kills: int, step_s: float) -> dict[str, Any]:
-    """Return the seconds from the loss of a rank to the next update."""
+    """Return the seconds from each loss of a rank to the next update with all ranks."""
     scheme, rng, found = make(num_ranks, step_s, "ray"), random.Random(1), []
     for number in range(kills):
         before = scheme.version

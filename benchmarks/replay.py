@@ -5,8 +5,9 @@
 The runs train PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2
 gradient workers), and with both while a collection worker is killed. Each run is recorded on Ray and replayed in this
 process, and the parameters are compared bit for bit. The cost of recording is the ratio of the time per update with and
-without recording, within one run that switches between the two ten times per second: the speed of a machine may vary
-more between runs, and between seconds, than recording costs. The script prints one JSON object and asserts nothing.
+without recording. Both times are measured within one run that turns recording on and off about ten times per second,
+because the speed of a machine may vary more between runs, and between seconds, than recording costs. The script prints
+one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -66,12 +67,13 @@ def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder:
 
 
 PHASE_S = 0.1
-"""Length of a phase in seconds. Recording is on in one half of the phases, so that other load affects both halves."""
+"""Length of a phase in seconds. Recording is on in half of the phases, so that other load affects both halves equally.
+"""
 COINS = random.Random(0).getrandbits(4096)
 
 
 def is_recording_now() -> bool:
-    """Return whether to record in the current phase: the first or the second phase of each pair, chosen at random.
+    """Return whether to record in the current phase; recording is on in one phase of each pair, chosen at random.
 
     The result is the same in all processes. The function is called more often with recording than without, so its time
     must be negligible compared with the measured times.
@@ -81,11 +83,12 @@ def is_recording_now() -> bool:
 
 
 def switch_records() -> None:
-    """Turn off all journals of this process, and the driver's record, in half of the phases."""
+    """Turn off all journals of this process, and the record of the driver, in half of the phases."""
     from pytorchrl.runtime import journal
     from pytorchrl.scheme.updates.u_worker import UWorker
 
-    writing = threading.local()  # a write in progress is always completed
+    # `writing.has_begun` keeps recording on until a write in progress is complete.
+    writing = threading.local()
 
     def switched(name: str) -> Any:
         recording, resting = getattr(journal.Recording, name), getattr(journal.Journal, name)
@@ -114,7 +117,7 @@ def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]
     scheme = Scheme(*agent(), seed=1, record=path, **settings)
     for _ in range(50):
         scheme.step()
-    spent: dict[tuple[int, bool], list[float]] = {}  # pair of phases, whether recording -> seconds of updates
+    spent: dict[tuple[int, bool], list[float]] = {}  # (pair of phases, recording on) -> seconds of each update
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
         phase, is_on = int(time.monotonic() / PHASE_S), is_recording_now()
@@ -140,7 +143,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0,
                         help="seconds of the run of each scheme that measures the cost of recording")
     options = parser.parse_args()
-    import ray  # one Ray for all runs, because starting it takes longer than a run
+    import ray  # one Ray cluster for all runs, because starting Ray takes longer than a run
 
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     result: dict[str, Any] = {}

@@ -3,9 +3,9 @@
     python benchmarks/replay_shard.py [--seconds 10] [--size 100000] [--batch 512] [--insert-per-served 1.25]
 
 The script alternates between inserting rollouts with observations of 84 x 84 x 4 uint8, sampling batches of 512
-transitions, and updating the priorities of the batches; it inserts 1.25 transitions per sampled transition. The memory
-is compared with the size of single images, 84 x 84 bytes per transition, and the resident memory of the process is read
-every second. "dropped" counts inserted transitions that are neither stored nor evicted.
+transitions, and updating the priorities of the batches; it inserts 1.25 transitions per sampled transition. The script
+compares the memory of the shard with the size of single images, 84 x 84 bytes per transition, and reads the resident
+memory of the process every second. "dropped" counts inserted transitions that are neither stored nor evicted.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -35,7 +35,10 @@ PICTURE, NUM_FRAMES, EPISODE = 84, 4, 800
 
 
 def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Generator) -> list[RolloutData]:
-    """Return consecutive rollouts; an episode ends every `EPISODE` steps (reset in the same step, black padding)."""
+    """Return consecutive rollouts whose episodes end every `EPISODE` steps.
+
+    Environments are reset in the same step, and stacks are padded with black images.
+    """
     stacks = np.zeros((num_envs, NUM_FRAMES, PICTURE, PICTURE), np.uint8)
     random = lambda *shape: rng.integers(0, 256, (*shape, PICTURE, PICTURE), dtype=np.uint8)  # noqa: E731
     stacks[:, -1] = random(num_envs)
@@ -102,7 +105,7 @@ class Shard:
 
 
 def serve(shard: Shard, seconds: float) -> dict[str, Any]:
-    """Take turns for `seconds` seconds; return the rates of each second."""
+    """Repeat `turn` for `seconds` seconds; return the rates in each second."""
     served_rates, inserted_rates, resident, total, own = [], [], [resident_mb()], 0, time.process_time()
     window = time.perf_counter()
     end, served, taken = window + seconds, 0, 0

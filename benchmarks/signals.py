@@ -83,7 +83,7 @@ class Run:
         return False
 
     def processes(self) -> list[str]:
-        """Return the command lines of live processes that are in the run's session or name a folder of its Ray."""
+        """Return the command lines of live processes that are in the run's session or refer to its Ray directory."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -99,9 +99,9 @@ class Run:
         return found
 
     def files_left(self) -> list[str]:
-        """Return the files that the run left outside its log directory: temporary files, Ray's files, shared memory."""
+        """Return the files left outside the log directory: temporary files, Ray's files, and shared memory."""
         left = [*(self.folder / "tmp").iterdir(), *(path for path in self._ray_folders if path.exists()),
-                # Semaphores of Python belong to other programs; the run does not create any.
+                # Python's semaphores belong to other programs, because the run does not create any.
                 *(path for path in set(Path("/dev/shm").iterdir()) - self._shared_before
                   if not path.name.startswith("sem.mp"))]
         return sorted(path.name for path in left)
@@ -151,7 +151,7 @@ class Run:
 
 @contextlib.contextmanager
 def described(found: list[str], name: str) -> Any:
-    """Add a reader's error to `found`, with the name of the file."""
+    """Append an error that a reader raises to `found`, with the name of the file."""
     try:
         yield
     except (PyTorchRLError, ValueError, OSError) as error:
@@ -188,7 +188,7 @@ def one(form: str, kind: str, moment: float, pause: float, *, in_training: bool,
         else:
             time.sleep(max(0.0, run.started + moment - time.monotonic()))
         moment = time.monotonic() - run.started
-        run.processes()  # finds the folder of Ray
+        run.processes()  # this call also finds Ray's directory
         was_training, ended = run.is_training, False
         run.send(numbers[0], to_group=to_group)
         sent = time.monotonic()
@@ -251,7 +251,7 @@ def main() -> None:
                         help="seconds until training begins; measured once per form if not given")
     parser.add_argument("--rows", help="file to write, with one line of JSON per run")
     options = parser.parse_args()
-    # Background jobs of a shell ignore SIGINT, and the runs would inherit this.
+    # Background jobs of a shell ignore SIGINT, which the runs would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # also ends the current run
     result: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""Measure the simulated runtime with a large worker tree, in which all levels are asynchronous and agents do no work.
+"""Measure the simulated runtime with a large worker tree, in which all levels are asynchronous.
 
     python benchmarks/simulation.py [--col-workers 1000] [--grad-workers 8] [--updates 500]
 
-The script starts the collection workers of each gradient worker, makes updates, and stops. It prints one JSON object
-with seconds, virtual seconds, events and the ledger, and asserts nothing.
+The agent is synthetic, so that environments and gradients cost almost no time. The script starts the workers, makes the
+updates, and stops. It prints one JSON object with seconds, virtual seconds, events and the ledger, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 
 
 def simulate(col_workers: int, grad_workers: int, updates: int) -> dict[str, Any]:
-    """Run one simulation, and return its figures."""
+    """Run one simulation, and return its measurements."""
     scheme = Scheme(
         *synthetic_agent(size=20), num_col_workers=col_workers, col_communication=ASYNC, col_in_flight=1, queue_size=64,
         num_grad_workers=grad_workers, grad_communication=ASYNC, runtime="simulated", seed=1,

@@ -7,8 +7,8 @@
 `cartpole` is PPO on CartPole-v1 with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and an MLP of 64-64.
 `pong` is PPO on Pong with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, the Nature CNN, and 4 stacked
 84 x 84 frames. `sleeping` is asynchronous collection with training, where each step of an environment sleeps 5 ms. Its
-rate is compared with the ideal, workers / 5 ms, and with an equal number of processes that only step the environment,
-in the same run.
+rate is compared with the ideal rate, workers / 5 ms, and with the rate of equally many processes that only step the
+environment.
 
 Each measurement runs in its own process, and does not include start-up and compilation. The two sides of a pair run one
 after the other, so that a ratio compares the same minutes of the same machine. The script prints one JSON object and
@@ -51,7 +51,7 @@ BEST = {"cartpole": "async_2_collectors", "pong": "async_2_threads"}
 
 
 def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
-    """Return the rate of this library in one scheme, and the share of time of each part."""
+    """Return the env steps per second of this library in one scheme, and the share of time of each part."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs import atari_factory
 
@@ -68,7 +68,7 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
 
 def bfloat16_pays() -> bool:
-    """Return whether Pong's network trains faster in bfloat16 here; some processors support it without a gain."""
+    """Return whether Pong's network trains faster in bfloat16 here; not every processor with bfloat16 is faster."""
     import numpy as np
     import torch
     from gymnasium.spaces import Box
@@ -89,10 +89,10 @@ def bfloat16_pays() -> bool:
 
 
 def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1) -> dict[str, Any]:
-    """Return the env steps used per second after a warm-up, over a number of updates that is a multiple of `multiple`.
+    """Return the env steps used per second after a warm-up.
 
-    If updates use the rollouts of several workers in turn, only whole turns are measured: one rollout of a slow worker
-    more or less would change the rate by several percent.
+    The number of measured updates is a multiple of `multiple`, so that the rollouts of all workers are used equally
+    often. Otherwise, one additional rollout of a slow worker would change the rate by several percent.
     """
     while scheme.version < warm_up_updates:
         scheme.step()
@@ -113,7 +113,7 @@ def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1
 
 
 def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
-    """Return the rate of asynchronous collection with training, from one sleeping environment per worker."""
+    """Return the env steps per second of asynchronous training with one sleeping environment per worker."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 
@@ -147,7 +147,7 @@ def _step_bare_env(seconds: float) -> float:
 
 
 def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
-    """Return the rate of Stable-Baselines3's PPO with the same settings and one torch thread."""
+    """Return the env steps per second of Stable-Baselines3's PPO with the same settings and one torch thread."""
     import gymnasium
     import torch
     from stable_baselines3 import PPO
@@ -167,7 +167,7 @@ def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
         model = PPO("CnnPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, clip_range=0.1, device="cpu")
 
     class Clock(BaseCallback):
-        """Callback that starts measuring after the first rollout and its updates, and ends after later updates."""
+        """Callback that measures from the end of the first rollout and its updates to the end of a later update."""
 
         def __init__(self) -> None:
             super().__init__()

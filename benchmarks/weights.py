@@ -5,7 +5,7 @@
 A push starts with the learner's parameters and ends when all workers have loaded them into their actors. The two
 methods alternate in one run on Ray. By value, a state dict is an argument of each call. Then rollouts of the same
 workers are timed, in an environment that takes almost no time, with and without new weights in each request. The script
-measures the time inside a rollout, which is the time of acting, and the time from the request to the answer.
+measures both the time of acting inside a rollout and the time from the request to the answer.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -24,10 +24,10 @@ import torch
 
 
 def push_by_reference(worker: Any, runtime: Any, handles: list[Any]) -> None:
-    """Make and store a snapshot of the weights once; each worker copies it into its parameters."""
+    """Make and store one snapshot of the weights; each worker copies the snapshot into its parameters."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
-    worker.local_worker.version += 1  # a snapshot is made once for each version
+    worker.local_worker.version += 1  # only a new version gets a new snapshot
     reference = runtime.put(worker.local_worker.get_weights())
     for outcome in runtime.get_all([handle.submit(CWorker.set_weights, reference) for handle in handles], 60.0):
         outcome.unwrap()
@@ -43,7 +43,7 @@ def push_by_value(worker: Any, runtime: Any, handles: list[Any]) -> None:
 
 
 def rollouts(worker: Any, runtime: Any, handles: list[Any], with_weights: bool) -> dict[str, float]:
-    """Collect a rollout in each worker, concurrently; return the milliseconds inside rollouts, and to the answers."""
+    """Collect one rollout per worker concurrently; return the milliseconds inside rollouts, and to the last answer."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     worker.local_worker.version += 1
@@ -68,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
-    width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks with about one square matrix each
+    width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks, each with about one square weight matrix
     scheme = Scheme(
         PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
                                                            hidden_sizes=(width, width)),
@@ -85,7 +85,7 @@ def main() -> None:
             push(worker, runtime, handles)
             times.append(1e3 * (time.perf_counter() - start))
         print(f"push {number}: {times[0]:.0f} ms by reference, {times[1]:.0f} ms by value", file=sys.stderr, flush=True)
-        if number:  # the first push finds an empty object store
+        if number:  # the first push is not counted, because the object store is empty
             pairs.append(times)
     timed: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(options.pushes + 1):

@@ -1,4 +1,4 @@
-"""Sphinx configuration. Builds without a network; `make docs` turns warnings into errors."""
+"""Configuration of Sphinx. The site builds without a network; `make docs` turns warnings into errors."""
 
 import re
 import sys
@@ -20,12 +20,13 @@ html_title = f"pytorchrl {release}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 
-# Single backticks in docstrings are code.
+# Text in single backticks in docstrings is shown as code.
 default_role = "literal"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"exclude-members": "Options"}  # the page of options has them
+# The page of options lists the options of all classes.
+autodoc_default_options = {"exclude-members": "Options"}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -40,7 +41,7 @@ nb_execution_show_tb = True
 
 
 def literal_blocks(app, what, name, obj, options, lines):
-    """Show indented blocks of docstrings as they stand, as code; sections such as `Args:` are left to napoleon."""
+    """Show indented blocks of docstrings as code, without changes; leave sections such as `Args:` to napoleon."""
     found, above = [], ""
     for number, line in enumerate(lines):
         begins = line.startswith("    ") and number > 0 and not lines[number - 1].strip()
@@ -53,5 +54,5 @@ def literal_blocks(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    """Run before napoleon, whose priority is 500."""
+    """Connect `literal_blocks` so that it runs before napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)

@@ -1,8 +1,8 @@
 """Train CartPole with A3C: each gradient worker collects, computes a gradient, and gets new weights after its update.
 
 Gradient workers do not wait for each other, so parameters may change between the computation of a gradient and its
-application. The number of updates in between is the gradient lag, about the number of other workers. `--max-grad-lag`
-scales down gradients with a larger lag.
+application. The number of updates in between is the gradient lag, which is close to the number of other workers.
+`--max-grad-lag` scales down gradients with a larger lag.
 
     python examples/a3c.py --num-grad-workers 4 --max-grad-lag 4
 """

@@ -1,6 +1,6 @@
 """Train CartPole with APPO: IMPALA with PPO's clipped loss, so that each batch can be used for several updates.
 
-`--slow-policy` turns it into IMPACT: the ratio is clipped around a copy of the policy that is updated periodically,
+`--slow-policy` turns APPO into IMPACT: the ratio is clipped around a copy of the policy that is updated periodically,
 which allows older data.
 
     python examples/appo.py --num-col-workers 4
@@ -32,7 +32,8 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
         learner.train()
-        metrics = learner.get_metrics()  # now, because the learner thread runs until the end of this block
+        # Read the metrics before the evaluation, because the learner thread trains until the end of this block.
+        metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 
     lag = metrics["policy_lag"]

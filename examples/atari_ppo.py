@@ -20,7 +20,7 @@ from pytorchrl.envs import atari_factory
 
 
 class SmallCNN(nn.Module):
-    """Two convolutions and one linear layer. The actor builds it with the space, and reads `out_features`."""
+    """A network of two convolutions and one linear layer; actors build it with the space, and read `out_features`."""
 
     out_features = 256
 
@@ -60,8 +60,8 @@ def main() -> None:
         lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4)
     storage = GAEBuffer.create_factory(size=num_steps)
 
-    # One thread collects while another learns from the previous rollout. This uses two cores, at a policy lag of one or
-    # two updates.
+    # One thread collects while another one learns from the previous rollout. This uses two cores, at a policy lag of
+    # one or two updates.
     scheme = Scheme(
         algorithm, actor, storage, train_envs, test_envs,
         col_communication="asynchronous", queue_size=1, col_in_flight=1, seed=args.seed)
@@ -71,7 +71,7 @@ def main() -> None:
         scheme, target_steps, args.log_dir, eval_every=None if args.smoke else 500_000, eval_episodes=5,
     ) as learner:
         learner.train()
-        if not args.smoke:  # a game takes thousands of steps
+        if not args.smoke:  # a complete game takes thousands of steps
             evaluation = learner.evaluate(num_episodes=30)
             print(f"mean score of {len(evaluation.returns)} games: {evaluation.return_mean:.1f}")
 

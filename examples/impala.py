@@ -1,7 +1,8 @@
 """Train CartPole with IMPALA: collectors never wait, and the learner corrects its targets for the age of its data.
 
-The policy that made a rollout is some updates older than the learner's policy; this number is the policy lag. V-trace
-corrects targets for the difference between the two policies. A shorter queue or `--max-policy-lag` limits the lag.
+The policy that collected a rollout is some updates older than the learner's policy; this number of updates is the
+policy lag. V-trace corrects targets for the difference between the two policies. A shorter queue or `--max-policy-lag`
+limits the lag.
 
     python examples/impala.py --num-col-workers 4
 """
@@ -29,7 +30,8 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
-        metrics = learner.get_metrics()  # now, because the learner thread runs until the end of this block
+        # Read the metrics before the evaluation, because the learner thread trains until the end of this block.
+        metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 
     lag, ledger = metrics["policy_lag"], metrics["ledger"]

@@ -1,7 +1,7 @@
 """Train PPO with updates that use more steps than fit in one backward pass: batches are split into microbatches.
 
 Each update uses `train_batch_size` steps, and each backward pass at most `microbatch_size` of them. Advantages are
-normalised over each microbatch, so that a microbatch can be discarded after its backward pass.
+normalized over each microbatch, so that a microbatch can be discarded after its backward pass.
 
     python examples/microbatch.py --train-batch-size 8000 --microbatch-size 500
     python examples/microbatch.py --num-col-workers 2
@@ -20,7 +20,7 @@ def main() -> None:
     train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
     actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
-    # With one epoch and one mini-batch, no step is needed twice.
+    # With one epoch and one mini-batch, each step is used only once.
     algorithm = PPO.create_factory(lr=linear(1e-2, 0.0), gamma=0.98, num_epochs=1, num_mini_batch=1, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=64, gae_lambda=0.9)
 

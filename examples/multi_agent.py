@@ -34,7 +34,8 @@ def main() -> None:
         "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, vec_env_size=8,
         policy_of=lambda agent: agent.split("_")[0])
 
-    # Both policies have the same options here; a mapping from policy to factory would give each policy its own.
+    # Both policies use the same options here. To give each policy its own options, pass a mapping from policy to
+    # factory.
     if args.algorithm == "ppo":
         agent = multi_agent(
             envs, PPO.create_factory(lr=1e-3, gamma=0.95, num_epochs=8, num_mini_batch=4),

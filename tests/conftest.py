@@ -190,8 +190,7 @@ def fork_server():
 
 @pytest.fixture
 def run_forked(tmp_path, fork_server):
-    """Return a function like that of `run_python` which runs the script in a fork of a process that has imported torch.
-    """
+    """Return a function like the one of `run_python` that runs the script in a fork of `fork_server`."""
     def run(*arguments, timeout=60):
         return fork_server.run(*arguments, cwd=tmp_path, timeout=timeout)
     return run
@@ -221,8 +220,7 @@ def process_environment(**variables):
 
 
 def told_by(result):
-    """Return the JSON that a successful script printed after "told: "; other lines of its standard output are ignored.
-    """
+    """Return the JSON that a successful script printed after "told: ", ignoring all other lines of its output."""
     printed = f"exit status {result.returncode}\n{result.stdout}\n{result.stderr[-5000:]}"
     assert result.returncode == 0, printed
     lines = [line.removeprefix("told: ") for line in result.stdout.splitlines() if line.startswith("told: ")]

@@ -1,11 +1,11 @@
 """Check that each relative link leads to a file of the repository and, after a `#`, to a heading in that file.
 
-Links are `[text](path#heading)`, `[name]: path` and, in pages of the site, `{doc}`.
+Links are `[text](path#heading)`, `[name]: path` and, in pages of the site, `{doc}`. Links to the web are not checked.
 
     python docs/_ext/check_links.py [FOLDER]
 
-Sphinx checks the pages of the site when it builds them, which takes minutes; this takes a second, and sees README.md
-and CONTRIBUTING.md, too. Addresses on the web are not fetched.
+Sphinx also checks the pages of the site, but only when it builds them, which takes minutes. This script takes a second,
+and also checks README.md and CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 def pages_of(root: Path) -> list[Path]:
-    """Return the Markdown pages of a repository, without what is built there."""
+    """Return the Markdown pages of a repository, except those in build folders."""
     return sorted([*root.glob("*.md"), *(page for page in root.glob("docs/**/*.md") if "_build" not in page.parts)])
 
 
 def anchors_of(text: str) -> set[str]:
-    """Return the anchors of a page: its headings as GitHub and MyST write them, and explicit targets."""
+    """Return the anchors of a page: those that GitHub and MyST make from headings, and explicit targets."""
     return {target or re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
             for title, target in _HEADING.findall(_FENCED.sub("", text))}
 

@@ -1,8 +1,8 @@
-"""Directives that make the options page and the list of flags from the code, so that they cannot fall behind it.
+"""Sphinx directives that generate the tables of options and flags from the code, so that the tables stay up to date.
 
-`{option-table} PPO` lists the fields of `pytorchrl.PPO.Options` and `{option-table} Scheme` the keyword arguments of
-`Scheme`, whose texts are in its docstring. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, part by part.
-`{names-table}` lists the names that other libraries give to options, as errors know them.
+`{option-table} PPO` lists the fields of `pytorchrl.PPO.Options`, and `{option-table} Scheme` the keyword arguments of
+`Scheme`. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups. `{names-table}` lists the names of
+options in other libraries that error messages translate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword
 
 
 class OptionTable(Directive):
-    """The options of one class: name, default, what is allowed, meaning."""
+    """Directive that lists the options of one class: name, default, allowed values, and meaning."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """The table."""
+        """Return the nodes of the table; for `Scheme`, of one table per level."""
         name = self.arguments[0]
         if name == "Scheme":
             return [node for level in LEVELS for node in _level_table(level)]
@@ -52,12 +52,12 @@ def _level_table(level: str) -> list[nodes.Node]:
 
 
 class FlagTable(Directive):
-    """The flags of `pytorchrl train ALGORITHM`."""
+    """Directive that lists the flags of `pytorchrl train ALGORITHM`."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """One rubric and table a part."""
+        """Return the nodes of one title and one table per group of flags."""
         specs = [spec for spec in option_specs(self.arguments[0]).values() if parser_for(spec.hint) is not None]
         found: list[nodes.Node] = []
         for group, title in TITLES.items():
@@ -68,17 +68,17 @@ class FlagTable(Directive):
 
 
 class NamesTable(Directive):
-    """The names that other libraries give to options, and the options here."""
+    """Directive that lists the names of options in other libraries, and the corresponding options here."""
 
     def run(self) -> list[nodes.Node]:
-        """The table."""
+        """Return the nodes of the table."""
         rows = [((name,), _meaning(here), _marked(_sentence(here.note)) if here.note else "")
                 for name in OF_OTHER_LIBRARIES for here in ELSEWHERE[name]]
         return [_table(("Elsewhere", "Here", "Remark"), (25, 40, 35), rows)]
 
 
 def _meaning(here: Here) -> nodes.paragraph:
-    """Return the options of a meaning, each with the part that has it."""
+    """Return a paragraph with the options that a foreign name stands for, each with the part that owns it."""
     paragraph = nodes.paragraph()
     for number, (home, name) in enumerate(here.options):
         if number:
@@ -88,7 +88,7 @@ def _meaning(here: Here) -> nodes.paragraph:
 
 
 def _marked(text: str) -> nodes.paragraph:
-    """Return a paragraph of a text in which code is between backticks."""
+    """Return a paragraph in which text between backticks is shown as code."""
     paragraph = nodes.paragraph()
     for number, piece in enumerate(text.split("`")):
         if piece:
@@ -130,7 +130,7 @@ def _sentence(text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as one writes it in Python."""
+    """Return a value as it is written in Python."""
     if isinstance(value, str):
         return repr(str(value))
     if isinstance(value, Mapping):
@@ -174,7 +174,7 @@ def _paragraph(cell: Any) -> nodes.paragraph:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directives."""
+    """Register the directives with Sphinx."""
     app.add_directive("option-table", OptionTable)
     app.add_directive("flag-table", FlagTable)
     app.add_directive("names-table", NamesTable)

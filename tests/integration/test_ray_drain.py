@@ -50,8 +50,7 @@ def test_a_scheme_goes_on_after_draining(stop, name):
 
 
 def test_a_slow_rank_is_stopped(stop):
-    """Check that a rank whose environment steps take twenty times as long is preempted; two ranks of three are enough.
-    """
+    """Check that a rank whose steps take twenty times as long is preempted; two ranks of three are enough."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.01}, 1)
     scheme = Scheme.ddppo(
         A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,

@@ -78,9 +78,7 @@ class TwoArms(gym.Env):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_memory_that_is_shown_actions_and_rewards_finds_the_right_arm(is_shown):
-    """Check that R2D2 reaches the best possible return: one guess, and then the action that the reward showed to be
-    right.
-    """
+    """Check that R2D2 reaches the best possible return: one guess, then always the action found to be right."""
     torch.set_num_threads(1)
     settings = {name: value for name, value in SHARED.items() if name != "env_kwargs"}
     agent = train("r2d2", TwoArms, target_steps=16_000, seed=1, **{

@@ -1,6 +1,4 @@
-"""Test that every pattern learns on Ray: a return of at least 400 in CartPole within 150,000 env steps, for three
-seeds.
-"""
+"""Test that every pattern learns on Ray: a return of 400 in CartPole within 150,000 env steps, for three seeds."""
 
 from __future__ import annotations
 

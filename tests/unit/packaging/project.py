@@ -33,6 +33,5 @@ def normal(requirement):
 
 
 def core_requirements(requirements):
-    """Return the requirements of a distribution that do not belong to an extra, each as the pair that `normal` returns.
-    """
+    """Return the requirements of a distribution that belong to no extra, each as the pair that `normal` returns."""
     return {normal(requirement) for requirement in requirements if "extra ==" not in requirement}

@@ -30,8 +30,7 @@ ELSEWHERE = {"scipy": "benchmarks"}
 
 
 def listed_in(*extras):
-    """Return the names of the core packages and of the packages of these extras, including extras that they refer to.
-    """
+    """Return the names of the packages of the core and of these extras, including extras that they refer to."""
     names = set(CORE)
     for extra in extras:
         for requirement in EXTRAS[extra]:
@@ -111,8 +110,7 @@ def test_every_core_requirement_is_imported():
 
 @pytest.mark.parametrize("extra", OF_USERS)
 def test_every_package_of_an_extra_is_named_in_the_package(extra):
-    """Check that each package of an extra is imported or named in a string, since optional packages are loaded by name.
-    """
+    """Check that the package imports each package of its extras, or names it in a string to load it by name."""
     words = words_of_the_package()
     for requirement in EXTRAS[extra]:
         name = name_of(requirement)

@@ -106,9 +106,7 @@ def test_constants_equal_their_strings():
 
 
 def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
-    """Check that importing everything adds at most half of the time of `import torch`, and loads neither Ray nor an
-    extra.
-    """
+    """Check that importing everything adds at most half the time of `import torch`, and does not load Ray or extras."""
     script = (
         "import sys, time\n"
         "start = time.perf_counter()\n"

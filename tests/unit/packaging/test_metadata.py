@@ -41,9 +41,7 @@ def test_torch_is_pinned_wherever_we_install():
 
 
 def test_torch_can_be_taken_from_its_cpu_index():
-    """Check that `make` and the pages install the pinned torch first, from the same index; by default, no index is
-    used.
-    """
+    """Check that `TORCH_INDEX` and the pages install the pinned torch first, from the same package index."""
     def commands(*variables):
         command = ["make", "--no-print-directory", "-n", "-B", "venv", "VENV=/nowhere", *variables]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -139,8 +137,7 @@ def test_hooks_before_a_commit_run_the_checks_of_lint():
     ("-m codespell_lib", "docs/planted.md", "An enviroment.\n"),  # codespell:ignore enviroment
 ])
 def test_a_planted_defect_stops_its_check(tmp_path, check, path, defect):
-    """Check a file that is clean and then has a defect, with the repository's settings, in an otherwise empty folder.
-    """
+    """Check a clean file and then the same file with a defect, with the repository's settings."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     planted = tmp_path / path
     planted.parent.mkdir()

@@ -36,8 +36,7 @@ main()
 
 
 def frames_of(error):
-    """Return the (file, function) names in the tracebacks that an uncaught error shows, one list per error and cause.
-    """
+    """Return the (file, function) names in the tracebacks of an uncaught error, one list per error and cause."""
     shown = []
     while error is not None:
         shown.append([(frame.filename.split("/")[-1],

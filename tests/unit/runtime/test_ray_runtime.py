@@ -212,8 +212,7 @@ class FakeGroup(SimpleNamespace):
 
 @pytest.fixture
 def with_groups():
-    """Return a function that makes a runtime with a fake Ray, which records how actors and placement groups are made.
-    """
+    """Return a function that makes a runtime with a fake Ray, which records the options of actors and groups."""
     def make(inside=None, **options):
         runtime = RayRuntime(RayRuntime.Options(**options))
         made = []
