@@ -11,7 +11,7 @@ THREADS := OMP_NUM_THREADS=1
 # Number of processes that run the tests, in the order of tests/conftest.py. One of them runs all tests with Ray, and
 # mostly waits for the processes of Ray's workers.
 JOBS ?= 3
-# Processes that tests start load compiled files, even where Python is told not to write them.
+# PYTHONDONTWRITEBYTECODE is cleared, so that bytecode is written, and processes that tests start can load it.
 PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
