@@ -184,7 +184,7 @@ class RolloutData:
         """Return the number of env steps, that is, of valid transitions."""
         return int(self.valid.sum())
 
-    def map(self, function: Callable[[Any], object]) -> RolloutData:  # takes a tensor, an array or a packed array
+    def map(self, function: Callable[[Any], object]) -> RolloutData:  # `function` also takes packed arrays
         """Return a copy with `function` applied to every tensor, array or packed array."""
         def apply(value: object) -> Any:  # returns the type of the field
             if value is None:

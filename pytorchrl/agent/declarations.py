@@ -19,7 +19,7 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of
 from pytorchrl.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
-# The types, besides tuples and mappings, whose items are checked.
+# Besides tuples and mappings, these are the types whose items are checked.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 # Type -> its names in errors, in the singular and the plural.
 _NAMES: dict[object, tuple[str, str]] = {

@@ -151,7 +151,7 @@ class Factory(Generic[T_co]):
 def check_is_whole(cls: type) -> None:
     """Raise `ContractError` if a class does not define every abstract method of its base."""
     if inspect.isabstract(cls):
-        missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # abstract classes have it
+        missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # abstract classes have this attribute
         base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
         raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define every method that "
                             f"{base.__name__} declares abstract")

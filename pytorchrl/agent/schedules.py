@@ -160,7 +160,7 @@ class Computed(Schedule):
         function: object = self.function
         if not hasattr(function, "__qualname__") or getattr(function, "__module__", None) is None:
             function = type(function)
-        return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - not all objects have it
+        return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - some objects lack it
 
     def value(self, env_steps: int, target_steps: int) -> float:
         """Return the function's value after `env_steps`; see `Schedule`.

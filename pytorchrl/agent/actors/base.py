@@ -140,7 +140,7 @@ class Actor(Part, nn.Module, ABC):
             ConfigError: The `build_networks` of a subclass does not read an option that was set.
             ContractError: A network of a subclass returns a value of the wrong type or shape.
         """
-        generator = torch_generator(seed)  # on the CPU, so that the initial weights are the same on every device
+        generator = torch_generator(seed)  # a CPU generator, so that initial weights are equal on all devices
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
@@ -155,10 +155,10 @@ class Actor(Part, nn.Module, ABC):
         self.to(self.device)
         if not type(self).__module__.startswith("pytorchrl."):
             modes = [(module, module.training) for module in self.modules()]
-            self.eval()  # so that dropout is off and batch norm does not update its running mean
+            self.eval()  # turn off dropout, and keep batch norm from updating its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # not train(), because pretrained modules may have been in eval mode
+            for module, mode in modes:  # train() would change pretrained modules that were in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:

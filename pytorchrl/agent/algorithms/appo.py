@@ -98,14 +98,14 @@ class APPO(VTraceAlgorithm, PPO):
                 slow_logp, _, slow_params, _ = self._slow.evaluate_actions(
                     batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
             slow_kl = self.actor.distribution.kl(slow_params, evaluated.dist_params, batch.mask)
-            # clip(mu / slow, 0, is_clip) * pi / mu = pi / reference
+            # The ratio clip(mu / slow, 0, is_clip) * pi / mu equals pi / reference.
             reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
             batch = dataclasses.replace(batch, logp=reference)
         terms, measures = super().terms(evaluated, batch, parameters)
         if not self.options.kl_coef:
             return terms, measures if slow_kl is None else {**measures, "kl": slow_kl.detach()}
         del measures["kl"]
-        if slow_kl is None:  # the same as the measure `kl` of PPO, but with gradient
+        if slow_kl is None:  # compute PPO's measure `kl` again, but with gradient
             log_ratio = evaluated.logp - batch.logp
             if batch.valid is not None:
                 log_ratio = torch.where(batch.valid, log_ratio, 0.0)
@@ -162,7 +162,7 @@ class APPO(VTraceAlgorithm, PPO):
         self._num_updates += 1
         is_due = self._num_updates % self._interval == 0
         if self.options.kl_coef:
-            if is_due:  # just before the slow policy is renewed, because its divergence is then largest
+            if is_due:  # adapt just before the slow policy is renewed, because KL is largest then
                 self._adapt(float(gradients[-1]))
             info["kl_coef"] = self.kl_coef
         if self._slow is not None and is_due:

@@ -174,7 +174,7 @@ class TorchOptimizer:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `VectorOptimizer`."""
-        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to some values
+        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references
 
 
 def _on_cpu(value: V) -> V:

@@ -73,7 +73,7 @@ class PPO(OnPolicyAlgorithm):
         """
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
-        if batch.valid is not None:  # masked before exp, because infinity times zero would be NaN in the gradient
+        if batch.valid is not None:  # mask before exp, because infinity times zero would be NaN in the gradient
             log_ratio = torch.where(batch.valid, log_ratio, 0.0)
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)

@@ -83,7 +83,7 @@ class ReplayAlgorithm(Algorithm):
     def __init__(self, options: ReplayAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        # A generator for noise in losses, separate from that for acting, which another thread may use at the same time.
+        # Losses draw noise from a separate generator, because another thread may be using the generator for acting.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
         networks = self.actor.networks()
         self.targets: dict[str, nn.Module] = {}

@@ -195,7 +195,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
     if entry_point is None or callable(entry_point):
         return entry_point
     try:
-        return load_env_creator(entry_point)  # type: ignore[return-value] # the entry point of a vector environment
+        return load_env_creator(entry_point)  # type: ignore[return-value] # it builds a vector environment
     except ImportError as failure:
         if blueprint.backend == "auto":  # single environments may not need the missing package, such as JAX
             return None
@@ -239,7 +239,7 @@ def _check_native(blueprint: Blueprint) -> None:
 
 def _parameters(function: EnvFn) -> set[str]:
     try:
-        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # raises for other objects
+        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # other objects raise TypeError
     except (TypeError, ValueError):  # some functions written in C have no signature
         return set()
 

@@ -31,7 +31,7 @@ def check_common_options(options: Any) -> None:  # options of VecEnv or of Multi
         for key, value in getattr(options, name).items():
             try:
                 copy.deepcopy(value)
-            except Exception as failure:  # noqa: PERF203 - few entries, and the message names the entry
+            except Exception as failure:  # noqa: PERF203 - there are few entries, and the error names one
                 raise ConfigError(
                     f"{name}[{key!r}] cannot be copied ({describe(failure)}), and every environment gets its own copy; "
                     "create it in the environment's constructor") from failure

@@ -72,7 +72,7 @@ class GuardedEnv(AnyWrapper):
         self._num_steps += 1
         try:
             result = self.env.step(action)
-        except Exception as failure:  # noqa: BLE001 - raised again, or followed by a restart
+        except Exception as failure:  # noqa: BLE001 - the exception is raised again or causes a restart
             return self._step_failed(failure)
         # The first step is checked fully; later steps with a result of the same form need no check.
         if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
@@ -80,7 +80,7 @@ class GuardedEnv(AnyWrapper):
             if problem:
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
-        if result[2] or result[3]:  # copied, because the next episode may reuse the memory
+        if result[2] or result[3]:  # copy, because the next episode may reuse the memory
             return copy.deepcopy(result[0]), *result[1:]
         return result
 

@@ -162,7 +162,7 @@ def _name(path: Path) -> str:
     return "/".join(map(str, path)) or OBS_LEAF
 
 
-def _at(nested: Any, path: Path) -> Any:  # a nested space or observation
+def _at(nested: Any, path: Path) -> Any:  # `nested` is a space or an observation
     for key in path:
         nested = nested[key]
     return nested

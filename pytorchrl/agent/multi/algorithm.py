@@ -132,7 +132,7 @@ class MultiAgentAlgorithm(Algorithm):
         for algo in self.algorithms.values():
             algo.take_place(index, num_collectors)
 
-    def acting_step(  # type: ignore[override] # mappings from policies
+    def acting_step(  # type: ignore[override] # takes mappings from policies
         self, obs: Mapping[str, Arrays], rhs: Mapping[str, Arrays], done: Mapping[str, np.ndarray] | np.ndarray,
         deterministic: bool = False, mask: Mapping[str, np.ndarray | None] | None = None,
     ) -> MultiActingStep:
@@ -152,12 +152,12 @@ class MultiAgentAlgorithm(Algorithm):
                 obs[policy], rhs[policy], done[policy], deterministic, None if mask is None else mask[policy])
             for policy, algo in self.algorithms.items()})
 
-    def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # data of all policies
+    def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # takes data of all policies
         """Complete the rollouts of all policies; see `Algorithm`."""
         for policy, part in rollout.parts.items():
             self.algorithms[policy].finish_rollout(part)
 
-    def moments_of(  # type: ignore[override] # data of all policies
+    def moments_of(  # type: ignore[override] # takes data of all policies
         self, rollout: MultiRollout, running: dict[str, StateDict],
     ) -> dict[str, object]:
         """Return the moments of all policies, with names that begin with the policy; see `Algorithm`."""
@@ -176,7 +176,7 @@ class MultiAgentAlgorithm(Algorithm):
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 
-    def compute_gradients(  # type: ignore[override] # data of all policies
+    def compute_gradients(  # type: ignore[override] # takes data of all policies
         self, batch: MultiBatch,
     ) -> tuple[list[Tensor | None], MetricsDict]:
         """Compute the gradients of all policies; see `Algorithm`.

@@ -98,7 +98,7 @@ class MultiRollout:
         """Return the number of env steps: T · E, because the step that ends an episode also resets the environment."""
         return self.size
 
-    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # takes a tensor, an array or a packed array
+    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` also takes packed arrays
         """Return a copy with `function` applied to every tensor, array or packed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 

@@ -175,7 +175,7 @@ class MultiAgentVecEnv(VecEnv):
         """The number of restarts: always 0, because an exception in an environment ends the run."""
         return 0
 
-    def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # mappings
+    def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # two mappings
         """Start new episodes in all environments.
 
         Returns:
@@ -188,7 +188,7 @@ class MultiAgentVecEnv(VecEnv):
         return ({policy: columns.obs for policy, columns in self._columns.items()},
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
-    def step(self, action: Mapping[str, np.ndarray]) -> MultiStep:  # type: ignore[override] # mappings from policies
+    def step(self, action: Mapping[str, np.ndarray]) -> MultiStep:  # type: ignore[override] # takes mappings
         """Make one step in every environment.
 
         Args:

@@ -52,7 +52,7 @@ class MultiAgentReplay(MultiAgentStorage):
     def _own_size(self, num_agents: int) -> int:
         return int(self.options.size * num_agents)
 
-    def insert_data_slice(  # type: ignore[override] # data of all policies
+    def insert_data_slice(  # type: ignore[override] # takes data of all policies
         self, rollouts: list[MultiRollout], sources: Sequence[Hashable] | None = None,
     ) -> None:
         """Append rollouts; they overwrite the oldest env steps if the replay is full."""
@@ -63,7 +63,7 @@ class MultiAgentReplay(MultiAgentStorage):
             super().insert_data_slice([rollout], [source])
             self._evict()
 
-    def insert_from(  # type: ignore[override] # data of all policies
+    def insert_from(  # type: ignore[override] # takes data of all policies
         self, rollouts: Sequence[MultiRollout], sources: Sequence[Hashable],
     ) -> None:
         """Append rollouts of the collectors `sources`; see `insert_data_slice`."""

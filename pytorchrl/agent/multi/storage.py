@@ -148,7 +148,7 @@ class MultiAgentStorage(Storage):
         """Whether the current rollout has all of its T steps; see `Storage`."""
         return self._any.full
 
-    def start(  # type: ignore[override] # data of all policies
+    def start(  # type: ignore[override] # takes data of all policies
         self, obs: Mapping[str, Arrays], mask: Mapping[str, np.ndarray | None] | None = None,
     ) -> None:
         """Start a rollout with the observations and action masks after a reset.
@@ -177,7 +177,7 @@ class MultiAgentStorage(Storage):
 
     # Learner
 
-    def insert_data_slice(  # type: ignore[override] # data of all policies
+    def insert_data_slice(  # type: ignore[override] # takes data of all policies
         self, rollouts: list[MultiRollout], sources: Sequence[Hashable] | None = None,
     ) -> None:
         """Insert rollouts to learn from."""
@@ -222,7 +222,7 @@ class MultiAgentStorage(Storage):
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # samples so far, in steps of agents
+        drawn = drawn_new = 0  # samples in earlier batches, counted in agents' steps
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):

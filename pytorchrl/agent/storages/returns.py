@@ -84,7 +84,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     # Clip first, because exp could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
-    # The advantage before its weight rho: r + gamma V' - V, plus gamma times the next target minus V'.
+    # The advantage without its weight rho: r + gamma V' - V, plus gamma times the next target minus V'.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
     return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)
