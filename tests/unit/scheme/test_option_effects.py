@@ -1,4 +1,4 @@
-"""Every keyword of `Scheme` changes something that can be seen: none is missing here, and none has no effect."""
+"""Check that every keyword of `Scheme` has an observable effect, and that no keyword is missing from this file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_COLLECTORS = {**LEARNER, "costs": {"step": 0.5}}
 A3C = {"num_grad_workers": 3, "grad_communication": ASYNC}
 SHARDS = {**LEARNER, "num_replay_workers": 2, "train_batch_size": 8}
 
-# Keyword -> (other settings, a value that is not the default): the run is another one.
+# Keyword -> (other settings, a value that differs from the default); the value must change the outcome of a run.
 RUNS = {
     "num_col_workers": ({}, 2), "col_communication": (COLLECTORS, ASYNC),
     "col_fraction_workers": ({**COLLECTORS, **ONE_SLOW}, 0.6),
@@ -45,7 +45,7 @@ RUNS = {
     "on_worker_failure": ({**SLOW_COLLECTORS, "faults": "kill col.1 @ step 9"}, "ignore"),
     "worker_timeout_s": ({**SLOW_COLLECTORS, "faults": "hang col.1 @ step 9"}, 5.0),
 }
-# Keyword -> the test that shows what it does, where that takes more than another run.
+# Keyword -> the test that shows its effect, for keywords whose effect cannot be shown by comparing two short runs.
 ELSEWHERE = {
     "col_execution": "unit/scheme/test_settings.py::test_one_worker_can_be_remote",
     "grad_execution": "unit/scheme/test_settings.py::test_one_worker_can_be_remote",
@@ -96,7 +96,7 @@ def test_what_is_shown_elsewhere_is(name):
 
 
 def outcome(settings):
-    """All that can be seen of a run to its 40th update."""
+    """Run a scheme until its 40th update, and return everything that can be observed of the run, as JSON."""
     scheme = Scheme(*synthetic_agent(4, capacity=400 if "num_replay_workers" in settings else None),
                     **{"seed": 1, "runtime": "simulated"} | settings)
     steps = 0

@@ -1,5 +1,5 @@
-"""Parts of the user's own in schemes: what they measure is reported, workers agree, and their mistakes reach the
-user."""
+"""Check user-defined parts in schemes: loss terms are reported, storages are sampled, and mistakes raise clear errors.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Decoding(OnPolicyActor):
 class Reconstructing(PPO):
     def terms(self, evaluated, batch, parameters):
         terms, measures = super().terms(evaluated, batch, parameters)
-        wanted = 0.1 * batch.obs["obs"][:, 2:]  # the step of the episode, and the last action
+        wanted = 0.1 * batch.obs["obs"][:, 2:]  # scaled targets: the step within the episode and the last action
         error = (self.actor.decoder(evaluated.features) - wanted).square().mean(-1)
         return {**terms, "reconstruction": error}, measures
 
@@ -55,7 +55,7 @@ class Reconstructing(PPO):
 
 @pytest.fixture
 def make_own(make_scheme):
-    """A function that makes schemes of an algorithm and an actor class."""
+    """Return a function that makes schemes with the given algorithm and actor classes."""
     def make(algo=Reconstructing, actor=Decoding, num_envs=2, **settings):
         envs = VecEnv.create_factory(CountingEnv, None, num_envs)
         return make_scheme(
@@ -74,7 +74,7 @@ def test_a_term_is_reported_by_name_and_trains_its_head(make_own, settings):
     assert math.isfinite(info["reconstruction"])
     assert first["reconstruction"] > 0
     moved = (scheme.acting_state()["all"] - before)[-2:]
-    assert float(moved.abs().min()) > 0  # the decoder's biases, which lie at the end
+    assert float(moved.abs().min()) > 0  # the decoder's two biases are the last parameters
 
 
 def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
@@ -86,7 +86,7 @@ def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
 
 
 class Squeezing(PPO):
-    """The features are kept small."""
+    """PPO with a loss term that keeps the features small."""
 
     def terms(self, evaluated, batch, parameters):
         terms, measures = super().terms(evaluated, batch, parameters)
@@ -112,7 +112,7 @@ def test_a_term_of_one_policy_among_several():
 
 
 class Oldest(ReplayBuffer):
-    """Draws the older half of what is there."""
+    """A replay that only samples from the older half of its transitions."""
 
     def draw(self, count):
         rows = self.drawable_rows()
@@ -122,7 +122,11 @@ class Oldest(ReplayBuffer):
 
 @pytest.mark.parametrize("settings", [{}, TWO_WORKERS, {**TWO_WORKERS, "num_replay_workers": 2}], ids=str)
 def test_a_replay_of_ones_own_is_drawn_from(settings):
-    """Observation 2 is the step of an episode that never ends: its mean says how old what is drawn is."""
+    """Check that a user-defined replay decides which transitions are sampled.
+
+    Column 2 of an observation is the step within an episode that never ends, so the mean of the sampled values shows
+    how old the samples are.
+    """
     means = {}
     for storage in (Oldest, ReplayBuffer):
         envs = VecEnv.create_factory(CountingEnv, {"episode_length": 10**6}, 1)
@@ -143,7 +147,7 @@ def test_a_replay_of_ones_own_is_drawn_from(settings):
     assert means[Oldest] < 0.7 * means[ReplayBuffer]
 
 
-# Mistakes
+# Mistakes in user-defined parts
 
 
 class WrongStep(PPO):

@@ -1,4 +1,5 @@
-"""All sixteen patterns on threads: they count, they stop, their weights are those of the server, they learn."""
+"""Check all sixteen patterns on threads: ledgers balance, schemes stop, collectors have the learner's weights, and
+training learns."""
 
 from __future__ import annotations
 
@@ -29,24 +30,25 @@ def test_every_step_is_accounted_for(pattern, make_scheme, recorder, check_ledge
     assert time.monotonic() - start < 10
     assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
 
-    # The equation, exactly, with nothing underway.
+    # The ledger must balance exactly, and no steps may be in flight or queued.
     assert check_ledger(scheme) == final
     assert final["in_flight"] == final["queued"] == 0
     dropped = final["dropped"].pop("shutdown")
     assert not any(final["dropped"].values())
     assert final["collected"] == final["consumed_unique"] + dropped
 
-    # The same, counted by the environments and by the batches themselves.
+    # The recorder counts steps in the environments and in the batches; its counts must agree with the ledger.
     made, drawn, inserted = Counter(recorder.made[made_by_probe:]), Counter(recorder.drawn), Counter(recorder.inserted)
     assert final["collected"] == made.total()
     assert max(made.values()) == max(drawn.values()) == max(inserted.values()) == 1
     assert inserted.keys() <= made.keys()
     assert drawn.keys() <= inserted.keys()
-    # What was drawn became an update, or was a gradient underway at the end.
+    # Every drawn step was used in an update, or belonged to a gradient that was in flight at the end.
     assert final["consumed_unique"] <= drawn.total() <= final["consumed_unique"] + dropped
     if pattern["grad_communication"] is SYNC:
         assert final["consumed_unique"] == drawn.total()
-    assert final["consumed"] >= 1.5 * final["consumed_unique"]  # two epochs; the last item may be in its first
+    # Each rollout is used for two epochs, except perhaps the last rollout.
+    assert final["consumed"] >= 1.5 * final["consumed_unique"]
 
     if pattern["col_communication"] is SYNC:
         assert metrics["policy_lag"]["max"] == 0
@@ -57,7 +59,8 @@ def test_every_step_is_accounted_for(pattern, make_scheme, recorder, check_ledge
 
 @pytest.mark.timeout(60)
 def test_collectors_have_the_weights_of_the_server(pattern, make_scheme, one_batch, all_collectors):
-    """Bit for bit, at the version that they say; in synchronous collection, at that of the last update."""
+    """Check that each collector's weights equal, bit for bit, the learner's weights of the version that the collector
+    reports. With synchronous collection and synchronous gradients, this is the version before the last update."""
     scheme = make_scheme(algo=one_batch, **pattern)
     root = scheme.start()
     server = root.local_worker
@@ -80,14 +83,14 @@ def test_collectors_have_the_weights_of_the_server(pattern, make_scheme, one_bat
                 assert array.tobytes() == states[weights.version][name].tobytes()
             newest.append(weights.version)
             in_turns = pattern["grad_communication"] is SYNC and pattern["col_communication"] is SYNC
-            if in_turns:  # the round just used began at the version before this update
+            if in_turns:  # the round used for this update started with the version before it
                 assert weights.version == scheme.version - 1
         for handle in root.remote_workers:
             weights = handle.runtime.get(handle.submit(type(server).get_weights), 10.0)
             assert weights.state["all"].tobytes() == states[weights.version]["all"].tobytes()
     if all_collectors(scheme):
         deadline = time.monotonic() + 20
-        while max(newest) == 0 and time.monotonic() < deadline:  # asynchronous collectors catch up in their own time
+        while max(newest) == 0 and time.monotonic() < deadline:  # asynchronous collectors may receive new weights later
             scheme.step()
             newest += [handle.runtime.get(handle.submit(CWorker.get_weights), 10.0).version
                        for _, handle in all_collectors(scheme)]
@@ -123,7 +126,8 @@ def test_stop_right_after_start(pattern, make_scheme):
 
 @pytest.mark.timeout(120)
 def test_learns(pattern, make_scheme):
-    """CartPole: a random policy gets about 22, the trained one 120 and more within 30,000 steps."""
+    """Check that training on CartPole reaches a mean return of 120 within 30,000 steps; a random policy reaches about
+    22."""
     rollouts = 1
     for level in ("col", "grad"):
         if pattern[f"{level}_communication"] is SYNC and pattern[f"num_{level}_workers"] > 1:
@@ -154,8 +158,11 @@ def test_learns(pattern, make_scheme):
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
     {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "sync", "async", "decentralised"])
 def test_steps_left_out_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
-    """Each rollout ends after two batches (the first has a KL of rounding errors only); the second half of its steps is
-    never used."""
+    """Check that steps that are not used because of `target_kl` are counted as dropped.
+
+    The KL of the first of four batches consists of rounding errors only. Training on each rollout stops after the
+    second batch, so half of the steps are never used.
+    """
     scheme = make_scheme(
         recorder.env_fn, num_envs=2, size=8, storage=recorder.storage, **settings,
         algo=PPO.create_factory(

@@ -1,7 +1,8 @@
-"""Defects of other libraries, by name and version: the same stimulus, and what happens here instead.
+"""Check that known defects of other libraries do not occur here.
 
-Lost and hung workers, threads, errors between processes, waits, updates that are not finite, signals, stopping. Each
-test says in its docstring what was seen elsewhere; most behaviours are tested in breadth beside their own modules.
+The tests cover lost and hung workers, threads, errors between processes, waits, updates that are not finite, signals
+and stopping. The name of a test contains the library and its version, and the docstring describes the defect. Most of
+these behaviors are tested more thoroughly with the modules concerned.
 """
 
 from __future__ import annotations
@@ -34,18 +35,22 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_torchrl_0_14_1_waits_for_a_silent_worker_without_limit(make_scheme):
-    """Its collector blocks on the queue of a child process that will never send. Here there is a deadline."""
+    """Check that a deadline ends the wait for a hung worker.
+
+    TorchRL's collector blocks forever on the queue of a child process that will never send.
+    """
     scheme = make_scheme(**simulated(faults="hang col.2 @ step 6", worker_timeout_s=3.0, on_worker_failure="raise"))
     start = scheme.start() and scheme.runtime.now()
     with pytest.raises(WorkerLostError, match=r"CWorker 2 hangs: no result for"):
         step_on(scheme)
-    assert scheme.runtime.now() - start < 15 + 2  # before a first result five times as long, for start-up counts
+    # Before the first result, the limit is 5 x 3 s, because it includes the start of the worker
+    assert scheme.runtime.now() - start < 15 + 2
 
 
 def test_rllib_2_60_calls_a_hung_runner_healthy_and_never_replaces_it(make_scheme):
-    """A runner that answers nothing stays in its list of healthy ones and gets a new call each iteration.
+    """Check that a hung worker is replaced.
 
-    Here: replaced.
+    RLlib keeps a runner that never answers in its list of healthy runners, and sends it a new call in each iteration.
     """
     scheme = make_scheme(**simulated(faults="hang col.2 @ step 6", worker_timeout_s=3.0))
     hung = scheme.start().local_worker.remote_workers[1]
@@ -57,7 +62,7 @@ def test_rllib_2_60_calls_a_hung_runner_healthy_and_never_replaces_it(make_schem
 
 
 def test_rllib_2_60_ends_the_run_with_a_dead_learner(make_scheme, check_ledger):
-    """One learner's process dies, and training is over. Here another gradient worker takes its place."""
+    """Check that a killed gradient worker is replaced. In RLlib, training ends when the process of one learner dies."""
     scheme = make_scheme(**simulated(num_grad_workers=2, num_col_workers=1, faults="kill grad.2 @ grad 3"))
     step_until(scheme, 12)
     assert scheme.metrics()["workers_restarted"] == 1
@@ -65,14 +70,14 @@ def test_rllib_2_60_ends_the_run_with_a_dead_learner(make_scheme, check_ledger):
 
 
 def test_gymnasium_1_4_0_gives_the_late_result_of_a_call_that_timed_out_to_the_next_call(supervised):
-    """After `step_wait` times out, the next `step` returns the previous step's result.
+    """Check that a late answer is discarded.
 
-    Here a late answer finds nobody.
+    In Gymnasium, the first `step` after a timeout of `step_wait` returns the result of the previous step.
     """
     requests, runtime, replaced = supervised
     late, fresh = Future("a", "late"), Future("a", "fresh")
     requests.add(0, late)
-    runtime.sleep(301)  # before a first result, the limit is five times the sixty seconds
+    runtime.sleep(301)  # before the first result, the limit is 5 x 60 s
     assert list(requests.poll(0.0)) == []
     runtime.sleep(1)
     assert list(requests.poll(0.0)) == []
@@ -84,7 +89,8 @@ def test_gymnasium_1_4_0_gives_the_late_result_of_a_call_that_timed_out_to_the_n
 
 @pytest.fixture
 def supervised():
-    """The calls of one supervised worker whose answers a test gives: (requests, runtime, indices replaced)."""
+    """Provide requests to one supervised worker whose answers the test controls: (requests, runtime, replaced indices).
+    """
     runtime, replaced = SimulatedRuntime(), []
     runtime.done = []
     runtime.wait = lambda futures, timeout_s: [future for future in futures if future in runtime.done]
@@ -96,7 +102,10 @@ def supervised():
 
 
 def test_pytorchrl_2021_takes_the_first_of_no_results_after_sixty_seconds(make_scheme):
-    """Revision 9e45189 indexes what came within 60 s, also if nothing did: `IndexError`. Here waiting goes on."""
+    """Check that waiting continues if no result arrives within 60 s.
+
+    PyTorchRL of 2021 (revision 9e45189) then takes the first element of an empty list, which raises `IndexError`.
+    """
     scheme = make_scheme(**simulated(col_communication=ASYNC, faults="delay col.* 130s @ step 6",
                                      worker_timeout_s=1000.0))
     start = scheme.start() and scheme.runtime.now()
@@ -105,11 +114,14 @@ def test_pytorchrl_2021_takes_the_first_of_no_results_after_sixty_seconds(make_s
     assert scheme.metrics()["workers_restarted"] == 0
 
 
-# Errors on their way to the user
+# Errors that must reach the user
 
 
 def test_torchrl_0_14_1_does_not_pass_on_the_traceback_of_a_child(make_scheme):
-    """The parent hears that a worker failed, not why or where. Here the traceback ends where the environment raised."""
+    """Check that a traceback reaches the line at which the environment raised the error.
+
+    In TorchRL, the parent learns that a worker failed, but neither why nor where.
+    """
     scheme = make_scheme(FaultyEnv, {"fault": "step", "at": 20}, num_col_workers=2)
     error = raises_within(5, EnvError, scheme, "faulty step")
     text = "".join(traceback.format_exception(error))
@@ -118,7 +130,10 @@ def test_torchrl_0_14_1_does_not_pass_on_the_traceback_of_a_child(make_scheme):
 
 
 def test_torchrl_0_14_1_only_logs_what_ends_its_collector_thread(make_scheme):
-    """Whoever iterates over its Ray collector then waits for ever. Here the next call raises it."""
+    """Check that the next call raises the error that ended the collector thread.
+
+    In TorchRL, a loop over the Ray collector waits forever after such an error.
+    """
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC)
     scheme.step()
 
@@ -131,9 +146,9 @@ def test_torchrl_0_14_1_only_logs_what_ends_its_collector_thread(make_scheme):
 
 @pytest.mark.parametrize("thread", ["collector", "updater"])
 def test_pytorchrl_2021_waits_for_ever_after_one_of_its_threads_has_died(make_scheme, thread):
-    """Revision 9e45189 looks at the queue only, which nobody fills any more.
+    """Check that each later call raises the error that ended a thread.
 
-    Here the thread's error is raised, each time.
+    PyTorchRL of 2021 (revision 9e45189) only waits for the queue, which no thread fills after the error.
     """
     settings = {"num_col_workers": 2,
                 "col_communication": ASYNC} if thread == "collector" else {"grad_communication": ASYNC}
@@ -152,7 +167,10 @@ def test_pytorchrl_2021_waits_for_ever_after_one_of_its_threads_has_died(make_sc
 
 
 def test_rllib_2_60_turns_every_error_of_a_worker_into_sys_exit():
-    """The caller sees that an actor died; what was raised is gone. Here every class of ours crosses a process whole."""
+    """Check that every error class can be sent between processes.
+
+    In RLlib, the caller only learns that an actor died; the original error is lost.
+    """
     classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
     assert len(classes) > 20
     for cls in classes:
@@ -162,13 +180,20 @@ def test_rllib_2_60_turns_every_error_of_a_worker_into_sys_exit():
 
 
 def test_gymnasium_1_4_0_has_an_error_that_does_not_pickle():
-    """One of its exceptions takes more arguments than it passes on. None of ours has a constructor of its own."""
+    """Check that no error class of this library defines a constructor.
+
+    The constructor of one of Gymnasium's errors takes more arguments than it passes to its base class, so the error
+    cannot be unpickled.
+    """
     classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
     assert [cls.__name__ for cls in classes if "__init__" in vars(cls) or "__new__" in vars(cls)] == []
 
 
 def test_stable_baselines3_2_9_2_reports_an_error_of_a_subprocess_as_a_bare_eof_error():
-    """The pipe's end is all one hears. Here it is an `EnvError` with worker, environment and text."""
+    """Check that an error in a subprocess becomes an `EnvError` with the environment and the original message.
+
+    Stable-Baselines3 only reports that the pipe was closed.
+    """
     before = set(multiprocessing.active_children())
     envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 1}, 2, backend="async",
                                  on_env_error="raise")(seed=1)
@@ -181,7 +206,10 @@ def test_stable_baselines3_2_9_2_reports_an_error_of_a_subprocess_as_a_bare_eof_
 
 
 def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make_scheme):
-    """`SubprocVecEnv` reads from a pipe for ever. Here the worker that holds the environment has a deadline."""
+    """Check that a deadline applies to a worker with a hung environment.
+
+    `SubprocVecEnv` reads from a pipe without a time limit.
+    """
     released = threading.Event()
 
     class Hangs(CountingEnv):
@@ -197,9 +225,10 @@ def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make
 
 
 def test_pytorchrl_2021_takes_every_exception_for_the_end_of_an_epoch(make_scheme):
-    """Revision 9e45189 catches whatever the next mini-batch raises, and asks for new data.
+    """Check that an error in the storage is raised.
 
-    Here only the end is the end.
+    PyTorchRL of 2021 (revision 9e45189) treats every exception of the next mini-batch as the end of the epoch, and
+    requests new data.
     """
     class Broken(GAEBuffer):
         def generate_batches(self, *args, **kwargs):
@@ -210,13 +239,14 @@ def test_pytorchrl_2021_takes_every_exception_for_the_end_of_an_epoch(make_schem
     raises_within(5, ZeroDivisionError, scheme, "a bug in the storage")
 
 
-# Weights, gradients and what is not finite
+# Weights, gradients and numbers that are not finite
 
 
 def test_pytorchrl_2021_loads_the_version_number_as_weights(make_scheme):
-    """`CWorker.set_weights` of revision 9e45189 unpacks its message in the wrong order.
+    """Check that `set_weights` loads the version and the parameters of a message correctly.
 
-    Here a message names its parts.
+    `CWorker.set_weights` in PyTorchRL of 2021 (revision 9e45189) unpacks its message in the wrong order; here the parts
+    of a message have names.
     """
     scheme = make_scheme(num_col_workers=2)
     scheme.step()
@@ -229,7 +259,11 @@ def test_pytorchrl_2021_loads_the_version_number_as_weights(make_scheme):
 
 
 def test_pytorchrl_2021_never_awaits_the_call_that_sets_weights(make_scheme, monkeypatch):
-    """Revision 9e45189 drops the call's result, so that nobody hears when it fails. Here weights go with a request."""
+    """Check that an error in setting weights is raised.
+
+    Weights are sent with a request, whose result is always checked. PyTorchRL of 2021 (revision 9e45189) ignores the
+    result of the call, so a failure goes unnoticed.
+    """
     scheme = make_scheme(num_col_workers=2)
     scheme.step()
     local = scheme.update_worker.local_worker.local_worker
@@ -242,9 +276,10 @@ def test_pytorchrl_2021_never_awaits_the_call_that_sets_weights(make_scheme, mon
 @pytest.mark.parametrize("workers", [{"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}],
                          ids=["by the learner", "among themselves"])
 def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(make_scheme, workers):
-    """Revision 9e45189 sums over gradient workers, then divides by the collection workers.
+    """Check that gradients are averaged over samples.
 
-    Here it is the samples' mean.
+    PyTorchRL of 2021 (revision 9e45189) sums them over gradient workers, and then divides by the number of collection
+    workers.
     """
     scheme = make_scheme(algo=PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1.0, optimizer="sgd",
                                                  max_grad_norm=None),
@@ -267,7 +302,7 @@ def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(ma
 
 
 class BadA2C(A2C):
-    """A2C whose gradient has one bad number."""
+    """A2C that replaces one number of the gradient by `value`, unless `value` is None."""
 
     value: float | None = None
 
@@ -280,9 +315,10 @@ class BadA2C(A2C):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_rllib_2_60_applies_gradients_that_are_not_finite(make_scheme, value):
-    """`torch_skip_nan_gradients=True` applies the NaN; without it, infinity makes a weight -3.4e35.
+    """Check that gradients that are not finite are never applied.
 
-    Here none is applied.
+    RLlib applies NaN even with `torch_skip_nan_gradients=True`; without this option, an infinite gradient sets a weight
+    to -3.4e35.
     """
     scheme = make_scheme(algo=BadA2C.create_factory())
     scheme.step()
@@ -297,7 +333,8 @@ def test_rllib_2_60_applies_gradients_that_are_not_finite(make_scheme, value):
 
 
 def test_habitat_lab_reduces_the_nan_of_one_rank_into_all(make_scheme):
-    """DD-PPO, issue 2226: one rank's NaN is in every parameter after the all-reduce. Here no rank makes that update."""
+    """Check that no rank makes an update if one rank's gradient is NaN. In habitat-lab's DD-PPO, the all-reduce spreads
+    the NaN to every parameter (issue 2226)."""
     scheme = make_scheme(algo=BadA2C.create_factory(), num_grad_workers=2, distribute_gradients=True)
     scheme.step()
     algos = [handle.native.worker.algo for handle in scheme.update_worker.remote_workers]

@@ -1,4 +1,4 @@
-"""Defects of other libraries in settings and in stopping, which this one does not have."""
+"""Check that known defects of other libraries in settings and in stopping do not occur here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_pytorchrl_2021_never_ends_a_collection_that_it_preempts(make_scheme):
-    """In revision 9e45189 `break` leaves the inner of two loops. Here a preempted rollout ends at that step."""
+    """Check that a preempted rollout ends with the current step.
+
+    In PyTorchRL of 2021 (revision 9e45189), `break` only leaves the inner of two loops, so collection continues.
+    """
     scheme = make_scheme(num_col_workers=2, num_envs=2, size=50)
     worker = scheme.start().local_worker.remote_workers[0].native.worker
     step, made = worker.envs.step, []
@@ -43,23 +46,27 @@ def test_pytorchrl_2021_never_ends_a_collection_that_it_preempts(make_scheme):
 
 
 def test_pytorchrl_2021_has_an_unbounded_queue(make_scheme):
-    """Revision 9e45189 collects on, however slow the learner is, until memory ends. Here collection waits."""
+    """Check that collection waits if the queue is full.
+
+    If the learner is slow, PyTorchRL of 2021 (revision 9e45189) continues to collect until memory runs out.
+    """
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, queue_size=2, col_in_flight=1,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
     scheme.step()
     worker, deadline = scheme.update_worker.local_worker, time.monotonic() + 5
     while worker.inqueue.qsize() < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.5)  # a thousand times what a rollout takes
+    time.sleep(0.5)  # enough time for about a thousand rollouts
     assert worker.inqueue.qsize() == 2
-    # One was used; two are queued, one is about to be, and each worker may have been asked twice since.
+    # One rollout was used, two are queued, one waits to be enqueued, and each worker may have received two more
+    # requests.
     assert sum(handle.native.worker.collected_steps for handle in worker.remote_workers) <= 16 * (1 + 2 + 1 + 4)
 
 
 def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make_scheme):
-    """Revision 9e45189 neither wakes nor joins its threads: they outlive `stop`.
+    """Check that `stop` returns quickly and ends all threads.
 
-    Here it is over at once, and they are.
+    PyTorchRL of 2021 (revision 9e45189) neither wakes nor joins its threads, so they outlive `stop`.
     """
     before = set(threading.enumerate())
     scheme = make_scheme(SleepEnv, {"step_s": 0.001}, num_col_workers=2, col_communication=ASYNC, queue_size=1)
@@ -68,7 +75,7 @@ def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make
     assert any(thread.name.startswith("CollectorThread") for thread in threads)
     deadline = time.monotonic() + 5
     while not scheme.update_worker.local_worker.inqueue.qsize() and time.monotonic() < deadline:
-        time.sleep(0.01)  # until collection waits for us
+        time.sleep(0.01)  # wait until the queue is full, so that collection waits for the learner
     start = time.monotonic()
     scheme.stop()
     assert time.monotonic() - start < 4
@@ -76,7 +83,10 @@ def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make
 
 
 def test_torchrl_0_14_1_loses_old_and_new_file_to_ctrl_c_in_a_save(make_scheme, tmp_path, monkeypatch):
-    """Interrupted between its two renames, a save leaves neither. Here there is one step, and the old model stays."""
+    """Check that an interrupted save keeps the old model, because a save renames only one file.
+
+    TorchRL renames two files; an interruption between the two leaves neither model.
+    """
     with Learner(make_scheme(), 16, tmp_path, progress=False, tensorboard=False) as learner:
         learner.train()
         old = (tmp_path / "model.pt").read_bytes()
@@ -85,7 +95,7 @@ def test_torchrl_0_14_1_loses_old_and_new_file_to_ctrl_c_in_a_save(make_scheme, 
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         monkeypatch.setattr(os, "replace", interrupted)
-        found = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+        found = signal.signal(signal.SIGINT, signal.default_int_handler)  # the test runner may ignore SIGINT
         try:
             with pytest.raises(KeyboardInterrupt):
                 learner.save_model()
@@ -96,11 +106,14 @@ def test_torchrl_0_14_1_loses_old_and_new_file_to_ctrl_c_in_a_save(make_scheme, 
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
-# Settings that are not what they seem
+# Settings
 
 
 def test_ray_2_60_lets_an_impossible_request_wait_for_ever():
-    """Ray keeps it pending, Ray Train tries again without limit. Here it is an error, before Ray is even started."""
+    """Check that an impossible resource request raises an error before Ray is started.
+
+    Ray keeps such a request pending, and Ray Train retries it without limit.
+    """
     script = (
         "import sys, time\n"
         "from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv\n"
@@ -124,12 +137,15 @@ def test_ray_2_60_lets_an_impossible_request_wait_for_ever():
 
 
 def test_pytorchrl_2021_changes_one_dictionary_of_resources_from_two_worker_sets(make_scheme):
-    """In revision 9e45189 what one set asks for is what the other gets. Here the default cannot be changed."""
+    """Check that the resources of one worker set do not affect another set, and that the default cannot be changed.
+
+    In PyTorchRL of 2021 (revision 9e45189), both worker sets change the same dictionary.
+    """
     default = dict(DEFAULT_RESOURCES)
     with pytest.raises(TypeError):
         DEFAULT_RESOURCES["num_cpus"] = 7
     mine = {"num_cpus": 2}
-    tree = {"num_col_workers": 2, "num_grad_workers": 2, "runtime": "ray"}  # never started
+    tree = {"num_col_workers": 2, "num_grad_workers": 2, "runtime": "ray"}  # these schemes are never started
     schemes = [make_scheme(col_worker_resources=mine, **tree), make_scheme(**tree)]
     mine["num_cpus"] = 3
     assert [scheme.settings["col_worker_resources"] for scheme in schemes] == [{"num_cpus": 2}, default]
@@ -138,14 +154,20 @@ def test_pytorchrl_2021_changes_one_dictionary_of_resources_from_two_worker_sets
 
 @pytest.mark.parametrize("device", ["cuda:99", "gpu"])
 def test_pytorchrl_2021_ignores_the_device_where_there_is_no_gpu(make_scheme, device):
-    """Revision 9e45189 trains on the CPU without a word. Here it is refused, with what there is."""
+    """Check that an unavailable device raises an error that lists the available devices.
+
+    PyTorchRL of 2021 (revision 9e45189) silently trains on the CPU.
+    """
     with pytest.raises(DeviceError, match=r"device must be one that torch sees here, \['cpu'"):
         make_scheme(device=device).start()
 
 
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 def test_pytorchrl_2021_ignores_an_unknown_hyper_parameter(make_scheme, num_grad_workers):
-    """A typo changes nothing and says nothing in revision 9e45189. Here the error lists the names."""
+    """Check that an unknown hyper-parameter raises an error that lists the known names.
+
+    PyTorchRL of 2021 (revision 9e45189) silently ignores it.
+    """
     scheme = make_scheme(num_grad_workers=num_grad_workers)
     scheme.step()
     with pytest.raises(KeyError, match=r"learning_rate.*lr"):
@@ -153,9 +175,9 @@ def test_pytorchrl_2021_ignores_an_unknown_hyper_parameter(make_scheme, num_grad
 
 
 def test_pytorchrl_2021_removes_whatever_directory_is_named_for_logs(tmp_path):
-    """Preparing the log directory deletes the tree in revision 9e45189.
+    """Check that the directory of an earlier run is renamed, and that no file is deleted.
 
-    Here an earlier run is renamed, the rest stays.
+    PyTorchRL of 2021 (revision 9e45189) deletes the whole directory when it prepares it for logs.
     """
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")

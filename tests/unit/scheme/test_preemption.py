@@ -1,4 +1,5 @@
-"""Stragglers of synchronous rounds: who is told to stop, what becomes of what they hold, and what is said of it."""
+"""Check preemption in synchronous rounds: which workers are stopped, what becomes of their steps, and what metrics
+report."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ THIRD_IS_SLOW = {"costs": {**COSTS, "step@*/CWorker 3": SLOW_S}}
 
 @pytest.fixture
 def make(check_ledger):
-    """A function that makes so many updates of a simulated scheme, whose rounds are one update each, and stops it."""
+    """Return a function that runs a simulated scheme for a number of updates, with one update per round, and stops it.
+
+    The function returns (metrics, final ledger, virtual seconds).
+    """
     def make_(updates, env_fn=CountingEnv, storage=GAEBuffer, name=None, **settings):
         envs = VecEnv.create_factory(env_fn, None, NUM_ENVS)
         agent = (A2C.create_factory(),
@@ -43,7 +47,7 @@ def make(check_ledger):
 @pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}],
                          ids=["costs", "delays"])
 def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(make, slow):
-    """Three make 20 steps in 2 s; by then it has made 2, and it must make 5."""
+    """Three workers make 20 steps in 2 s. By then, the slow worker has made 2 of the 5 steps that it must make."""
     metrics, final, seconds = make(6, **SETTINGS, **slow)
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
     assert metrics["rollouts_preempted"] == 6
@@ -56,17 +60,18 @@ def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(m
 
 @pytest.mark.parametrize(("fraction", "num_enough"), [(0.25, 1), (0.3, 2), (0.5, 2), (0.6, 3), (0.75, 3), (0.76, 4)])
 def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, num_enough):
-    """Each worker is half as fast as the one before, so that they finish one by one."""
+    """Each worker is half as fast as the previous one, so the workers finish one after another."""
     costs = {**COSTS, **{f"step@*/CWorker {1 + number}": STEP_S * 2**number for number in range(4)}}
     metrics, _, seconds = make(3, num_col_workers=4, col_fraction_workers=fraction, fraction_samples=0.05, costs=costs)
     assert metrics["preempted_by_worker"] == {f"GWorker 0/CWorker {number}": 3 for number in range(num_enough + 1, 5)}
-    # Those told to stop end their running step; the slowest makes one in eight of the fastest.
+    # Preempted workers finish their current step; a step of the slowest worker takes 8 times as long as one of the
+    # fastest.
     assert seconds == pytest.approx(3 * NUM_STEPS * STEP_S * 2**(num_enough - 1), abs=3 * 8 * STEP_S + 1e-9)
 
 
 def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(make):
-    """3 x 0.2 of five workers are three (3.0000000000000004 in floating point): the other two, which are slow, are told
-    to stop."""
+    """Check that 3 x 0.2 of five workers means three workers, although the product is 3.0000000000000004 in floating
+    point. The other two workers are slow, and are preempted."""
     fraction = 3 * 0.2
     assert math.ceil(5 * fraction) == 4
     costs = {**COSTS, "step@*/CWorker 4": SLOW_S, "step@*/CWorker 5": SLOW_S}
@@ -75,7 +80,10 @@ def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(mak
 
 
 def test_the_replacement_of_a_slow_worker_is_told_to_stop_as_well(make):
-    """Lost in the third round, which its replacement begins anew; rounds last as long as its five steps."""
+    """The slow worker is lost in the third round, and its replacement starts the round again.
+
+    Each round lasts as long as five steps of the slow worker.
+    """
     metrics, _, seconds = make(6, **SETTINGS, **THIRD_IS_SLOW, faults="kill col.3 @ step 12")
     assert metrics["workers_restarted"] == 1
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
@@ -106,13 +114,17 @@ def test_a_gradient_worker_that_collects_by_itself_is_its_own_worker_0(make):
 def test_counts_of_a_gradient_worker_that_is_replaced_stay(make):
     metrics, *_ = make(8, **SETTINGS, num_grad_workers=2, **THIRD_IS_SLOW, faults="kill grad.2 @ grad 4")
     assert metrics["workers_restarted"] == 1
-    # a round was made again when the other one was lost
+    # one round was repeated after the other gradient worker was lost
     assert metrics["preempted_by_worker"]["GWorker 1/CWorker 3"] == 9
     assert metrics["preempted_by_worker"]["GWorker 2/CWorker 3"] == 8
 
 
 class ShortWhereSlow:
-    """Episodes of 4 steps in the environments that are built first after the one that tells the spaces, else of 10."""
+    """A function that builds environments with episodes of 4 or 10 steps.
+
+    The first environment only provides the spaces. The next `NUM_ENVS` environments have episodes of 4 steps, and all
+    others have episodes of 10 steps.
+    """
 
     def __init__(self):
         self._number = itertools.count()
@@ -130,7 +142,7 @@ def test_other_episodes_where_it_is_slow_show(make):
 
 
 def test_nothing_is_lost_whoever_is_slow_when(make, recorder):
-    """Delays at random: every environment's steps are learned from in order, once, without a hole."""
+    """Check that, with random delays, every step of each environment is learned from exactly once, without gaps."""
     metrics, final, _ = make(12, recorder.env_fn, recorder.storage, **SETTINGS, faults="delay col.* 1s p=0.05")
     preempted = metrics["preempted_by_worker"]
     assert len(preempted) > 1
@@ -146,7 +158,11 @@ def test_nothing_is_lost_whoever_is_slow_when(make, recorder):
 
 
 def test_the_share_is_of_those_that_are_left(make):
-    """One of three is lost for good: of the two that are left one is enough, as two of three were."""
+    """One of three workers is lost and not replaced.
+
+    A round then ends when one of the two remaining workers has finished; before, it ended when two of three workers had
+    finished.
+    """
     settings = {"num_col_workers": 3, "col_fraction_workers": 0.5, "on_worker_failure": "ignore", **THIRD_IS_SLOW}
     metrics, *_ = make(6, **settings, faults="kill col.1 @ step 30")
     assert metrics["preempted_by_worker"]["GWorker 0/CWorker 3"] == 6

@@ -1,4 +1,5 @@
-"""R2D2 in the worker tree: sequences of one stream, states that fit them, units, the account under losses."""
+"""Check R2D2 in the worker tree: its sequences, their stored states, step counts, and the ledger when workers are lost.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ SHARDS = {"num_col_workers": 3, "num_replay_workers": 2, "col_communication": AS
 
 
 class Watched(R2D2):
-    """Keeps what it learns from, for tests to look at; they run in this process."""
+    """R2D2 that stores its batches for the tests; all workers run in the process of the tests."""
 
     seen = []  # noqa: RUF012 - one list for all workers
 
@@ -26,7 +27,7 @@ class Watched(R2D2):
 
 @pytest.fixture
 def make_r2d2():
-    """A function from settings to a scheme; whatever is left of them is stopped after the test."""
+    """Return a function that makes a scheme from settings; all schemes are stopped after the test."""
     schemes, Watched.seen = [], []
 
     def make(size=2000, env_kwargs=None, storage=None, algo=None, num_envs=2, **settings):
@@ -54,7 +55,8 @@ def make_updates(scheme, count):
 
 
 def check_sequences(episode_length=14):
-    """Each sequence is of one environment and episode, in order, with the action after each of its observations."""
+    """Check that each sequence is from one environment and episode, is in order, and has the action taken at each
+    observation."""
     for batch, _ in Watched.seen:
         obs = batch.obs["obs"].numpy()
         for b in range(len(batch.ids)):
@@ -94,7 +96,8 @@ def test_it_learns_from_whole_sequences_wherever_replay_is(make_r2d2, check_ledg
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == 0
     check_sequences()
-    assert any(batch.valid.all(0).any() for batch, _ in Watched.seen)  # longer than a rollout: workers are told apart
+    # Full sequences are longer than a rollout, so successive rollouts of a worker were joined.
+    assert any(batch.valid.all(0).any() for batch, _ in Watched.seen)
     final = scheme.stop()
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
@@ -113,10 +116,13 @@ def test_consumed_steps_are_trained_ones_without_warm_up_and_padding(make_r2d2, 
 
 
 def test_stored_states_are_those_of_a_fresh_unroll(make_r2d2):
-    """Of an actor that has not moved, from the start of the episode."""
+    """Check that stored states equal those of a new unroll from the start of the episode.
+
+    The actor's parameters never change.
+    """
     scheme = make_r2d2(algo={"lr": 0.0, "mini_batch_size": 32, "start_steps": 300}, **SHARDS)
     make_updates(scheme, 3)
-    known = {}  # what all sequences show of an episode, by step
+    known = {}  # (seed, episode) -> step -> observation, from all sequences
     for batch, _ in Watched.seen:
         for row in batch.obs["obs"].flatten(0, 1).numpy():
             known.setdefault((row[0], row[1]), {})[int(row[2])] = row

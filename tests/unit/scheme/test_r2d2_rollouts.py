@@ -1,5 +1,5 @@
-"""R2D2 from whole rollouts in replay: what it learns from beside what was collected, the account, how it is asked
-for."""
+"""Check R2D2 with whole rollouts in replay: batches match the collected rollouts, the ledger balances, and settings
+work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = {
 
 
 class Watched(R2D2):
-    """Keeps what it learns from, for tests to look at; they run in this process."""
+    """R2D2 that stores its batches for the tests; all workers run in the process of the tests."""
 
     seen = []  # noqa: RUF012 - one list for all workers
 
@@ -37,7 +37,8 @@ class Watched(R2D2):
 
 @pytest.fixture
 def collected(monkeypatch):
-    """Rollouts that came into replay, by the key of their first step: (algorithm's seed, episode, step)."""
+    """Return the rollouts inserted into replay, by the key of their first step: (seed of the environment, episode,
+    step)."""
     found, insert = {}, RolloutSequenceBuffer._insert
 
     def insert_(self, rollout, source):
@@ -63,7 +64,7 @@ def make_agent(size=600, storage=RolloutSequenceBuffer, envs=None, **algo):
 
 @pytest.fixture
 def make():
-    """A function from settings to a scheme; whatever is left of them is stopped after the test."""
+    """Return a function that makes a scheme from settings; all schemes are stopped after the test."""
     schemes, Watched.seen = [], []
 
     def make_(agent=None, **settings):
@@ -80,10 +81,11 @@ def make_updates(scheme, count):
 
 
 def check_batches(collected):
-    """Each batch is of whole rollouts, each of which comes with the steps, states and last observations that it had."""
+    """Check that each batch consists of whole rollouts, with the steps, states and last observations that were
+    collected."""
     for batch in Watched.seen:
         num_sequences = batch.valid.shape[1]
-        assert num_sequences == 6  # of three rollouts: two would be four sequences, and five are wanted
+        assert num_sequences == 6  # at least five sequences are needed, and each rollout has two
         for begin in range(0, num_sequences, ENVS):
             rollout = collected[key_of(batch.obs["obs"][0, begin])]
             finals = {tuple(index): obs for index,
@@ -102,7 +104,7 @@ def check_batches(collected):
                 assert torch.equal(batch.rhs["q"][begin + e], rollout.rhs["q"][0, e])
                 assert batch.done[:len(rows), begin + e].nonzero().flatten().tolist() == [
                     at for at, (_, t) in enumerate(rows) if t is not None and rollout.done[t, e]]
-                counts = [int(obs[2]) for obs, _ in rows]  # the step within the episode, which ends with its tenth
+                counts = [int(obs[2]) for obs, _ in rows]  # the step within the episode, which has ten steps
                 for at in steps:
                     last = next((to for to in range(at + 1, len(rows)) if rows[to][1] is None), len(rows) - 1)
                     to = int(batch.next_row[at, begin + e])
@@ -118,7 +120,7 @@ def test_it_learns_from_whole_rollouts_wherever_replay_is(make, check_ledger, co
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == 0
     check_batches(collected)
-    assert any(batch.done[1:].any() for batch in Watched.seen)  # an episode that begins within a rollout
+    assert any(batch.done[1:].any() for batch in Watched.seen)  # some episodes start within a rollout
     final = scheme.stop()
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
@@ -130,7 +132,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
     consumed = scheme.ledger()["consumed"]
     scheme.stop()
     counts = [int(batch.valid.sum()) for batch in Watched.seen]
-    assert counts == [3 * STEPS * ENVS] * len(counts)  # the environments reset within a step: all steps are valid
+    assert counts == [3 * STEPS * ENVS] * len(counts)  # environments are reset within a step, so all steps are valid
     assert consumed in np.cumsum(counts)
     assert all((batch.weight == 1.0).all() for batch in Watched.seen)
 
@@ -148,7 +150,7 @@ def test_both_shards_are_drawn_and_hold_whole_rollouts(make):
 
 
 def test_policy_lag_is_that_of_the_rollouts(make, monkeypatch):
-    """Of each rollout the version of the weights that it was collected with, which its shard kept."""
+    """Check that each sample has the version of the weights that collected its rollout, as stored by the shard."""
     made, drawn, add, draw = {}, [], RWorker._add, ReplaySource.draw
 
     def add_(self, rollout, version):
@@ -223,7 +225,7 @@ def test_a_preset_leaves_out_what_whole_rollouts_have_not():
 
 
 def test_it_learns_to_recall():
-    """Without memory, half of the answers are right."""
+    """Check that the agent learns to recall the cue; without memory, half of its answers would be right."""
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"num_cues": 2, "delay": 2}, vec_env_size=4)
     agent = (R2D2.create_factory(lr=1e-2, adam_eps=1e-5, gamma=0.9, mini_batch_size=32, start_steps=200,
                                  target_update_interval=10),

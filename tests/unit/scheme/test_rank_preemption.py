@@ -1,4 +1,4 @@
-"""Ranks that collect by themselves: once enough have their data, the others are told to stop collecting."""
+"""Check ranks that collect data themselves: once enough ranks have their data, the others are preempted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ COSTS = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@GW
 
 @pytest.fixture
 def run(check_ledger):
-    """A function that runs three ranks, of which the third is ten times slower; lengths of rollouts by rank, and
-    more."""
+    """Return a function that trains three ranks, of which the third is ten times slower.
+
+    The function returns (lengths of rollouts by rank, metrics, virtual seconds, final parameters).
+    """
     def run_(updates=5, name="ddppo", **settings):
         lengths = {}
 
@@ -44,7 +46,10 @@ def run(check_ledger):
 
 
 def test_a_slow_rank_is_stopped(run):
-    """20 steps take the others 2 s; the slow one makes 2 in that time, and the 5 that it must."""
+    """The other ranks make 20 steps in 2 s.
+
+    The slow rank makes 2 steps in that time, and stops after the required 5.
+    """
     by_rank, metrics, seconds, _ = run()
     assert by_rank[0] == by_rank[1] == [20] * 5
     assert by_rank[2] == [5] * 5
@@ -61,7 +66,7 @@ def test_options(run, settings, least):
 
 
 def test_with_collection_workers_of_their_own_the_share_is_of_those(run):
-    """The slow rank has three equal ones, so none is late."""
+    """The slow rank has three equally slow collection workers, so none of them is preempted."""
     by_rank, *_ = run(2, num_col_workers=3)
     assert np.mean(by_rank[2]) > 15
 

@@ -1,7 +1,5 @@
-"""Steps that stay in a gradient worker's replay: where they are booked, and when learning begins.
-
-Counted, not learned from.
-"""
+"""Check a gradient worker's own replay: how the ledger counts its steps, when learning starts, and what workers
+receive."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def test_schedules_follow_the_steps_that_came_into_replay(make_replay_scheme):
 
 
 def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check_ledger):
-    """With it are gone the steps that it kept, not those that it had given up for newer ones before."""
+    """Check that the steps in the replay of the lost worker are dropped, while steps evicted earlier remain evicted."""
     scheme = make_replay_scheme({"size": 4, "capacity": 10}, num_grad_workers=2, grad_communication=ASYNC,
                                 faults="kill grad.1 @ grad 9")
     make_updates(scheme, 60)
@@ -72,7 +70,10 @@ def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check
 @pytest.mark.parametrize(("name", "value"), [
     ("num_passes", 2), ("minibatch_buffer_size", 3), ("ramp", True), ("buffer", "circular"), ("microbatch_size", 2)])
 def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value):
-    """A rollout that is given twice would be in it twice."""
+    """Check that options for rollouts that are discarded after use are refused with replay.
+
+    A rollout that is used in several passes, for example, would be inserted into replay repeatedly.
+    """
     with pytest.raises(ConfigError,
                        match=f"{name}={value} is for rollouts that are used and discarded; SyntheticReplay keeps"):
         make_replay_scheme({"capacity": 10}, col_communication=ASYNC, **{name: value})
@@ -80,7 +81,7 @@ def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])
 def test_gradient_workers_are_sent_target_networks(communication):
-    """They move with updates, which only the update worker makes."""
+    """Check that gradient workers receive target networks, which only the update worker changes."""
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     scheme = Scheme(
         DQN.create_factory(start_steps=8, update_every=8, mini_batch_size=4, lr=1e-2, target_update_interval=3),
@@ -108,7 +109,10 @@ def test_gradient_workers_are_sent_target_networks(communication):
 
 
 def test_an_evaluation_that_draws_actions_draws_them_from_the_policy():
-    """Random actions of the start are for collection: what is evaluated has been trained."""
+    """Check that an evaluation with sampled actions samples from the trained policy.
+
+    The purely random actions at the start of training are for collection only.
+    """
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     actor = QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,))
     algo = DQN.create_factory(final_epsilon=0.0)
@@ -116,7 +120,7 @@ def test_an_evaluation_that_draws_actions_draws_them_from_the_policy():
     source = algo(actor=actor(seed=1), seed=1)
     with torch.no_grad():
         source.groups["q"].data.zero_()
-        list(source.actor.parameters())[-1][1] = 1.0  # of the last layer's biases: action 1 is always best
+        list(source.actor.parameters())[-1][1] = 1.0  # a bias of the last layer makes action 1 always the best
     weights = Weights(0, {name: value.numpy() for name, value in source.acting_state().items()})
     evaluation = evaluator.evaluate(weights, 10, deterministic=False)
-    assert max(evaluation.lengths) <= 11  # pushed to one side only
+    assert max(evaluation.lengths) <= 11  # the pole soon falls if the cart is always pushed to the same side

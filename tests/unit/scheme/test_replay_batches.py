@@ -1,4 +1,4 @@
-"""Shards that hold whole rollouts, for algorithms that correct for the age of their data: whole schemes, simulated."""
+"""Check simulated schemes whose shards hold whole rollouts, for algorithms that correct for the age of their data."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LEVEL = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication":
 
 @pytest.fixture
 def make_level(make_replay_scheme):
-    """A function from settings to a scheme of the synthetic agent, whose rollouts are of four steps, in shards."""
+    """Return a function that makes a scheme of the synthetic agent, with rollouts of four steps in replay shards."""
     return lambda agent=None, **settings: make_replay_scheme({"size": 4} | (agent or {}), **(LEVEL | settings))
 
 
 @pytest.fixture
 def make_impala():
-    """A function that makes small IMPALA from shards, simulated."""
+    """Return a function that makes a simulated scheme of a small IMPALA agent with replay shards."""
     schemes = []
 
     def make(algo=None, **settings):
@@ -79,7 +79,8 @@ def test_a_batch_is_whole_rollouts_and_each_pass_over_it_counts(make_level):
     make_updates(scheme, 5 * 6)
     storage = scheme.update_worker.local_worker.storage
     assert type(storage) is SyntheticStorage
-    assert [len(part) for part in storage.inserted] == [4] * 15  # three rollouts for ten steps, five times
+    # Five batches of three rollouts, which have at least ten steps
+    assert [len(part) for part in storage.inserted] == [4] * 15
     assert {tuple(np.diff(part)) for part in storage.inserted} == {(1, 1, 1)}
     assert scheme.ledger()["consumed"] == 5 * 3 * 12
 
@@ -92,7 +93,8 @@ def test_the_oldest_rollouts_go_out_whole(make_level, check_ledger, num_shards):
         ledger = check_ledger(scheme)
         assert ledger["resident"] <= 45
         assert ledger["resident"] % 4 == ledger["evicted"] % 4 == 0
-    assert ledger["resident"] == {1: 44, 2: 20 + 20}[num_shards]  # 45 in all, or 23 and 22
+    # One shard of size 45 holds 44 steps; two shards of sizes 23 and 22 hold 20 each
+    assert ledger["resident"] == {1: 44, 2: 20 + 20}[num_shards]
     assert ledger["evicted"] > 0
     scheme.drain()
     ledger = check_ledger(scheme)
@@ -191,8 +193,9 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
     make_updates(scheme, 80)
     assert len(seen) > 20 * 32
     assert all(acted[key] == recorded for key, recorded, _ in seen)
-    assert max(abs(recorded - now) for _, recorded, now in seen) > 0.05  # the policy has moved on
-    assert len(seen) > 16 + len({key for key, *_ in seen})  # and rollouts are used again
+    # The policy has changed since the data were collected
+    assert max(abs(recorded - now) for _, recorded, now in seen) > 0.05
+    assert len(seen) > 16 + len({key for key, *_ in seen})  # some rollouts were used more than once
     assert scheme.metrics()["policy_lag"]["max"] > 5
 
 
@@ -205,7 +208,7 @@ def test_several_policies(check_ledger):
     scheme = Scheme.apex(*agent, envs, size=100, train_batch_size=20, num_replay_workers=2,
                          runtime="simulated", seed=1)
     make_updates(scheme, 10)
-    assert check_ledger(scheme)["consumed"] == 24 * scheme.version  # two rollouts of twelve env steps
+    assert check_ledger(scheme)["consumed"] == 24 * scheme.version  # each batch has two rollouts of twelve env steps
     assert sum(check_ledger(scheme)[name] for name in ("resident", "evicted")) % 12 == 0
     scheme.stop()
 

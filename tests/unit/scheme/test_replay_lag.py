@@ -1,4 +1,4 @@
-"""The policy lag of data drawn from shards, compared with a list of every rollout, every draw and every version."""
+"""Check the policy lag of data sampled from shards against a list of all rollouts, samples and versions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ AGENTS = {
 
 
 def numbered(rollout, number):
-    """The rollout with its number as the reward of every step."""
+    """Return the rollout with `number` as the reward of every step."""
     def change(part):
         return dataclasses.replace(part, reward=np.full_like(part.reward, number))
     data = rollout.data
@@ -68,7 +68,10 @@ def numbered(rollout, number):
 
 
 def numbers(batch):
-    """Of each rollout, transition, or sequence's first trained step, the number of its rollout."""
+    """Return, for each item of the batch, the number of its rollout.
+
+    An item is a rollout, a transition or a sequence; for a sequence, the first trained step determines the number.
+    """
     if isinstance(batch, RolloutBatch):
         return [int(data.reward[0, 0]) for data in batch.rollouts]
     if isinstance(batch, MultiBatch):

@@ -1,5 +1,4 @@
-"""Schemes with replay shards between collection and gradients: whole, of an agent that counts; which settings are
-refused."""
+"""Check whole schemes with replay shards between collection and gradients, and check which settings are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ APEX = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": 
 
 @pytest.fixture
 def make_level(make_replay_scheme):
-    """A function from settings to a scheme of the synthetic agent with replay shards."""
+    """Return a function that makes a scheme of the synthetic agent with replay shards."""
     return lambda agent=None, **settings: make_replay_scheme({"size": 4, "capacity": 400} | (agent or {}),
                                                              **(APEX | settings))
 

@@ -1,4 +1,4 @@
-"""What a scheme refuses, before anything starts: one row a wrong setting."""
+"""Check that a scheme refuses wrong settings before it starts anything; each row of `ROWS` is one case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_PIECES = {"train_batch_size": 64, "microbatch_size": 16}
 ASYNC_GRADS = {"num_grad_workers": 4, "grad_communication": "asynchronous"}
 NAN = float("nan")
 
-# settings, error, what its message says
+# (settings, class of the error, pattern of its message)
 ROWS = [
     *(({name: value}, ConfigError, rf"{name} must be a whole number >= 1.*, got {value!r}".replace("(", r"\("))
       for name in COUNTS for value in (0, -1, 1.5, "2", True, None)),
@@ -106,7 +106,7 @@ ROWS = [
        "col_num_threads=2 is for collection workers in separate processes")
       for where in ({}, {"num_col_workers": 2, "runtime": "threads"}, {"num_grad_workers": 2})),
     ({"num_col_workers": 2, "col_num_threads": 0}, ConfigError, "col_num_threads.*got 0"),
-    # Contradictions: both keys are named
+    # Contradictions between two settings; the message names both
     ({"num_grad_workers": 2, "distribute_gradients": True, "grad_communication": "asynchronous"}, ConfigError,
      "distribute_gradients.*grad_communication='asynchronous'"),
     ({"distribute_gradients": True}, ConfigError, "distribute_gradients.*num_grad_workers"),
@@ -260,7 +260,8 @@ def test_right_settings_are_accepted(parts, settings):
 def test_a_directory_for_bad_batches_is_not_made_before_it_is_needed(parts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scheme = Scheme(*parts, keep_bad_batches="new/folder")
-    assert scheme.settings["keep_bad_batches"] == str(tmp_path / "new" / "folder")  # workers may be in another one
+    # The path is absolute, because workers may have another working directory
+    assert scheme.settings["keep_bad_batches"] == str(tmp_path / "new" / "folder")
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path))
     with pytest.raises(ConfigError, match=r"keep_bad_batches .* cannot be written: .* is read-only"):
@@ -282,7 +283,7 @@ def test_bfloat16_on_a_processor_that_lacks_it_warns(parts, monkeypatch, capabil
 
 
 def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collector(parts):
-    """Central asynchronous collection has a queue too."""
+    """Check that central asynchronous collection accepts settings of the queue, because it also has a queue."""
     scheme = Scheme(*parts, col_communication=ASYNC, queue_size=2, col_in_flight=1, broadcast_interval=3)
     assert scheme.settings["queue_size"] == 2
 

@@ -1,4 +1,5 @@
-"""Settings of a whole scheme, and its answers: settings, metrics, episodes, parameters and a saved model."""
+"""Check the settings of a whole scheme, and what it returns: settings, metrics, episodes, parameters and a saved model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def test_num_threads(make_scheme, num_col_workers):
             seen.add(torch.get_num_threads())
             return super().step(action)
     scheme = make_scheme(ThreadsSeen, num_threads=2, num_col_workers=num_col_workers)
-    seen.clear()  # that of the probe
+    seen.clear()  # discard the number of threads that the probe used
     scheme.step()
     assert seen == {2}
     assert torch.get_num_threads() == 2
@@ -38,7 +39,7 @@ def test_num_threads(make_scheme, num_col_workers):
 
 
 def test_device_reaches_actor_and_algorithm(make_scheme, monkeypatch):
-    """On a machine with one device the option can only be followed on its way."""
+    """Check that every actor receives the device; on a machine with one device, nothing else can be checked."""
     seen = []
 
     class Watched(OnPolicyActor):
@@ -65,7 +66,7 @@ def test_seed(make_scheme):
 
 
 def test_runtime_is_where_workers_run(make_scheme):
-    """Threads here; Ray in the integration tests."""
+    """Check the names of workers with `runtime="threads"`; the integration tests check Ray."""
     scheme = make_scheme(num_col_workers=2, runtime="threads")
     scheme.start()
     names = {thread.name for thread in threading.enumerate()}
@@ -92,7 +93,7 @@ def test_metrics_are_json_and_count(make_scheme):
         scheme.step()
     metrics = json.loads(json.dumps(scheme.metrics()))
     assert metrics["updates"] == metrics["grads_received"] == scheme.version == 4
-    assert metrics["rollouts"] == 2  # one round of two workers serves 2 epochs of 2 batches
+    assert metrics["rollouts"] == 2  # one round of two workers provides the data of 2 epochs of 2 batches
     assert set(metrics["policy_lag"]) == {"mean", "max", "p50", "p90"}
     assert set(metrics["time_s"]) == {"collection", "gradients", "update"}
     assert scheme.env_steps == scheme.ledger()["collected"] == 2 * 2 * 8
@@ -124,9 +125,10 @@ def test_update_algorithm_parameter_reaches_every_worker(make_scheme, settings):
         scheme.step()
     before = scheme.acting_state()["all"]
     scheme.step()
-    assert torch.equal(scheme.acting_state()["all"], before)  # nothing learns at lr 0
+    assert torch.equal(scheme.acting_state()["all"], before)  # parameters do not change if lr is 0
     algorithms = [handle.native.worker.algo for handle in scheme.update_worker.remote_workers]
-    # an asynchronous worker is told with its next request, which a busy machine may delay for many updates
+    # An asynchronous worker receives the new value with its next request, which a busy machine may delay by many
+    # updates.
     for _ in range(5000):
         if all(algo.parameters["entropy_coef"] == 0.25
                for algo in algorithms) or settings.get("grad_communication") is not ASYNC:
@@ -143,7 +145,7 @@ def test_schedules_follow_collected_steps(make_scheme):
 
 
 def test_schedules_follow_the_steps_that_updates_have_used_not_those_that_wait(make_scheme):
-    """Collection is far ahead of a slow learner, whose items are rollouts of 16 steps."""
+    """Collection is far ahead of a slow learner, whose train batches are rollouts of 16 steps."""
     scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2,
                          col_communication=ASYNC,
                          runtime="simulated", costs={"grad": 1.0})

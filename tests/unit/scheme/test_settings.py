@@ -1,4 +1,4 @@
-"""Settings by level: one home per option, and three forms of the same scheme."""
+"""Check that each option is declared at one level, and that the three forms of a scheme's settings are equivalent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONS = [name for level in LEVELS for name in names_of_level(level)]
 KINDS = (*COLLECTION_KINDS, *GRADIENT_KINDS, Ray, Threads, Simulated)
 
 
-# One home per option
+# Each option is declared once
 
 
 def test_each_option_is_declared_in_one_class():
@@ -78,7 +78,10 @@ def test_the_keywords_are_the_options():
 
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"runtime"}))
 def test_the_type_of_a_keyword_is_that_of_the_option(name):
-    """Keywords may be wider: names of enum members, a list or a mapping in place of the form that is stored."""
+    """Check that a keyword accepts all types of its option.
+
+    The keyword may also accept strings, such as names of enum members.
+    """
     of_keyword = typing.get_type_hints(SchemeKeywords)[name]
     of_option = declaration_of(name).type
     if name == "num_replay_workers":
@@ -103,14 +106,14 @@ def test_a_default_given_by_name_changes_nothing(name):
 
 
 def test_settings_of_a_scheme_are_settings_for_another():
-    """What run.json keeps makes the same scheme again."""
+    """Check that the settings stored in run.json recreate the same scheme."""
     for settings in ({}, {"num_col_workers": 2, "col_communication": ASYNC, "max_policy_lag": 3},
                      {"num_grad_workers": 2}):
         first = Scheme(*synthetic_agent(4), **{"seed": 1, **settings})
         assert Scheme(*synthetic_agent(4), **first.settings).settings == first.settings
 
 
-# Three forms
+# Three forms of the same settings
 
 
 def kinds_of(scheme):
@@ -120,7 +123,7 @@ def kinds_of(scheme):
 
 
 def by_factories(agent, flat):
-    """The scheme that nested factories make from the same settings."""
+    """Build a scheme with the settings `flat` from nested factories."""
     flat = dict(flat)
     given = {name: value for name, value in flat.items() if name not in ("num_col_workers", "num_grad_workers",
                                                                          "num_replay_workers")}
@@ -142,7 +145,7 @@ def by_factories(agent, flat):
 
 
 def trained(scheme, updates=20):
-    """Final parameters, ledger and settings of a scheme after so many updates."""
+    """Train a scheme until `updates` updates are made; return its final parameters, ledger and settings."""
     while scheme.version < updates:
         scheme.step()
     state = scheme.acting_state()

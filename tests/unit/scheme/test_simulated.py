@@ -1,4 +1,4 @@
-"""Schemes in the simulated runtime: what repeats, what the clock says, what stops, what faults do."""
+"""Check schemes in the simulated runtime: repeatability, virtual time, stopping and faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers
 
 @pytest.fixture
 def simulate(make_scheme, check_ledger):
-    """A function that runs a simulated scheme to its end; what it came to."""
+    """Return a function that runs a simulated scheme to its end, and returns a dict of results."""
     def run(schedule_seed=0, updates=12, **settings):
         scheme = make_scheme(runtime="simulated", schedule_seed=schedule_seed, **settings)
         while scheme.version < updates:
@@ -34,12 +34,12 @@ def simulate(make_scheme, check_ledger):
 def test_the_same_seeds_give_the_same_run(simulate, pattern):
     first, again = simulate(7, **pattern), simulate(7, **pattern)
     assert torch.equal(first.pop("parameters"), again.pop("parameters"))
-    assert first == again  # events, ledger, lags and virtual times, all of it
+    assert first == again  # events, ledger, lags and virtual times are all equal
 
 
 def test_other_schedule_seeds_interleave_otherwise(simulate, pattern):
     digests = {simulate(seed, updates=6, **pattern)["digest"] for seed in range(8)}
-    # Central synchronous collection and central gradients have one thread, which waits for nobody.
+    # With central synchronous collection and central gradients there is only one thread, so there is only one schedule.
     has_one_thread = pattern[
         "num_col_workers"] == pattern["num_grad_workers"] == 1 and pattern["col_communication"] == "synchronous"
     assert len(digests) == (1 if has_one_thread else 8)
@@ -65,7 +65,10 @@ def test_decentralised_updates_agree_with_real_ranks(simulate, make_scheme):
 
 
 def test_virtual_time_is_what_the_costs_say(simulate):
-    """Central and synchronous: 8 steps, then 4 gradients and updates a rollout; 12 updates are three rollouts."""
+    """Check a central, synchronous scheme.
+
+    A rollout has 8 steps, 4 gradients and 4 updates, so 12 updates need three rollouts.
+    """
     costs = {"step": 0.5, "grad": 2.0, "update": 0.25}
     assert simulate(costs=costs)["seconds"] == pytest.approx(3 * 8 * 0.5 + 12 * 2.25)
 
@@ -82,7 +85,10 @@ def test_a_straggler_delays_synchronous_rounds_and_asynchronous_ones_less(simula
 
 
 def test_preemption_is_in_time(simulate):
-    """Two fast collectors end the round; the slow one has made a tenth of its steps, and the two that it must."""
+    """Two fast collectors finish the round after 0.8 s.
+
+    The slow collector stops after the two steps that it must make, at 2 s.
+    """
     costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@*/CWorker 3": 1.0}
     settings = {"num_col_workers": 3, "col_fraction_workers": 0.6, "fraction_samples": 0.25}
     result = simulate(costs=costs, **settings)
@@ -156,7 +162,7 @@ def test_a_fault_reaches_the_user_and_stop_is_clean(make_scheme, faults, setting
 
 
 def test_a_hang_takes_virtual_time_only(simulate):
-    """A collector that hangs for an hour costs an hour on the clock of the simulation."""
+    """Check that a collector that hangs for an hour costs an hour of virtual time only."""
     settings = {"num_col_workers": 2, "queue_timeout_s": 1e6, "worker_timeout_s": 1e6}
     assert 3600 < simulate(faults="hang col.1 3600s @ step 3", **settings)["seconds"] < 3700
 
@@ -171,7 +177,7 @@ def test_a_spoilt_gradient_is_left_out(make_scheme):
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 def test_faults_work_in_every_runtime_of_this_process(make_scheme, runtime):
     scheme = make_scheme(runtime=runtime, faults="raise col.1 @ step 12", num_col_workers=2)
-    while scheme.version < 4:  # the first rollout is whole
+    while scheme.version < 4:  # the first rollout is complete
         scheme.step()
     with pytest.raises(InjectedFault, match="GWorker 0/CWorker 1 at step 12"):
         scheme.step()
@@ -216,7 +222,8 @@ def test_the_user_may_step_from_another_thread_only_if_it_started_there(make_sch
 
 
 def test_stop_does_not_wait_for_room_rollout_by_rollout(make_scheme):
-    """Thirty rollouts that all found the queue full cost one wait, not thirty."""
+    """Check that `stop` waits once, not thirty times, if thirty rollouts cannot be enqueued because the queue is full.
+    """
     algo, actor, _, envs = synthetic_agent()
     scheme = make_scheme(algo=algo, actor=actor, envs=envs, storage=SyntheticStorage, size=4, runtime="simulated",
                          num_col_workers=30, col_communication=ASYNC, col_in_flight=1, queue_size=1,

@@ -1,4 +1,4 @@
-"""Where the time goes: every second of every worker is in one part, or idle; exact on the virtual clock."""
+"""Check that every second of every worker is counted in one part of its work or as idle; the virtual clock is exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ COSTS = {"start": 0, "message": 0.25, "step": 0.5, "grad": 2.0, "update": 0.25}
 
 @pytest.fixture
 def run():
-    """A function from settings to the metrics of a simulated run of a synthetic agent with rollouts of 4 steps."""
+    """Return a function that runs a simulated scheme of the synthetic agent, with rollouts of 4 steps, and returns its
+    metrics."""
     schemes = []
 
     def run_(updates=20, agent=None, **settings):
@@ -35,7 +36,7 @@ def run():
 
 
 def took(level):
-    """The parts that took any time."""
+    """Return the parts that took any time."""
     return {part: seconds for part, seconds in level.items() if seconds}
 
 
@@ -88,7 +89,7 @@ def test_what_is_new_is_taken_once():
     with watch.part("outer"):
         now[0] += 8
     assert watch.take() == {"outer": (1, 8.0)}
-    assert watch.seconds == {"outer": 10.0, "uncounted": 1.0, "counted": 4.0}  # go on
+    assert watch.seconds == {"outer": 10.0, "uncounted": 1.0, "counted": 4.0}  # `take` does not reset the totals
 
 
 def test_idle_is_what_is_left():
@@ -107,7 +108,7 @@ def test_the_seconds_of_every_level_are_those_of_its_workers(run, pattern, agent
     time_s = metrics["time_s"]
     elapsed = sum(time_s["update"].values())
     grads = pattern["num_grad_workers"]
-    # None is above: a part that counted twice would leave less than nothing for idle.
+    # The sums would exceed the elapsed time if a part were counted twice, because idle time is never negative.
     assert sum(time_s["gradients"].values()) == pytest.approx(grads * elapsed)
     assert sum(time_s["collection"].values()) == pytest.approx(grads * pattern["num_col_workers"] * elapsed)
     assert time_s["collection"]["environment"] == pytest.approx(metrics["rollouts"] * 4 * COSTS["step"])
@@ -116,7 +117,7 @@ def test_the_seconds_of_every_level_are_those_of_its_workers(run, pattern, agent
 
 def test_central_parts_are_those_of_the_costs(run):
     time_s = run()["time_s"]
-    # Each update: four steps, a gradient, and the update itself; all in one thread.
+    # Each update takes four steps, a gradient and the update itself, all in one thread.
     assert took(time_s["collection"]) == pytest.approx({"environment": 40.0, "idle": 45.0})
     assert took(time_s["gradients"]) == pytest.approx({"wait": 40.0, "grad": 40.0, "idle": 5.0})
     assert took(time_s["update"]) == pytest.approx({"wait": 80.0, "apply": 5.0})
@@ -140,7 +141,8 @@ def test_the_way_of_gradients_counts_both_requests_of_an_update(make_scheme):
     assert scheme.metrics()["time_s"]["gradients"]["send"] == pytest.approx(5 * 2 * 4 * COSTS["message"])
 
 
-@pytest.mark.parametrize(("prefetch", "awaited"), [(0, 4), (1, 1)])  # of the four rounds of an update
+# `awaited`: number of rounds, of four per update, that the learner waits for
+@pytest.mark.parametrize(("prefetch", "awaited"), [(0, 4), (1, 1)])
 def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(make_scheme, prefetch, awaited):
     scheme = make_scheme(
         CountingEnv, {"episode_length": 10**6}, num_envs=2, size=4,
@@ -154,7 +156,8 @@ def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(make_scheme, p
 def test_ranks_wait_for_the_slowest_where_they_average(run):
     metrics = run(num_grad_workers=2, distribute_gradients=True, costs=COSTS | {"step@GWorker 2/*": 1.0})
     time_s = metrics["time_s"]
-    assert time_s["gradients"]["average"] == pytest.approx(20 * 4 * 0.5)  # of the first
+    # Rank 1 waits, because four steps of rank 2 take 2 s longer
+    assert time_s["gradients"]["average"] == pytest.approx(20 * 4 * 0.5)
     assert time_s["gradients"]["grad"] == pytest.approx(2 * 20 * COSTS["grad"])
     assert time_s["gradients"]["apply"] == pytest.approx(2 * 20 * COSTS["update"])
     assert metrics["grad_time_ms"] == pytest.approx(2000.0)
@@ -162,7 +165,7 @@ def test_ranks_wait_for_the_slowest_where_they_average(run):
 
 def test_rollouts_bring_what_they_took(make_scheme):
     class Ticking(ThreadRuntime):
-        """Its clock goes on by one with each reading."""
+        """A runtime whose clock advances by 1 s with each reading."""
 
         def __init__(self):
             super().__init__()
@@ -177,8 +180,8 @@ def test_rollouts_bring_what_they_took(make_scheme):
             envs.observation_space, envs.action_space, hidden_sizes=(8,)), GAEBuffer.create_factory(5), envs)
     worker = CWorker(1, recipe, runtime=Ticking())
     first = worker.collect()
-    # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between
-    # them.
+    # The reset and each of the 5 steps take one tick; so do the actions of each step, the values of the rollout, and
+    # its encoding. All other ticks count as "store".
     assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
     again = worker.collect(worker.get_weights())
     assert again.timings == {"decode": 2, "environment": 5, "inference": 6, "encode": 1, "store": 9}
@@ -187,7 +190,8 @@ def test_rollouts_bring_what_they_took(make_scheme):
 
 
 def test_reports_bring_every_part(make_scheme):
-    """On the real clock: what surely took any time, and how much at most."""
+    """Check on the real clock that every part that surely takes time is reported, and that the sums match the elapsed
+    time."""
     scheme = make_scheme(num_col_workers=2, num_grad_workers=2)
     for _ in range(8):
         scheme.step()

@@ -1,4 +1,5 @@
-"""Trees of workers composed by hand: what they promise, and what is refused before anything starts."""
+"""Check worker trees that are built by hand: their ledgers are exact, and wrong trees are refused before anything
+starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of a window of numbers."""
+"""Check the statistics of a window of numbers."""
 
 from __future__ import annotations
 
