@@ -1,4 +1,4 @@
-"""Agents and tools of tests of microbatches."""
+"""Agents and tools for tests of microbatches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = {
 
 
 class Watch:
-    """An algorithm and a storage that write down what reaches them in this process."""
+    """An algorithm class and a storage class that record the sizes of the data that they receive."""
 
     def __init__(self, cls=A2C):
         watch = self
@@ -55,7 +55,7 @@ def envs(num_envs=4, **options):
 
 @pytest.fixture
 def train(make_scheme, check_ledger):
-    """A function that makes some updates; what the run came to."""
+    """Return a function that trains for some updates, and returns a dict of results."""
     def run(algo, updates=3, recurrent=None, actor=None, **settings):
         given = settings.pop("envs", None) or envs()
         actor = OnPolicyActor.create_factory(

@@ -1,4 +1,5 @@
-"""Microbatches in the log, in the ledger, in records, with prefetch, and where slices are not independent."""
+"""Check microbatches in the log, the ledger and records, with prefetch, and with networks whose slices are not
+independent."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pytorchrl.scheme.gradients import microbatch as accumulator
 from tests.unit.scheme.microbatching.conftest import ALGORITHMS, PLACES, envs, assert_same
 
 
-# What is logged
+# Log
 
 
 def lines_of(caplog):
@@ -25,7 +26,7 @@ def lines_of(caplog):
 
 
 def test_each_microbatch_that_is_forgotten_is_a_line(make_scheme, plain_a2c, caplog):
-    """However many slices it is cut into."""
+    """Check that the log has one line per microbatch that is discarded, regardless of the number of its slices."""
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c,
                          train_batch_size=100,
                          microbatch_size=30)
@@ -76,12 +77,15 @@ def test_prefetch_changes_no_bit(train, runtime, rollouts):
     without, ahead, again = (train(ALGORITHMS["a2c"], **settings, prefetch=prefetch) for prefetch in (0, 1, 1))
     assert_same(without, ahead, exact=True)
     assert_same(ahead, again, exact=True)
-    # Nothing is in flight between two updates: what is collected is used.
+    # No rollout is in flight between two updates, so all collected steps were used.
     assert ahead["ledger"]["collected"] == ahead["ledger"]["consumed_unique"]
 
 
 def test_prefetch_collects_while_a_microbatch_is_differentiated(train):
-    """Two rounds a microbatch of 10 virtual seconds each, and gradients of 30: the longer of the two counts."""
+    """A microbatch needs two rounds of 10 virtual seconds each, and its gradient takes 30 s.
+
+    With prefetch, each microbatch but the first is collected while the gradient of the previous one is computed.
+    """
     costs = {"start": 0, "message": 0, "step": 1.0, "grad": 30.0, "update": 0}
     settings = {"runtime": "simulated", "costs": costs, "num_col_workers": 2, "updates": 1,
                 "envs": VecEnv.create_factory(CountingEnv, {"episode_length": 10**6}, 4),
@@ -116,7 +120,7 @@ def test_workers_that_are_late_are_stopped_in_rounds_by_pieces_too(train):
     assert result["metrics"]["rollouts_preempted"] == result["metrics"]["rollouts"] / 3
 
 
-# The account
+# Ledger
 
 
 def test_steps_are_queued_until_the_update_is_made(make_scheme, check_ledger, monkeypatch):
@@ -127,7 +131,7 @@ def test_steps_are_queued_until_the_update_is_made(make_scheme, check_ledger, mo
         seen.append(worker.ledger.snapshot().queued), right(*args))[1])
     scheme.step()
     assert len(seen) >= 4
-    assert seen == sorted(set(seen))  # each piece adds to those before it
+    assert seen == sorted(set(seen))  # each microbatch adds queued steps
     ledger = check_ledger(scheme)
     assert ledger["queued"] == 0
     assert ledger["consumed_unique"] == ledger["collected"] == seen[-1]
@@ -177,7 +181,7 @@ def test_an_error_in_the_middle_leaves_its_steps_to_the_shutdown(make_scheme):
 
 
 def test_normalisers_move_between_updates_only(train):
-    """Ranks that took different numbers of rollouts still agree on what normalisers have seen."""
+    """Check that normalizers count exactly the consumed steps, even if ranks used different numbers of rollouts."""
     settings = {"envs": envs(2, autoreset="next_step"), "actor": {"normalize_obs": True}, "train_batch_size": 77,
                 "microbatch_size": 20}
     for place in PLACES.values():
@@ -186,7 +190,7 @@ def test_normalisers_move_between_updates_only(train):
         assert count == result["ledger"]["consumed_unique"] > 6 * 57
 
 
-# Recorded and repeated
+# Record and replay
 
 
 @pytest.mark.parametrize("settings", [
@@ -221,7 +225,7 @@ def test_a_record_of_other_pieces_is_refused(make_scheme, tmp_path):
 
 
 class BatchNormed(OnPolicyActor):
-    """An actor that normalises over whatever batch it is given."""
+    """An actor with batch normalization, which normalizes over whatever batch it receives."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Schemes that differentiate, or also collect, by pieces: sizes, equal results, what is held, what is counted."""
+"""Check schemes that compute gradients, or also collect, in microbatches: sizes, equal results, memory and counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.unit.scheme.microbatching.conftest import ONE_PASS, ALGORITHMS, PLACE
 ])
 def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, micro, train_steps, microbatches, slices,
                                           passes):
-    """The worked examples, at a tenth of their size: rounds are never trimmed, and slices are even."""
+    """Check the examples of the documentation, mostly at a tenth of their size: rounds are never trimmed, and slices
+    are even."""
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=1, size=size, num_col_workers=workers,
                          algo=watch.algo.create_factory(), storage=watch.storage, train_batch_size=train_steps,
                          microbatch_size=micro)
@@ -43,7 +44,7 @@ def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, mic
     ({"train_batch_size": 48, "num_col_workers": 1, "col_communication": ASYNC}, 1),
 ], ids=["rounds", "pieces", "asynchronous"])
 def test_steps_in_which_environments_are_reset_fill_batches(make_scheme, watch, settings, items):
-    """Three rollouts of 8 steps of 2 environments are a train batch of 48, although they hold fewer transitions."""
+    """Three rollouts of 8 steps in 2 environments form a train batch of 48, although they have fewer transitions."""
     scheme = make_scheme(num_envs=2, size=8, algo=watch.algo.create_factory(), storage=watch.storage,
                          envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"),
                          **settings)
@@ -61,16 +62,16 @@ def test_train_batch_size_alone_collects_whole_rounds(make_scheme, watch):
 
 
 def test_the_local_workers_rollouts_are_not_overwritten_by_the_next(make_scheme, recorder):
-    """Its rounds lie in the same memory, one after the other: every step that was made is drawn once."""
+    """Check that every step is drawn exactly once, although all rounds of the local worker use the same memory."""
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, algo=A2C.create_factory(), train_batch_size=100)
-    del recorder.made[:]  # by the probe
+    del recorder.made[:]  # discard the steps of the probe
     for _ in range(3):
         scheme.step()
     assert len(recorder.drawn) == len(set(recorder.drawn)) == scheme.ledger()["consumed_unique"] >= 300
     assert sorted(recorder.inserted) == sorted(recorder.drawn)
 
 
-# The same result
+# Equal results
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -115,11 +116,11 @@ def test_clipping_is_felt_once_an_update(train):
     algo = A2C.create_factory(max_grad_norm=0.05, optimizer="sgd", lr=0.1)
     whole, pieces = (train(algo, train_batch_size=160, microbatch_size=size) for size in (None, 30))
     assert_same(whole, pieces)
-    assert all(info["grad_norm"] > 0.05 for info in pieces["infos"])  # of the whole, before it was clipped
+    assert all(info["grad_norm"] > 0.05 for info in pieces["infos"])  # the norm of the whole gradient before clipping
 
 
 def test_a_loss_that_is_a_sum(make_scheme, train):
-    """Gradients of slices are added, not averaged."""
+    """Check that the gradients of slices are added, not averaged, if the loss is a sum."""
     class Sum(A2C):
         loss_reduction = "sum"
 
@@ -137,7 +138,7 @@ def test_a_loss_that_is_a_sum(make_scheme, train):
 
 
 def test_target_kl_is_decided_by_the_whole_batch(train):
-    """A slice above the limit does not end the passes; the mean over all of them does."""
+    """Check that the mean KL over all slices, not the KL of one slice, decides whether training on the data stops."""
     settings = {"num_epochs": 6, "num_mini_batch": 1, "lr": 3e-3, "target_kl": 1e-4}
     whole, parts = (train(PPO.create_factory(**settings), updates=12, microbatch_size=size) for size in (None, 7))
     assert_same(whole, parts)
@@ -145,13 +146,13 @@ def test_target_kl_is_decided_by_the_whole_batch(train):
     assert set(skipped) == {0.0, 1.0}
 
 
-# What is held
+# Data in memory
 
 
 def test_microbatches_are_forgotten_where_nothing_needs_them(train, watch):
     train(watch.algo.create_factory(), updates=2, storage=watch.storage, train_batch_size=400, microbatch_size=40)
     assert len(watch.items) >= 2 * 400 / 80
-    assert max(watch.items) < 40 + 40  # a microbatch, and less than one round more
+    assert max(watch.items) < 40 + 40  # `microbatch_size` plus less than one round
     assert max(watch.slices) <= 40
 
 
@@ -197,7 +198,7 @@ def test_norm_over_changes_what_advantages_are_normalised_over(train, normalizat
 
 
 def test_norm_over_microbatch_with_parallel_gradients(train):
-    """Each gradient worker normalises over its own microbatches, whatever the others have."""
+    """Check that each gradient worker normalizes over its own microbatches, independently of the other workers."""
     algo = PPO.create_factory(**ONE_PASS, advantage_normalization="batch", lr=1e-2)
     settings = {"train_batch_size": 160, "microbatch_size": 30, "norm_over": "microbatch"}
     assert_same(train(algo, **PLACES["parallel gradients"], **settings),

@@ -1,4 +1,4 @@
-"""Runs that are recorded and repeated."""
+"""Tools for tests that record and replay runs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
 
 
 def run_on(scheme):
-    """More updates than any record has."""
+    """Make 1,000 steps, more than any record has."""
     for _ in range(1000):
         scheme.step()
 
 
 class Runs:
-    """Makes a run with a record, and the same again from it."""
+    """Records runs in the file `path`, and replays them."""
 
     def __init__(self, make_scheme, path):
         self.make, self.path = make_scheme, str(path)
 
     def record(self, updates=25, between=None, **settings):
-        """What a recorded run came to."""
+        """Record a run until `updates` updates are made, call `between(scheme)` after each step, and return the
+        results."""
         scheme = self.make(record=self.path, **settings)
         return self._run(scheme, lambda: scheme.version >= updates, between)
 
     def replay(self, between=None, **settings):
-        """What it came to when repeated."""
+        """Replay the record to its end, call `between(scheme)` after each step, and return the results."""
         settings.pop("runtime", None), settings.pop("schedule_seed", None), settings.pop("costs", None)
         scheme = self.make(runtime=None, replay=self.path, **settings)
         return self._run(scheme, lambda: scheme.replay_is_over, between)
@@ -53,7 +54,7 @@ class Runs:
         assert ledger["in_flight"] == ledger["queued"] == 0
         assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
         weights = scheme._worker.local_worker.get_weights()
-        if scheme._worker._in_thread:  # which went on after the user's last look
+        if scheme._worker._in_thread:  # the thread may have continued after `metrics` was read
             metrics = scheme.metrics()
         return {"version": scheme._worker.actor_version, "error": error, "lag": metrics["policy_lag"],
                 "grad_lag": metrics["grad_lag"], "numbers": [metrics[name] for name in ("queue", "passes_cancelled")],
@@ -61,12 +62,13 @@ class Runs:
                 "state": {name: torch.as_tensor(value) for name, value in weights.state.items()}}
 
     def lines(self):
-        """[worker, incarnation, events, turns] of the whole record."""
+        """Return all entries of the record in the form [worker, incarnation, events, turns]."""
         with open(self.path, encoding="utf-8") as file:
             return [part for line in list(file)[1:-1] for part in json.loads(line)]
 
     def alter(self, change):
-        """Let `change(part)` change each part of the record in place, until it returns true."""
+        """Call `change(part)`, which may modify the part, for each part of the record until it returns True; save the
+        record."""
         with open(self.path, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
         assert any(change(part) for line in lines[1:-1] for part in line)
@@ -74,7 +76,7 @@ class Runs:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def twice(self, **settings):
-        """Record, replay, compare; both."""
+        """Record a run, replay it, check that the results are equal, and return both."""
         first = self.record(**settings)
         settings.pop("updates", None)
         again = self.replay(**settings)

@@ -1,4 +1,4 @@
-"""The first difference between a replayed run and its record is named."""
+"""Check that the first difference between a replayed run and its record is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.scheme.recording.conftest import ALL_ASYNC, ASYNC_COLLECTION
 def test_another_event_is_named(runs):
     runs.record(runtime="threads", **ALL_ASYNC)
 
-    def change(part):  # one of the answers that the driver took came from the other worker
+    def change(part):  # swap the two workers in answers to the driver
         answers = [event for event in part[2] if part[0] == "UWorker" and event[0] == "answer"]
         for event in answers:
             event[1] = 1 - event[1]
@@ -42,7 +42,8 @@ def test_another_turn_is_named(runs):
 
 def test_an_environment_that_does_not_repeat_is_named(runs):
     class Drawn(FaultyEnv):
-        offsets = iter([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])  # the probes' and the first run's; the second run's
+        # 0 for the probes and the first run, 1 for the second run
+        offsets = iter([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])
 
         def __init__(self):
             super().__init__("step", at=10**6)

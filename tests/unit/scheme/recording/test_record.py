@@ -1,4 +1,5 @@
-"""A recorded run, on threads or simulated, repeats bit for bit from its record, or the first difference is named."""
+"""Check that a recorded run, on threads or simulated, is replayed bit for bit, or that the first difference is
+reported."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def test_every_pattern_is_repeated_bit_for_bit(runs, pattern, runtime):
 
 
 def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs, make_scheme):
-    """Without the record the simulated runtime would go another way."""
+    """Check that a simulation with another schedule seed ends with other parameters, so equal results of a replay can
+    only come from the record."""
     first, _ = runs.twice(runtime="simulated", schedule_seed=11, **ALL_ASYNC)
     scheme = make_scheme(runtime="simulated", schedule_seed=12, **ALL_ASYNC)
     while scheme.version < 25:
@@ -28,7 +30,7 @@ def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs,
 
 
 def between_queue_and_learner(rng):
-    """Random settings of what lies there; what it does depends on who comes first."""
+    """Return random settings of the buffers between queue and learner, whose effects depend on the order of events."""
     settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
                 "queue_size": rng.choice((1, 2, 4)),
                 "col_in_flight": rng.choice((1, 2)), "num_passes": rng.choice((1, 2, 3)),
@@ -46,7 +48,7 @@ def between_queue_and_learner(rng):
 
 
 def scenario(seed):
-    """Settings of a random asynchronous run with a fault."""
+    """Return the settings of a random run with a fault."""
     rng = random.Random(f"record {seed}")
     col, grad = rng.choice((2, 3)), rng.choice((1, 2, 3))
     settings = {"num_col_workers": col, "num_grad_workers": grad, "grad_communication": rng.choice((SYNC, ASYNC)),
@@ -65,7 +67,7 @@ def scenario(seed):
     worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
     action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
     if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:
-        # a rank that is lost ends the run, at a deadline of the others
+        # Other faults may cause the loss of a rank, which ends a recorded run at the deadline of the other ranks.
         settings["distribute_gradients"] = rng.random() < 0.5
     settings["faults"] = {
         "kill": f"kill {worker} p=0.03",
@@ -76,10 +78,11 @@ def scenario(seed):
 
 @pytest.mark.parametrize("seed", range(25))
 def test_random_runs_of_the_learners_buffers_are_repeated(runs, seed):
-    """Which item was dropped, which slot had one, who was asked: all of it follows from the turns, and happens again.
+    """Check random settings of the learner's buffers: the same items are dropped, the same slots are used, and the same
+    workers are called again.
 
-    How many items had been dropped when an update was reported does not: the collecting thread goes on beside the
-    report.
+    Only the number of items that were dropped before an update was reported may differ, because the collector thread
+    continues during the report.
     """
     rng = random.Random(f"buffers {seed}")
     settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,
@@ -97,13 +100,17 @@ def test_random_runs_of_the_learners_buffers_are_repeated(runs, seed):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_sum_in_the_same_order(runs, size):
-    """Over gloo, whose own order is another from four ranks on."""
+    """Check that ranks sum their gradients in the same order in both runs.
+
+    The ranks are connected by gloo, whose own reduction uses another order from four ranks on.
+    """
     runs.twice(runtime="threads", num_grad_workers=size, distribute_gradients=True, updates=12)
 
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])
 def test_advantages_normalised_over_all_workers(runs, communication):
-    """What a worker has told of its advantages holds for the others also if it is lost before its gradient."""
+    """Check that the moments of a worker's advantages count for the other workers even if the worker is lost before it
+    computes its gradient."""
     algo = PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3, advantage_normalization="batch")
     for number in range(1, 7):
         runs.path = f"{runs.path}{number}"
@@ -113,12 +120,14 @@ def test_advantages_normalised_over_all_workers(runs, communication):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_runs_with_faults_are_repeated(runs, seed):
-    """Workers lost, hung, replaced or done without, rounds cut short, updates skipped, runs that end with an error."""
+    """The runs include lost, hung, replaced and ignored workers, preempted rounds, skipped updates, and runs that end
+    with an error."""
     runs.twice(updates=8, **scenario(seed))
 
 
 def test_a_lost_worker_is_lost_again_at_the_same_event(runs):
-    """Also one whose loss has no cause within the run, as when a process is killed from outside."""
+    """Check that a loss with a cause outside the run, such as a process that the user kills, is replayed at the same
+    event."""
     killed = []
 
     def kill(scheme):
@@ -147,7 +156,10 @@ def test_an_error_is_raised_again_where_it_was_raised(runs):
 ], ids=["all-async", "async-collection", "parallel", "parallel-collection", "decentralised"])
 @pytest.mark.parametrize("name", ["lr", "entropy_coef"])
 def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name):
-    """Also where the user looks at the weights in one of the runs only, and where a change is refused."""
+    """Check that a user's change of a parameter is replayed at the same update.
+
+    The user reads the weights in only one of the two runs, and also makes a change that is refused.
+    """
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
 
     def change(scheme):
@@ -171,7 +183,10 @@ def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name
 
 
 def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_path):
-    """Gradients are computed beside the user's call, which would fall into the middle of one."""
+    """Check that parameters cannot be changed in a recorded run if a thread computes gradients.
+
+    Such a change could occur in the middle of a gradient.
+    """
     scheme = make_scheme(record=tmp_path / "run", grad_communication=ASYNC)
     scheme.step()
     with pytest.raises(ConfigError, match=r"entropy_coef cannot be changed while a run .* is recorded"):
@@ -179,7 +194,7 @@ def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_p
 
 
 def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs, monkeypatch):
-    """The last line may be half written."""
+    """Check that a record with an incomplete last line is replayed as far as it goes."""
     monkeypatch.setattr("pytorchrl.scheme.recording.record._WRITE_INTERVAL_S", 0.0)
     first = runs.record(runtime="threads", **ALL_ASYNC)
     with open(runs.path, encoding="utf-8") as file:
@@ -232,7 +247,7 @@ def _interrupt():
 
 
 def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
-    """It was about the machine, or time; the replay does not go on without it for ever."""
+    """Check that a replay ends with an error if the recorded error, such as a lack of memory, does not occur again."""
     right = PPO.compute_gradients
 
     calls = iter(range(10**6))
@@ -249,7 +264,10 @@ def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
 
 
 def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
-    """In a replayed run no time passes, so its budget of restarts would be spent too soon."""
+    """Check that a replay does not limit replacements.
+
+    No time passes in a replay, so a worker would soon exceed its budget of ten replacements in ten minutes.
+    """
     settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01",
                 "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)}
     first = runs.record(runtime="simulated", costs={"grad": 120.0}, updates=300, **settings)

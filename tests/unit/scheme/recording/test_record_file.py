@@ -1,4 +1,4 @@
-"""The file of a record: what it belongs to, where it may be, and what is no record."""
+"""Check the file of a record: the run that it belongs to, its location, and files that are refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from pytorchrl.errors import ConfigError, EnvError
 from tests.unit.scheme.recording.conftest import ALL_ASYNC
 
 HEAD = '{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"target_steps":1}\n'
-
-
-# The file.
 
 
 def test_a_record_is_of_its_run_only(runs, make_scheme):
@@ -104,7 +101,7 @@ def test_contradictions_are_refused(make_scheme, runs):
 
 
 def test_a_record_is_small(runs):
-    """Less than a hundred bytes an event, whatever the rollouts and gradients weigh."""
+    """Check that a record has less than 100 bytes per event, regardless of the size of rollouts and gradients."""
     runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
     events = sum(len(part[2]) for part in runs.lines())
     with open(runs.path, encoding="utf-8") as file:
@@ -114,7 +111,7 @@ def test_a_record_is_small(runs):
 
 
 def test_a_learner_replays_to_the_end_of_the_record(make_scheme, tmp_path):
-    """With a schedule that follows the target."""
+    """Check that a `Learner` replays a run to the end of its record, with a learning rate that follows a schedule."""
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
     results = []
     for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"},

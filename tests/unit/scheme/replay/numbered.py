@@ -1,4 +1,4 @@
-"""Rollouts whose steps are numbered, and shards that keep the numbers."""
+"""Rollouts with numbered steps, and shards that keep the numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.transport.messages import Rollout
 
 SIZE = 10
-"""Steps of a rollout."""
+"""Number of steps of a rollout."""
 
 
 def rollout(number, worker=1):
-    """The numbers of `SIZE` steps."""
+    """Return rollout `number`, whose rewards are the numbers of its `SIZE` steps."""
     steps = (number * SIZE + np.arange(SIZE, dtype=np.int64)).reshape(SIZE, 1)
     no = np.zeros((SIZE, 1), bool)
     data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no,
@@ -25,7 +25,7 @@ def rollout(number, worker=1):
 
 
 def start_shards(number, capacity=1000, costs=None):
-    """A simulated runtime and a set of shards in it."""
+    """Start a set of shards in a simulated runtime, and return (runtime, shards)."""
     runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=0, costs={"message": 0.0} | (costs or {})))
     algo, actor, storage, _ = synthetic_agent(SIZE, capacity=capacity)
     workers = RWorkerSet.create_factory(number, algo, actor, storage)(0, runtime=runtime)

@@ -1,4 +1,4 @@
-"""Rollouts on their way into shards: what the ledger says before and after each confirmation and loss."""
+"""Check the ledger while rollouts are sent to shards: before and after each confirmation and each loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Side:
         self.number = 0
 
     def add(self, worker=1):
-        """Collect a rollout and send it; whether a shard has accepted it."""
+        """Collect a rollout and send it; return whether a shard has accepted it."""
         if self.inserter.add(rollout(self.number, worker), 0):
             self.ledger.collect(SIZE)
             self.number += 1
@@ -46,13 +46,13 @@ class Side:
         return self.ledger.snapshot().dropped.get("worker_lost", 0)
 
     def kept(self):
-        """Numbers of the steps in each shard."""
+        """Return the numbers of the steps in each shard."""
         return [handle.native.worker._storage._drawn_from.tolist() for handle in self.handles]
 
 
 @pytest.fixture
 def make():
-    """A function that starts shards, and an inserter for them."""
+    """Return a function that starts shards and an inserter for them."""
     sides = []
 
     def make_(*arguments, **options):
@@ -106,14 +106,14 @@ def test_a_lost_shard_loses_what_it_had_and_what_was_on_the_way(make):
     side.add()
     side.add()
     side.inserter.lose(0, WorkerLostError("gone"))
-    assert side.lost == 3 * SIZE  # two that it had, one that was on the way
+    assert side.lost == 3 * SIZE  # two rollouts in the shard, and one in flight
     assert side.places() == {"resident": 2 * SIZE, "in_flight": SIZE}
     assert [side.states.incarnation(index) for index in range(2)] == [1, 0]
     side.confirm()
     assert side.places() == {"resident": 3 * SIZE}
     for _ in range(2):
         assert side.add()
-    assert side.inserter.owners == [1, 1]  # until the first one is replaced
+    assert side.inserter.owners == [1, 1]  # shard 0 accepts no rollouts until it is replaced
 
 
 def test_a_shard_that_the_sampler_found_lost_is_replaced_once(make):
@@ -128,7 +128,7 @@ def test_a_shard_that_the_sampler_found_lost_is_replaced_once(make):
     assert side.lost == SIZE
     side.inserter.poll(5.0)
     side.inserter.poll(5.0)
-    side.states.suspend(0, 0, error)  # late
+    side.states.suspend(0, 0, error)  # a late report of the same loss
     side.inserter.poll(0.0)
     assert side.states.incarnation(0) == 1
     assert side.add()

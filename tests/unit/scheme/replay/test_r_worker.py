@@ -1,4 +1,4 @@
-"""A replay shard by itself: importance weights by what all shards hold."""
+"""Check a single replay shard, whose importance weights depend on the priorities in all shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BETA = 0.5
 
 @pytest.fixture
 def make():
-    """A function from options of the storage to a shard that holds five transitions with priorities 1 to 5."""
+    """Return a function that makes a shard with the given storage options, and transitions of priorities 1 to 5."""
     def make_(**options):
         envs = VecEnv.create_factory(CountingEnv)
         agent = {"algo_factory": DQN.create_factory(), "storage_factory": PERBuffer.create_factory(
@@ -34,7 +34,7 @@ def make():
 
 @pytest.mark.parametrize("smallest", [1.0, 0.25, 4.0, float("inf")])
 def test_weights_are_relative_to_the_largest_of_all_shards(make, smallest):
-    """The smallest priority of all shards has the largest weight; this shard's own, as it is now, counts, too."""
+    """Check that the smallest priority of all shards, including the current priorities of this shard, has weight 1."""
     batch = make(weight_norm="buffer").sample(200, smallest, {"beta": BETA}).batch
     expected = ((batch.ids + 1.0) / min(smallest, 1.0)) ** -BETA
     assert batch.weight.tolist() == pytest.approx(expected.tolist(), rel=1e-5)

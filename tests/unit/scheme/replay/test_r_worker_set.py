@@ -1,4 +1,4 @@
-"""Sets of replay shards: where they run, how they share the storage's size, and which options are refused."""
+"""Check sets of replay shards: where shards run, how they divide the storage's size, and which options are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.scheme.replay.numbered import SIZE, rollout, start_shards
 
 @pytest.fixture
 def start():
-    """A function that starts shards."""
+    """Return a function that starts shards."""
     runtimes = []
 
     def start_(number, capacity):
@@ -42,7 +42,7 @@ def test_shards_share_the_size(start, number, capacity):
 
 @pytest.mark.parametrize(("number", "kind"), [(1, torch.Tensor), (2, np.ndarray)])
 def test_batches_of_remote_shards_are_arrays(start, number, kind):
-    """A single shard shares the learner's process, and its tensors."""
+    """Check that remote shards return arrays; a single shard runs in the learner's process, and returns tensors."""
     _, workers = start(number, 100)
     handle = workers.remote_workers()[0]
     workers.runtime.get(handle.submit(RWorker.add, rollout(0), 0), 5.0)

@@ -1,4 +1,4 @@
-"""Replay of whole rollouts, compared with a plain list of all rollouts."""
+"""Check the replay of whole rollouts against a plain list of all rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
 
 def rollout(number, num_steps=5, num_envs=2, num_invalid=0):
-    """Steps whose rewards and log-probabilities are those of rollout `number`; the first ones are not valid."""
+    """Return a rollout with reward `number` and log-probability `-number` at each step; its first steps are not valid.
+    """
     valid = torch.ones(num_steps, num_envs, dtype=torch.bool)
     valid.view(-1)[:num_invalid] = False
     no = torch.zeros(num_steps, num_envs, dtype=torch.bool)
@@ -40,7 +41,7 @@ def numbers(batch):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_holds_the_newest_whole_rollouts(make, seed):
-    """Compared with a list of all that came, of lengths drawn at random."""
+    """Check the replay against a list of all inserted rollouts, whose lengths are random."""
     rng, size = np.random.default_rng(seed), 60
     storage, came, sizes, drawn, sampled = make(size, seed), [], [], set(), 0
     for number in range(40):
@@ -80,12 +81,12 @@ def test_it_holds_the_newest_whole_rollouts(make, seed):
 
 def test_rollouts_are_drawn_uniformly_and_with_replacement(make):
     storage = make(70)
-    for number in range(9):  # 7 of them fit
+    for number in range(9):  # seven of these rollouts fit
         storage.insert_data_slice([rollout(number)])
     (batch,) = storage.generate_batches(1, 10 * 20_000)
     counts = np.bincount(numbers(batch), minlength=9)
     assert counts[:2].tolist() == [0, 0]
-    # Chi-squared with 6 degrees of freedom: above 22.5 once in a thousand.
+    # Chi-squared with 6 degrees of freedom exceeds 22.5 with a probability of 0.001.
     assert ((counts[2:] - 20_000 / 7) ** 2 / (20_000 / 7)).sum() < 22.5
     assert any(len(set(numbers(small))) < 3 for small in storage.generate_batches(50, 30))
 
@@ -95,7 +96,7 @@ def test_what_is_drawn_and_what_was_given_are_copies(make):
     storage.insert_data_slice([given])
     given.reward.zero_()
     (batch,) = storage.generate_batches(1, 20)
-    batch.rollouts[0].other["value"] = torch.zeros(5, 2)  # as a learner does
+    batch.rollouts[0].other["value"] = torch.zeros(5, 2)  # a learner adds values in the same way
     batch.rollouts[0].other["logp"].zero_()
     (again,) = storage.generate_batches(1, 20)
     for data in (*again.rollouts, batch.rollouts[1]):

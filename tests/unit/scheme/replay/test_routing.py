@@ -1,4 +1,4 @@
-"""The shard that each routing chooses, compared with a search over all shards."""
+"""Check the shard that each routing method chooses against a search over all shards."""
 
 from __future__ import annotations
 

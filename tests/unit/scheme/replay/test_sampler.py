@@ -1,4 +1,5 @@
-"""Requests to shards: how many there are, which shards get them, and what counts as trained."""
+"""Check requests to shards: the number of requests, the shards that receive them, and the steps that count as trained.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Side:
 
 @pytest.fixture
 def make():
-    """A function that starts filled shards, and a sampler for them."""
+    """Return a function that starts shards with rollouts, and a sampler for them."""
     sides = []
 
     def make_(**options):
@@ -76,7 +77,7 @@ def test_no_batch_is_requested_that_may_not_be(make):
 
 
 def test_batches_arrive_in_the_order_of_their_requests(make):
-    """One shard is slow; later batches of the other shard wait."""
+    """One shard is slow; batches of the other shard wait for earlier requests to the slow shard."""
     side = make(costs={"sample@GWorker 0/RWorker 1": 0.2, "sample@GWorker 0/RWorker 2": 0.01}, max_requests=12)
     submit, requested = side.runtime.submit, []
 
@@ -96,7 +97,7 @@ def test_shards_are_drawn_in_proportion_to_their_mass(make):
     side.sampler.poll({})
     shards = side.sampler.forget_requests()
     assert len(shards) >= 399
-    assert 265 <= shards.count(1) <= 335  # 300 on average, with a deviation of 9
+    assert 265 <= shards.count(1) <= 335  # 300 on average, with a standard deviation of 9
     assert side.sampler.num_requested == 0
 
 
@@ -127,7 +128,7 @@ def test_a_drain_ends_at_its_deadline(make):
 def test_levels_are_taken_once(make):
     side = make(max_requests=3)
     side.take()
-    side.runtime.sleep(1.0)  # the other two arrive
+    side.runtime.sleep(1.0)  # the other two batches arrive
     side.take()
     assert side.sampler.num_waiting == 1
     assert side.sampler.num_pending == 1

@@ -1,4 +1,4 @@
-"""The states of shards as both threads know them."""
+"""Check the states of shards, which the collector thread and the learning thread share."""
 
 from __future__ import annotations
 

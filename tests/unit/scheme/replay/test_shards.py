@@ -1,4 +1,5 @@
-"""Shards of one gradient worker on the virtual clock: two threads, their requests, their books, and lost shards."""
+"""Check the shards of one gradient worker on the virtual clock: two threads, their requests, the ledger, and lost
+shards."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.unit.scheme.replay.numbered import SIZE, rollout
 
 
 class Collector(threading.Thread):
-    """Adds rollouts, one every `interval_s`."""
+    """A thread that adds a rollout every `interval_s` seconds."""
 
     def __init__(self, shards, runtime, ledger, interval_s, num_workers, limit):
         super().__init__(name="Collector", daemon=True)
@@ -42,7 +43,7 @@ class Collector(threading.Thread):
 
 
 class Side:
-    """Both sides of replay."""
+    """Both sides of replay: the collector thread and the learning thread."""
 
     def __init__(self, num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options):
         self.runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=seed, costs=costs, faults=faults))
@@ -81,7 +82,7 @@ class Side:
 
 @pytest.fixture
 def make():
-    """A function that starts both sides."""
+    """Return a function that starts both sides of replay."""
     sides = []
 
     def make_(num_shards=2, capacity=1000, faults=None, costs=None, interval_s=0.01, num_workers=2, limit=10**6,
@@ -126,14 +127,14 @@ def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
 
 
 def test_a_replay_that_fills_up_slowly_is_waited_for(make):
-    """Twenty rollouts of two seconds each, while the learner waits for no more than twenty for the next step."""
+    """Check that each new rollout restarts the limit of 20 s: learning starts after twenty rollouts of 2 s each."""
     side = make(learning_starts=200, interval_s=2.0)
     assert side.get() is not None
     assert side.runtime.now() > 30.0
 
 
 def test_collection_goes_on_where_there_is_nothing_to_learn_from_yet(make, monkeypatch):
-    """Learning lags behind a least ratio, for want of anything to draw: only more steps can help."""
+    """Check that `min_replay_ratio` does not stop collection while there is nothing to sample."""
     monkeypatch.setattr(SyntheticReplay, "mass", property(lambda storage: float(len(storage.inserted) >= 5)))
     side = make(num_shards=1, min_replay_ratio=100.0)
     assert side.get() is not None
@@ -161,14 +162,14 @@ def test_no_more_is_asked_for_than_may_be_on_the_way(make):
     asked = []
     for _ in range(30):
         side.get()
-        side.runtime.sleep(0.1)  # a slow learner
+        side.runtime.sleep(0.1)  # the learner is slow
         asked.append(side.shards.sampler.num_requested)
         assert sum(state.statistics()["sampled"] for state in side.shards.states) == 0
     assert max(asked) <= 6
 
 
 def test_adds_wait_for_room(make):
-    """A shard that is slow to add holds collection up, however fast that is."""
+    """Check that collection waits for a shard that is slow to add rollouts."""
     side = make(num_shards=1, add_in_flight=2, costs={"add": 1.0}, interval_s=0.001)
     side.runtime.sleep(10.0)
     assert 8 <= side.collector.number <= 13
@@ -187,12 +188,12 @@ def test_routing(make, routing, expected):
 
 
 def routes(side):
-    """The shard of each rollout: number -> index."""
+    """Return the shard of each rollout: number -> index."""
     return {int(steps[0]) // SIZE: index for index, storage in enumerate(side.left) for steps in storage.inserted}
 
 
 def test_random_routing_follows_the_seed(make):
-    """It draws uniformly, by a generator of its own."""
+    """Check that random routing is uniform, and depends on nothing but the seed."""
     found = []
     for seed, num_rollouts in ((0, 300), (0, 60), (1, 60)):
         side = make(num_shards=3, routing="random", capacity=10**6, seed=seed)
@@ -206,12 +207,12 @@ def test_random_routing_follows_the_seed(make):
     router = Router("random", 3, 0, load=None)
     assert first == [router.choose(1, [0, 1, 2], [0, 1, 2]) for _ in first]
     assert all(70 < first.count(shard) < 130
-               for shard in range(3))  # of 280 and more, 93 on average with a deviation of 8
+               for shard in range(3))  # on average 93 of 280 rollouts, with a standard deviation of 8
 
 
 @pytest.mark.parametrize(("routing", "is_even"), [("least_loaded", True), ("round_robin", False)])
 def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
-    """One shard comes back empty, and is filled first."""
+    """A lost shard is replaced by an empty shard, which `least_loaded` fills first."""
     side = make(num_shards=2, routing=routing, capacity=10**6, faults="kill shard.1 @ add 20")
     while side.collector.number < 400:
         side.get()
@@ -230,19 +231,23 @@ def test_shards_are_drawn_in_proportion_to_their_mass(make, monkeypatch):
 
 
 def test_collection_waits_for_learning_and_learning_for_collection(make):
-    """Ratios of steps consumed to steps that came since learning began; the numbers are those of the specification."""
+    """Check the bounds of the ratio of consumed steps to steps added since learning started.
+
+    With a maximum of 8, each batch of 512 steps requires 64 new steps.
+    """
     side = make(num_shards=1, learning_starts=1000, batch_size=512, max_replay_ratio=8.0, interval_s=0.1,
                 timeout_s=30.0, capacity=10**5)
     added = []
     for _ in range(3):
         side.get()
         added.append(side.shards.added)
-    assert added == [1070, 1130, 1200]  # the first rollouts from 1064, 1128 and 1192 on
+    assert added == [1070, 1130, 1200]  # the first multiples of 10 that are at least 1064, 1128 and 1192
 
     side = make(num_shards=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001,
                 capacity=10**5)
     side.runtime.sleep(50.0)
-    assert side.shards.added + SIZE * side.shards.num_adding == 1130  # from 1128 on held
+    # Collection stops at the first multiple of 10 that is at least 1128
+    assert side.shards.added + SIZE * side.shards.num_adding == 1130
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])

@@ -1,4 +1,5 @@
-"""Options of the replay storage that a scheme is given: they win, in every shard and where the learner looks."""
+"""Check that a scheme's options for the replay storage override the storage's own options, in all shards and for the
+learner."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pytorchrl.errors import ConfigError
 
 @pytest.fixture
 def make_apex():
-    """A function that makes Ape-X of a small DQN in the simulated runtime."""
+    """Return a function that makes Ape-X with a small DQN agent in the simulated runtime."""
     schemes = []
 
     def make(storage=PERBuffer, **settings):
@@ -30,7 +31,7 @@ def make_apex():
 
 
 def storages(scheme):
-    """Of all shards, once there were some updates."""
+    """Make five updates, and return the storages of all shards."""
     while scheme.version < 5:
         scheme.step()
     return [handle.native.worker._storage

@@ -1,4 +1,4 @@
-"""Versions of the rows of a shard, compared with a list that has an entry for every row."""
+"""Check the weight versions of a shard's rows against a list with an entry for every row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pytorchrl.scheme.replay.versions import Versions
 
 @pytest.mark.parametrize("seed", range(10))
 def test_versions_are_those_of_the_rollout_that_fills_a_row(seed):
-    """Compared with a list that has an entry for every row."""
     rng, size = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 400))
     versions, rows = Versions(), []
     for number in range(150):
