@@ -1,4 +1,4 @@
-"""Batches whose gradient is not finite: the message, and the file of a worker."""
+"""Check batches whose gradient is not finite: the message, and the file that the worker writes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_a_file_has_the_numbers_of_the_batch_and_no_more(tmp_path):
     assert file["acting_state"]["all"].tolist() == [0.0, 1.0, 2.0]
     batch = Batch(**file["batch"])
     assert batch.ret.tolist() == [4.0, 5.0, 6.0, 7.0]
-    assert batch.ret.untyped_storage().nbytes() == 4 * 4  # not the 100 numbers that it was a view of
+    # Only the batch is stored, not the 100 numbers that it is a view of
+    assert batch.ret.untyped_storage().nbytes() == 4 * 4
 
 
 def test_a_directory_is_one_that_exists_or_can_be_created(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""An evaluation plays the episodes that each environment owes, and resets the memory where an episode begins."""
+"""Check that an evaluation plays the required episodes in each environment, and resets the memory when an episode
+starts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ LENGTHS = (2, 9, 4)
 
 
 class OwnLength(gym.Env):
-    """The nth environment that was built plays episodes of `LENGTHS[n]` steps, each with reward n + 1."""
+    """An environment whose episodes have `LENGTHS[n]` steps with reward n + 1; n is the number of environments built
+    before."""
 
     built = itertools.count()
     observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -38,8 +40,10 @@ class OwnLength(gym.Env):
 
 @pytest.fixture
 def evaluate(monkeypatch):
-    """A function that evaluates a recurrent agent in environments of `LENGTHS`; also returns what its actor was
-    given."""
+    """Return a function that evaluates a recurrent agent in environments of `LENGTHS`.
+
+    The function returns the evaluation and, for each step, the `done` flags and the memory states of the actor.
+    """
     def evaluate_(num_episodes, autoreset):
         seen, act = [], PPO.acting_step
 
@@ -73,9 +77,9 @@ def test_short_episodes_count_no_more_than_each_environment_owes(evaluate, num_e
 
 @pytest.mark.parametrize(("autoreset", "pause"), [("same_step", 0), ("next_step", 1)])
 def test_the_memory_is_reset_at_the_first_step_of_each_episode_and_at_no_other(evaluate, autoreset, pause):
-    """Observations are the same everywhere, so that the memory depends on the number of steps since its reset alone."""
+    """All observations are equal, so the memory only depends on the number of steps since its reset."""
     _, seen = evaluate(6, autoreset)
-    periods = np.array(LENGTHS) + pause  # env steps from one first step to the next, the step that resets included
+    periods = np.array(LENGTHS) + pause  # steps per episode, including the step that resets the environment
     assert len(seen) == 2 * max(periods) - pause
     for t, (done, rhs) in enumerate(seen):
         assert done.tolist() == (t % periods == 0).tolist(), t

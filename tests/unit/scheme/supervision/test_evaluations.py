@@ -1,4 +1,4 @@
-"""Evaluations beside training, on a worker of their own."""
+"""Check evaluations that run in a separate worker during training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_evaluation_runs_beside_training(make_scheme):
     scheme.step()
     assert scheme.poll_evaluation() is None
     scheme.start_evaluation(5)
-    scheme.step()  # were it to wait for the evaluation, that would fail after a minute
+    scheme.step()  # does not wait for the evaluation, which cannot continue yet
     assert scheme.poll_evaluation() is None
     may_step.set()
     evaluation = scheme.wait_evaluation(20.0)
@@ -28,4 +28,4 @@ def test_evaluation_runs_beside_training(make_scheme):
     assert sorted(evaluation.lengths) == [6] * 5
     assert len(evaluation.returns) == 5
     assert scheme.poll_evaluation() is None
-    assert scheme.ledger()["collected"] == scheme.ledger()["consumed_unique"]  # its steps are no training steps
+    assert scheme.ledger()["collected"] == scheme.ledger()["consumed_unique"]  # steps of evaluations are not counted

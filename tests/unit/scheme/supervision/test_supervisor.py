@@ -1,4 +1,4 @@
-"""Lost workers: replaced, done without, or an error. Whole schemes, most of them on the virtual clock."""
+"""Check that lost workers are replaced, are ignored, or end the run with an error; most tests use the virtual clock."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COSTS = {"start": 1.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
 
 
 class Watched(SyntheticStorage):
-    """Notes what learners are given, by all workers of a test."""
+    """A storage that records all data given to learners, in one list for all workers of a test."""
 
-    given: list = []  # noqa: RUF012 - each test starts with another
+    given: list = []  # noqa: RUF012 - each test starts with a new list
 
     def insert_data_slice(self, rollouts):
         super().insert_data_slice(rollouts)
@@ -28,7 +28,7 @@ class Watched(SyntheticStorage):
 
 @pytest.fixture
 def run(make_scheme, check_ledger, monkeypatch):
-    """A function that runs a scheme of a synthetic agent, and returns what the run left behind."""
+    """Return a function that runs a scheme of the synthetic agent, and returns a dict of results."""
     def run_(updates=12, **settings):
         monkeypatch.setattr(Watched, "given", [])
         algo, actor, _, envs = synthetic_agent()
@@ -42,13 +42,13 @@ def run(make_scheme, check_ledger, monkeypatch):
         places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique"))
         assert final["collected"] == places + sum(final["dropped"].values())
         steps = np.concatenate(Watched.given)
-        assert len(set(steps.tolist())) == len(steps)  # nothing was learned twice
+        assert len(set(steps.tolist())) == len(steps)  # no step was used twice
         return {"runtime": runtime, "metrics": metrics, "ledger": final, "steps": steps}
     return run_
 
 
 def incarnations(steps):
-    """(gradient worker, collection worker, incarnation) of those whose steps these are."""
+    """Return {(gradient worker, collection worker, incarnation)} of the workers that made these steps."""
     return {(int(step) >> 52, int(step) >> 40 & 0xFFF, int(step) >> 28 & 0xFFF) for step in steps}
 
 
@@ -73,7 +73,7 @@ def test_a_killed_gradient_worker_is_replaced_with_its_collectors(run, grad_comm
 
 def test_what_a_lost_gradient_worker_held_is_booked_as_lost(run):
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
-                "costs": COSTS | {"grad": 2.0}}  # so slow that its queue fills
+                "costs": COSTS | {"grad": 2.0}}  # gradients are so slow that the queue fills
     result = run(faults="kill grad.1 @ grad 3", **settings)
     assert result["ledger"]["dropped"]["worker_lost"] > 0
     clean = run(**settings)
@@ -81,7 +81,7 @@ def test_what_a_lost_gradient_worker_held_is_booked_as_lost(run):
 
 
 def test_a_killed_collector_loses_one_rollout_at_most(run):
-    """Asynchronously with two requests in flight, killed in its third rollout: only the begun one is gone."""
+    """A collector with two requests in flight is killed in its third rollout; only this rollout is lost."""
     result = run(num_col_workers=2, col_communication=ASYNC, broadcast_interval=1, faults="kill col.1 @ step 11")
     first = sorted(int(step) & 0xFFFFFFF for step in result["steps"] if incarnations([step]) == {(0, 1, 0)})
     assert first == list(range(8))
@@ -130,7 +130,8 @@ def test_of_many_lost_at_once_a_few_start_at_a_time(run, monkeypatch, col_commun
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 @pytest.mark.parametrize("fault", ["kill col.2 @ step 6", "kill grad.1 @ grad 3"])
 def test_a_replacement_has_time_to_start(run, col_communication, fault):
-    """Starting takes longer than a call may: importing torch on a busy machine."""
+    """A replacement may need more time to start than the limit of a call, for example to import torch on a busy
+    machine."""
     result = run(num_col_workers=2, num_grad_workers=2, col_communication=col_communication, grad_communication=ASYNC,
                  faults=fault, worker_timeout_s=3.0, updates=60,
                  costs=COSTS | {"start": 2.0, "start@*/CWorker 2": 10.0})
@@ -147,7 +148,10 @@ def test_a_hung_collector_is_replaced(run, col_communication):
 
 
 def test_the_deadline_grows_with_the_longest_rollout(run):
-    """A rollout of 10 s makes about 100 s the limit, so a delay of 50 s is no hang, though above worker_timeout_s."""
+    """A rollout takes 10 s, so the limit is about 100 s.
+
+    A delay of 50 s exceeds `worker_timeout_s`, but not this limit; a delay of 150 s exceeds both.
+    """
     costs = COSTS | {"step": 2.5}
     patient = run(num_col_workers=2, costs=costs, faults="delay col.2 50s @ step 6", worker_timeout_s=3.0, updates=4)
     assert patient["metrics"]["workers_restarted"] == 0
@@ -156,7 +160,7 @@ def test_the_deadline_grows_with_the_longest_rollout(run):
 
 
 def test_a_full_queue_is_no_hang(run):
-    """Collectors that wait for a slow learner have answered, only nobody has looked."""
+    """Check that collectors do not count as hung if a slow learner has not yet taken their answers."""
     result = run(num_col_workers=2, col_communication=ASYNC, queue_size=1, costs=COSTS | {"grad": 500.0},
                  worker_timeout_s=1.0,
                  updates=4)
@@ -232,7 +236,7 @@ def test_a_new_collector_has_the_newest_weights_before_its_first_step(make_schem
     while scheme.version < version + 12:
         scheme.step()
     handles = scheme.update_worker.local_worker.remote_workers
-    assert handles[0].native.worker.version > 0  # it was given weights, though no broadcast was due
+    assert handles[0].native.worker.version > 0  # the replacement received weights, although no broadcast was due
     assert handles[1].native.worker.version == 0
 
 
@@ -246,12 +250,13 @@ def test_wrong_options(make_scheme, name, value):
         make_scheme(**{name: value})
 
 
-# The supervisor alone
+# The supervisor without a scheme
 
 
 @pytest.fixture
 def supervisor():
-    """A supervisor of two workers on a virtual clock; `replaced` are the places that it filled again."""
+    """Provide a supervisor of two workers on a virtual clock; `filled` lists the indices of the workers that it
+    replaced."""
     runtime, replaced = SimulatedRuntime(), []
     made = Supervisor([Handle(runtime, "a", None), Handle(runtime, "b", None)], replaced.append, runtime)
     made.runtime, made.filled = runtime, replaced
@@ -260,7 +265,7 @@ def supervisor():
 
 
 def lose_and_wait(supervisor, index=0):
-    """Seconds until a lost worker is replaced."""
+    """Report the loss of a worker, and return the seconds until it is replaced."""
     start = supervisor.runtime.now()
     supervisor.lost(index, WorkerLostError("gone"))
     while not supervisor.replaced():

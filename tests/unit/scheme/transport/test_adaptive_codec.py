@@ -1,4 +1,4 @@
-"""When it pays to encode, on simulated links."""
+"""Check which messages an adaptive codec encodes, on simulated links."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import pytest
 
 from pytorchrl.scheme.transport.adaptive_codec import AdaptiveCodec
 
-LINKS = {"memory": 5e9, "1 Gbit/s": 1.25e8, "100 Mbit/s": 1.25e7}  # bytes a second
-# ratio, bytes a second to encode and to decode
+LINKS = {"memory": 5e9, "1 Gbit/s": 1.25e8, "100 Mbit/s": 1.25e7}  # bytes per second
+# (compression ratio, bytes encoded per second, bytes decoded per second)
 CODECS = {"pictures": (50.0, 8e9, 9e9), "gradient": (2.35, 2e9, 9e9), "floats": (1.08, 6e8, 1.5e9),
           "half": (2.0, 1e10, 1e10)}
 
 
 def run(adaptive, bandwidth, codec, messages=3000, raw=1_000_000, latency=0.0, noise=0.0, seed=0):
-    """(seconds by its decisions, seconds without the codec, seconds with it, share that was encoded, decisions)."""
+    """Send messages over a simulated link.
+
+    Returns:
+        (seconds with the decisions of `adaptive`, seconds if no message is encoded, seconds if every message is
+        encoded, share of messages that were encoded, decisions).
+    """
     ratio, encode, decode = codec
     rng, chosen = random.Random(seed), []
     adaptive.link_s = 1.0 / bandwidth
@@ -50,7 +55,10 @@ def test_a_codec_that_does_not_pay_is_timed_ever_so_often():
 
 
 def test_a_codec_that_costs_more_is_timed_more_rarely():
-    """It takes 100 ms, the link 10 ms: for one percent of the time on the link once in a thousand messages."""
+    """The codec takes 100 ms per message, and the link takes 10 ms.
+
+    Timing the codec may use one percent of the time on the link, so only one in a thousand messages is encoded.
+    """
     *_, chosen = run(AdaptiveCodec(), 1e8, (1.0, 2e7, 2e7), messages=3000)
     timed = [number for number, encoded in enumerate(chosen) if encoded][2:]
     assert [later - earlier for earlier, later in itertools.pairwise(timed)] == [1001, 1001]

@@ -1,4 +1,4 @@
-"""Each codec by itself, against brute force and small cases worked out by hand."""
+"""Check each codec against brute force and against small cases that were computed by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_decoded_arrays_can_be_written_and_are_nobody_elses(name):
 
 @pytest.mark.parametrize("name", [*_LOSSLESS, *_LOSSY])
 def test_packed_arrays_cross_out_of_band_and_name_their_codec(name):
-    """As Ray sends them: buffers apart, and read-only on arrival."""
+    """Check that packed arrays can be pickled as Ray sends them: in separate buffers, read-only on arrival."""
     array = np.arange(4000, dtype=np.float32) // 100
     packed, buffers = get_codec(name).pack(array), []
     stream = pickle.dumps(packed, protocol=5, buffer_callback=buffers.append)
@@ -93,7 +93,7 @@ def test_lossy_codecs_leave_all_but_float32_alone(name, key):
     assert get_codec(name).pack(_ARRAYS[key]) is _ARRAYS[key]
 
 
-# Errors of lossy codecs, bounded by brute force
+# Errors of lossy codecs, compared with brute force
 
 
 def brute_half(values, dtype):
@@ -139,7 +139,7 @@ def test_int8_in_blocks(values):
                         256)[:values.size]
     assert (np.abs(again - values).reshape(-1) <= 0.5001 * largest / 127).all()
     step = largest.reshape(values.shape) / 127
-    # The brute force may round a tie to the other side.
+    # The brute-force version may round a tie to the other side.
     assert (np.abs(again - brute_int8(values)) <= 1.0001 * step).all()
     assert np.isclose(again, brute_int8(values), rtol=1e-4, atol=1e-30).mean() > 0.999
 
@@ -149,7 +149,7 @@ def test_top_tenth(values):
     packed = get_codec("topk").pack(values)
     again = decode_array(packed)
     if values.size == 1:
-        assert packed is values  # eight bytes in place of four
+        assert packed is values  # packing would take eight bytes instead of four
         return
     assert packed.arrays[0].dtype == np.int32
     assert packed.nbytes == 8 * -(-values.size // 10)
@@ -217,7 +217,7 @@ def test_bf16_sends_what_it_would_make_infinite_as_it_is():
     assert get_codec("fp16").pack(values) is values
 
 
-# Codecs of one's own
+# User-defined codecs
 
 
 @pytest.fixture
@@ -241,7 +241,8 @@ def test_a_codec_of_ones_own(registry):
     packed = codec.pack(array)
     assert packed.nbytes == 12
     assert packed.decode().tolist() == [[0, 0, 2], [2, 4, 4]]
-    # Its arrays are no view of the sender's, and it travels with the message: the reader need not know it.
+    # The packed arrays are not views of the sender's array. They include the codec, so a receiver does not have to
+    # register it.
     array[:] = 7
     codecs._codecs.pop("halves")
     assert pickle.loads(pickle.dumps(packed)).decode().tolist() == [[0, 0, 2], [2, 4, 4]]

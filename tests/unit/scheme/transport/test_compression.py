@@ -1,4 +1,4 @@
-"""What codecs do to whole schemes."""
+"""Check the effects of codecs in whole schemes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_lossy_gradients_are_smaller_and_nearly_the_same(make_scheme, codec, rat
 
 
 def test_compress_weights_to_send(make_scheme):
-    """Workers act with rounded parameters; what the learner has is not rounded, and normalisers never are."""
+    """Check that workers act with rounded parameters, while the learner's own parameters are not rounded."""
     settings = {"num_col_workers": 3, "hidden": (64, 64), "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1)}
     _, before = after(make_scheme(**settings))
     scheme = make_scheme(**settings, compress_weights_to_send="bf16")
@@ -131,9 +131,10 @@ def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
 
 @pytest.fixture
 def far_away(monkeypatch):
-    """A function that makes both directions of a link, and decoding, take virtual time.
+    """Return a function that makes messages (in both directions) and decoding take virtual time.
 
-    Its arguments: bytes per second, seconds to decode an array, and the only codec that is slow (None: all codecs).
+    Its arguments are the bytes per second of the link, the seconds to decode an array, and the name of the only codec
+    that is slow (None: all codecs).
     """
     call, pack, decode = SimulatedRuntime._call, codecs.Codec.pack, codecs.Packed.decode
     runtimes = []
@@ -181,7 +182,7 @@ def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
     shares = [value for name, value in metrics.items() if name.endswith("encoded_share")]
     assert len(shares) == sum(name.startswith("compress") for name in settings)
     assert all(share > 0.8 if rate < 1e6 and not decode_s else share < 0.3 for share in shares)
-    if "num_col_workers" not in settings:  # it follows from the virtual clock
+    if "num_col_workers" not in settings:  # decisions depend on the virtual clock only, so they repeat
         far_away(rate, decode_s)
         again, same = after(make_scheme(**settings), 48)
         assert torch.equal(parameters, again)
@@ -192,7 +193,10 @@ def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
     ("data", "lz4", {"num_col_workers": 2}), ("grads", "bf16", {"num_grad_workers": 2})], ids=["data", "grads"])
 @pytest.mark.parametrize("slow", ["weights", "answers"])
 def test_two_autos_on_the_same_way_are_told_apart(make_scheme, far_away, kind, good, settings, slow):
-    """In one direction zstd takes longer to decode than it saves; in the other, another codec saves more than that."""
+    """Check that "auto" decides separately for the two directions of a link.
+
+    In one direction, zstd takes longer to decode than it saves; in the other direction, another codec saves time.
+    """
     far_away(1e5, 0.005 if slow == "weights" else 0.02, slow_codec="zstd")
     codec_of = {"weights": "zstd", kind: good} if slow == "weights" else {"weights": "bf16", kind: "zstd"}
     options = {f"compress_{name}_to_send": f"auto:{codec}" for name, codec in codec_of.items()}

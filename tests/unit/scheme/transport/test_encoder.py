@@ -1,4 +1,4 @@
-"""What encoders keep and count, and the options of codecs."""
+"""Check the state and the counters of encoders, and the options of codecs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def send(encoder, *arrays):
 
 
 def gradients(steps, size=2000, seed=0):
-    """A drift that is smaller than the noise of each."""
+    """Return random gradients with a constant drift that is smaller than the noise."""
     rng = np.random.default_rng(seed)
     drift = rng.normal(size=size) * 0.02
     return [(drift + rng.normal(size=size) * 0.1).astype(np.float32) for _ in range(steps)]
@@ -38,7 +38,8 @@ def gradients(steps, size=2000, seed=0):
 
 @pytest.mark.parametrize("name", ["int8", "topk"])
 def test_in_the_long_run_all_of_it_crosses(name):
-    """What was decoded and what is kept are together what went in, so the share that is missing goes to nothing."""
+    """Check that the sum of all decoded values and the kept values equals the sum of all encoded values, and that the
+    missing share shrinks over time."""
     encoder, codec = encoder_of(name), get_codec(name)
     given, decoded, without, missing, missing_without = 0.0, 0.0, 0.0, [], []
     for gradient in gradients(200):
@@ -95,7 +96,7 @@ def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
 
 
 def test_what_is_sent_as_it_is_belongs_to_the_message():
-    """The algorithm goes on using its gradient's memory."""
+    """Check that a message does not change when the algorithm reuses the memory of its gradient."""
     gradient = torch.ones(300)
     for name in (False, "topk", "lz4"):
         (vector,) = WorkerStats(time.monotonic).pack([gradient], encoder_of(name))
@@ -105,7 +106,10 @@ def test_what_is_sent_as_it_is_belongs_to_the_message():
 
 
 def test_once_it_does_not_pay_all_that_was_kept_crosses():
-    """Without a measured link only the first three messages are encoded."""
+    """Check that the first message that is not encoded includes all kept values.
+
+    Without a measured link, only the first three messages are encoded.
+    """
     *first, fourth, fifth = gradients(5)
     encoder, arrived = encoder_of("auto:topk"), []
     for gradient in first:
@@ -121,7 +125,7 @@ def test_once_it_does_not_pay_all_that_was_kept_crosses():
     assert np.array_equal(alone, fifth)
 
 
-# What is counted
+# Counters
 
 
 @pytest.mark.parametrize("name", LOSSY)

@@ -1,4 +1,4 @@
-"""What probes find out about links."""
+"""Check the link speeds that are measured with probes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorchrl.scheme.transport.link import measure_links
 
 
 class Far(Worker):
-    """A worker behind a link of its own, and with a fixed time for each call."""
+    """A worker at the end of a simulated link, with a fixed latency of each call."""
 
     def __init__(self, index_worker, runtime, rate, latency_s=0.25):
         super().__init__(index_worker)
@@ -63,7 +63,7 @@ def test_a_process_of_ones_own_is_no_slow_link():
 
 
 def test_workers_that_do_not_answer_are_left_out(simulated):
-    """They are lost or hung; the others are measured without them."""
+    """Check that lost and hung workers do not prevent the measurement of other links."""
     lost, near, hung = workers_at(simulated, 1e7, 1e7, 1.0)
     simulated.kill(lost)
     assert measure_links(simulated, [lost, near, hung]) == pytest.approx([0.0, 1e-7, 0.0])
@@ -73,4 +73,4 @@ def test_workers_that_do_not_answer_are_left_out(simulated):
 def test_an_echo_is_a_copy():
     payload = np.zeros(3, np.uint8)
     assert not np.shares_memory(Worker(0).echo(payload), payload)
-    Worker(0).set_link(1.0)  # nothing that it sends may be encoded
+    Worker(0).set_link(1.0)  # has no effect, because this worker has no encoder

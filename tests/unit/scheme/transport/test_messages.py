@@ -1,4 +1,4 @@
-"""What crosses between processes survives the way, errors included."""
+"""Check that messages between processes can be pickled, including errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as their readers receive them."""
+"""Check how received messages are decoded."""
 
 from __future__ import annotations
 

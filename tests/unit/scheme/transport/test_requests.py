@@ -1,4 +1,4 @@
-"""Calls of the workers of one set: their order, times, errors and losses, and the same order from a record."""
+"""Check requests to the workers of one set: order, times, errors and losses, and the same order in a replayed run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.scheme.transport.requests import Requests
 
 
 class Sleeper:
-    """A worker whose answers take as long as they are asked to."""
+    """A worker that sleeps for the given time before it answers."""
 
     def __init__(self, runtime):
         self._sleep = runtime.sleep
@@ -61,7 +61,7 @@ class Side:
 
 @pytest.fixture
 def make():
-    """A function that starts workers, and requests to them."""
+    """Return a function that starts workers, and requests to them."""
     sides = []
 
     def make_(**options):
@@ -99,7 +99,7 @@ def test_an_error_of_a_worker_is_raised_and_its_other_calls_go_on(make):
     side.runtime.sleep(1000.0)
     side.ask(2, 8)
     assert side.poll() == [(2, 8)]
-    assert side.lost == []  # an error is an answer, so nothing is awaited of worker 0
+    assert side.lost == []  # an error is also an answer, so worker 0 has no open call
 
 
 def test_calls_of_a_lost_worker_are_forgotten_and_it_is_replaced(make):
@@ -157,7 +157,7 @@ def test_the_loss_of_a_worker_is_raised_if_asked(make):
 
 
 def test_seconds_on_the_way_are_those_beyond_the_workers_own(make):
-    """Each message takes a quarter of a second; answers below 10 have no time of their own."""
+    """Each message takes 0.25 s. Answers below 10 do not report the worker's own time."""
     side = make(seconds_of=lambda number: 1.0 if number >= 10 else None, costs={"message": 0.25})
     side.ask(0, 10, 1.0)
     side.poll_all()
@@ -165,7 +165,7 @@ def test_seconds_on_the_way_are_those_beyond_the_workers_own(make):
     assert side.requests.take_send_s() == 0.0
     side.ask(0, 1, 0.5)
     side.poll_all()
-    assert side.requests.take_send_s() == 0.0  # added to the next answer with a time
+    assert side.requests.take_send_s() == 0.0  # counted with the next answer that reports a time
     side.ask(0, 11, 0.5)
     side.poll_all()
     assert side.requests.take_send_s() == pytest.approx(1.0)
@@ -187,7 +187,8 @@ def test_what_is_finished_in_the_end_is_returned_and_all_is_forgotten(make):
 
 
 def train(side, seconds):
-    """Ask each worker twice, and raise nothing for a lost one; the answers in order."""
+    """Send each worker two requests, and return the answers in order; unless a record is replayed, also kill worker 2.
+    """
     for index in range(3):
         for call in range(2):
             side.ask(index, 10 * index + call, seconds[index])
@@ -204,7 +205,7 @@ def test_a_record_dictates_the_order_of_answers_and_losses(make):
     assert [event for event in record.events if event[0] == "answer"] == [
         ("answer", index, number) for index, number in answers]
     again = make(journal=lambda runtime: Replaying("root", record, runtime.schedule))
-    assert train(again, (1.0, 3.0, 2.0)) == answers  # other times
+    assert train(again, (1.0, 3.0, 2.0)) == answers  # the workers take other times than before
     assert again.lost == [2]
 
 

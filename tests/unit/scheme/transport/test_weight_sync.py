@@ -1,4 +1,4 @@
-"""How weights are encoded and put for the workers of a set."""
+"""Check how weights are encoded and stored for the workers of a set."""
 
 from __future__ import annotations
 

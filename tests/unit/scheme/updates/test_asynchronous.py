@@ -1,6 +1,7 @@
-"""Asynchronous gradients: who is asked when, what lag comes of it, what becomes of late, held, bad and lost ones.
+"""Check asynchronous gradients: the order of requests, lags, and gradients that are late, pending, bad or lost.
 
-One parameter counts: a gradient is 1, and an update adds it. A chain is a rollout of 4 steps of a quarter of a second.
+The synthetic agent has one parameter: each gradient is 1, and an update adds it. A chain is the repeated work of one
+gradient worker: a rollout (4 steps of 0.25 s) and its gradient.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 FREE = {"start": 0, "message": 0, "step": 0.25, "grad": 0, "update": 0}
-# Results of one moment come in any order; who looks a moment later sees them all.
+# Results with the same virtual time arrive in any order; after this additional time, all of them have arrived.
 MOMENT_S = 2.0**-10
 APART = "; ".join(f"delay grad.{worker} {0.25 * (worker - 1)}s @ grad 1" for worker in (2, 3, 4))
 
 
 class Watched:
-    """A scheme, and what its statistics were told."""
+    """A scheme, with lists of the gradients that its statistics counted as applied or dropped."""
 
     def __init__(self, scheme):
         self.scheme, self.applied, self.lags, self.senders, self.dropped = scheme, [], [], [], []
@@ -53,7 +54,8 @@ class Watched:
 
 @pytest.fixture
 def make(check_ledger):
-    """A function that starts watched schemes on the simulated runtime; their final statistics are checked."""
+    """Return a function that starts watched schemes in the simulated runtime; the test ends with a check of their
+    statistics."""
     schemes = []
 
     def start(num_grad_workers=4, *, agent=None, together=True, costs=None, **settings):
@@ -91,7 +93,7 @@ def test_a_step_makes_so_many_updates_and_leaves_every_chain_at_work(make, updat
     watched = make(5, updates_per_step=updates)
     watched.scheme.step()
     assert watched.parameter == watched.scheme.version == updates
-    # The others' gradients are there, and wait.
+    # The gradients of all other workers are in flight, or wait to be used.
     ready = watched.scheme.update_worker.strategy.ready
     assert sorted(watched.in_flight + ready) == list(range(5))
     assert len(ready) == (0 if updates == 10 else 3)
@@ -123,7 +125,7 @@ def test_statistics_are_means_over_the_updates_of_a_step(make_scheme):
     means = five.step()
     assert torch.equal(one.acting_state()["all"], five.acting_state()["all"])
     assert means.keys() == singles[0].keys()
-    for name in means:  # batches are equally large
+    for name in means:  # all batches have the same size
         assert means[name] == pytest.approx(sum(info[name] for info in singles) / 5, rel=1e-6)
     assert means["loss"] != singles[-1]["loss"]
 
@@ -209,7 +211,11 @@ def test_late_gradients_are_dropped_and_training_goes_on(make):
 
 
 def test_a_dropped_item_teaches_normalisers_nothing(make_scheme):
-    """Of two workers that answer together the second one's data is given up, moments and all."""
+    """Check that normalizers do not learn from dropped data.
+
+    If two workers answer together and only lag 0 is allowed, the second gradient is dropped, with the moments of its
+    data.
+    """
     def seen(**settings):
         scheme = make_scheme(algo=A2C.create_factory(), runtime="simulated", num_grad_workers=2,
                              grad_communication=ASYNC, schedule_seed=3, size=4, updates_per_step=30, **settings)
@@ -235,7 +241,10 @@ NOTHING_LATE = {"max_grad_lag": 0, "lag_policy": "drop"}
     (NOTHING_LATE, {"target_kl": 1e-6}), ({"faults": "kill grad.2 @ grad 6; kill grad.1 @ grad 11"}, {})],
     ids=["lag 1", "lag 0", "early stop", "lost"])
 def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, monkeypatch, settings, options, seed):
-    """Where that gradient is applied: others may have been dropped, or a worker lost with an item half used."""
+    """Check that normalizers learn from a train batch once, when its last gradient is applied.
+
+    Earlier gradients may have been dropped, and a worker may be lost before the last gradient.
+    """
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     scheme = make_scheme(
         algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2, **options), envs=envs, size=4,
@@ -267,7 +276,7 @@ def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, 
 
 
 class BySender(SyntheticAlgorithm):
-    """The gradient of worker 1 is 4, that of worker 2 is 0; an update adds the mean."""
+    """An algorithm with gradient 4 on worker 1 and gradient 0 on worker 2; an update adds the mean."""
 
     def compute_gradients(self, batch):
         worker = int(batch.action[0]) >> 52
@@ -275,7 +284,7 @@ class BySender(SyntheticAlgorithm):
 
 
 class UnequalStorage(SyntheticStorage):
-    """Batches of worker 1 stand for one sample, those of worker 2 for three."""
+    """A storage whose batches count as one sample on worker 1, and as three samples on worker 2."""
 
     def generate_batches(self, *args, **kwargs):
         for batch in super().generate_batches(*args, **kwargs):
@@ -293,7 +302,10 @@ def test_an_aggregate_is_the_mean_over_samples(make):
 
 
 def test_the_sender_of_a_held_gradient_waits(make):
-    """Workers 1 and 2 are fast, 3 is slow: 2 of 3 make an update, and nobody who has answered is asked before it."""
+    """Check that a worker whose gradient is not yet applied receives no new request.
+
+    Workers 1 and 2 are fast, and worker 3 is slow.
+    """
     watched = make(3, aggregate=3, updates_per_step=1, costs={"step@GWorker 3/*": 2.5})
     watched.scheme.start()
     watched.scheme.step()
@@ -307,7 +319,10 @@ def test_the_sender_of_a_held_gradient_waits(make):
 
 
 def test_an_aggregate_of_scaled_gradients(make):
-    """sum n s g / sum n: of lags 0, 0 | 1, 1 with m = 0 the second pair counts half."""
+    """Check that an update is sum(n s g) / sum(n) for samples n, scales s and gradients g.
+
+    The first two gradients have lag 0; the other two have lag 1, which exceeds the maximum of 0, so they count half.
+    """
     watched = make(4, aggregate=2, updates_per_step=2, max_grad_lag=0, lag_policy="scale")
     watched.scheme.step()
     assert watched.lags == [0, 0, 1, 1]
@@ -346,13 +361,13 @@ def test_what_a_killed_worker_held_is_lost_and_the_others_go_on(make):
     assert counts[0]["3"] >= 2 + 24
     metrics = with_loss.scheme.metrics()
     assert metrics["workers_restarted"] == 1
-    # What it was working at was told to nobody: the collected steps of which somebody knows are all accounted for.
-    assert metrics["grad_lag"]["max"] <= 5  # the successor started at the version of then, not at 0
+    # The lost worker never reported its current work; the ledger accounts for all steps that were reported.
+    assert metrics["grad_lag"]["max"] <= 5  # the replacement started with the current version, not with 0
 
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 def test_an_aggregate_of_all_after_a_loss(make, policy):
-    """Who is replaced is waited for; where the others go on alone, they are an aggregate."""
+    """Check that an update waits for a replaced worker, but not for an ignored worker."""
     watched = make(3, aggregate=3, faults="kill grad.3 @ grad 2", on_worker_failure=policy)
     for _ in range(4):
         watched.scheme.step()
@@ -379,7 +394,7 @@ def test_an_error_of_an_environment_is_raised_though_an_aggregate_waits(make_sch
 
 def test_an_aggregate_with_a_gradient_that_is_not_finite_is_left_out(make):
     watched = make(2, aggregate=2, updates_per_step=2, faults="nan grad.2 @ grad 2")
-    watched.scheme.step()  # one that was made, one that was left out
+    watched.scheme.step()  # one update is made, and one is skipped
     assert watched.scheme.version == 1
     assert watched.dropped == [(1, "nan"), (2, "nan")]
     watched.scheme.step()
@@ -415,7 +430,8 @@ def test_the_ledger_is_exact_with_drops_and_faults(make, check_ledger, seed):
 
 
 def test_a_run_with_drops_is_repeated_where_its_answers_came_one_by_one(make_scheme, tmp_path):
-    """A worker whose gradient was dropped was asked again before the next answer came, with the weights of then."""
+    """Check that a replay repeats requests that were sent, with the weights of that time, as soon as a gradient was
+    dropped and before other answers arrived."""
     settings = {"num_grad_workers": 4, "grad_communication": ASYNC, "aggregate": 2, "max_grad_lag": 0,
                 "lag_policy": "drop", "algo": A2C.create_factory(), "size": 4, "updates_per_step": 5}
     num_asked = 0
@@ -442,7 +458,8 @@ def test_times_of_the_update_worker(make):
     metrics = watched.scheme.metrics()
     assert metrics["apply_time_ms"] == pytest.approx(125)
     assert metrics["wait_time_ms"] > 0
-    assert metrics["push_time_ms"] == 0  # of the virtual clock
+    assert metrics["push_time_ms"] == 0  # pushing weights takes no virtual time
     central = make(1, updates_per_step=1, grad_communication=SYNC, together=False)
     central.scheme.step()
-    assert central.scheme.metrics()["wait_time_ms"] >= 1000  # for the gradient that it computes itself
+    # The local worker waits for the gradient that it computes itself
+    assert central.scheme.metrics()["wait_time_ms"] >= 1000

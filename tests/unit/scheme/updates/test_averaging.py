@@ -1,4 +1,4 @@
-"""Means over gradients are weighted by the samples behind each."""
+"""Check that means over gradients are weighted by numbers of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Gradient workers that average among themselves equal each other, and a central update, also after a loss."""
+"""Check that ranks, which average gradients among themselves, equal each other and a central learner, even if a rank is
+lost."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, C
 
 @pytest.fixture
 def make():
-    """A function that makes schemes of one of `AGENTS`, simulated and decentralised unless said otherwise."""
+    """Return a function that makes schemes of one of `AGENTS`, which are simulated and decentralised by default."""
     schemes = []
 
     def make_(agent="ppo", **settings):
@@ -61,14 +62,14 @@ def make():
 
 
 def workers(scheme):
-    """The live gradient workers."""
+    """Return the live gradient workers."""
     gone = scheme.update_worker.strategy.supervisor.gone
     return [handle.native.worker for index,
             handle in enumerate(scheme.update_worker.remote_workers) if index not in gone]
 
 
 def flat(state, name=""):
-    """Name -> tensor of all state that updates depend on: not each worker's generators, and not the schedules."""
+    """Return name -> tensor of all state that updates depend on, except random generators, noise and schedules."""
     if isinstance(state, dict):
         return {key: value for part,
                 inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
@@ -95,13 +96,13 @@ def train(scheme, updates, check=lambda scheme: None):
         check(scheme)
 
 
-# Equal to one place that applies
+# Equality with a central learner
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("agent", AGENTS)
 def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers):
-    """Acting and learning state: targets, temperature and normalisers too."""
+    """Check the acting state and the learning state, including target networks, temperature and normalizers."""
     states = []
     for distribute in (False, True):
         scheme = make(agent, num_grad_workers=num_workers, distribute_gradients=distribute)
@@ -118,7 +119,7 @@ def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers
         pulled = scheme.acting_state()
         assert all(torch.equal(states[-1][name], value) for name, value in pulled.items())
     central, ranks = states
-    assert any(not torch.equal(start[name], ranks[name]) for name in start)  # it moved
+    assert any(not torch.equal(start[name], ranks[name]) for name in start)  # training has changed the parameters
     for name, value in central.items():
         torch.testing.assert_close(ranks[name], value, rtol=1e-6, atol=1e-6, msg=lambda text,
                                    name=name: f"{name}: {text}")
@@ -165,7 +166,7 @@ def test_ranks_with_collectors_and_ranks_that_stop_each_other(make, check_ledger
 
 
 def test_one_that_dies_while_it_collects_costs_the_others_nothing(make, check_ledger):
-    """They keep what they have collected, for nobody has used any of it."""
+    """Check that the other ranks keep the data that they have collected, because no rank has used any of these data."""
     costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0}
     scheme = make(num_grad_workers=3, col_fraction_workers=0.6, fraction_samples=0.5, faults="kill col.2.0 @ step 12",
                   costs=costs)
@@ -175,7 +176,8 @@ def test_one_that_dies_while_it_collects_costs_the_others_nothing(make, check_le
 
 
 def break_off_once(monkeypatch, worker_index, number):
-    """Let a rank believe that its connections broke right after a mean that all ranks have completed."""
+    """Make a rank raise `RankLostError` after a mean that all ranks have completed, as if its connections had broken.
+    """
     right, calls = ProcessGroup.mean, []
 
     def mean(self, *args, **kwargs):
@@ -196,14 +198,14 @@ def break_off_once(monkeypatch, worker_index, number):
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_what_one_rank_has_applied_holds_for_all(make, check_ledger, monkeypatch, late):
-    """Others have made the sixth update, this one has not; nobody is lost."""
+    """The other ranks have made the sixth update, but one rank has not; no worker is lost."""
     break_off_once(monkeypatch, late, 6)
     scheme = make(num_grad_workers=3)
     train(scheme, 5)
     scheme.step()
     check_ledger(scheme)
     ranks = workers(scheme)
-    # The step goes on until an update is complete, which is the seventh.
+    # The step continues until an update is complete on all ranks, which is the seventh update.
     assert scheme.version == 7
     assert [rank.actor_version for rank in ranks] == [7] * 3
     assert_equal(ranks)
@@ -215,7 +217,7 @@ def test_what_one_rank_has_applied_holds_for_all(make, check_ledger, monkeypatch
 
 
 def test_what_no_rank_has_applied_is_given_up(make, check_ledger, monkeypatch):
-    """All broke off: the sixth update is made anew, from other data."""
+    """The sixth update fails on all ranks, and is made again from other data."""
     right, failed = ProcessGroup.mean, set()
 
     def mean(self, *args, **kwargs):
@@ -267,7 +269,7 @@ def test_a_loss_ends_the_run(make, tmp_path, settings):
 def test_ranks_that_gloo_connects(make, check_ledger, policy):
     scheme = make(runtime="threads", num_grad_workers=3, on_worker_failure=policy)
     train(scheme, 3)
-    for _ in range(1 if policy == "restart" else 2):  # down to a group of one
+    for _ in range(1 if policy == "restart" else 2):  # two losses leave a group of one rank
         index = next(index for index in range(3) if index not in scheme.update_worker.strategy.supervisor.gone)
         handle = scheme.update_worker.remote_workers[index]
         handle.runtime.kill(handle)
@@ -277,7 +279,7 @@ def test_ranks_that_gloo_connects(make, check_ledger, policy):
     assert scheme.metrics()["regroups"] == (1 if policy == "restart" else 2)
 
 
-# The model comes from the ranks
+# Models are read from the ranks
 
 
 def test_a_model_comes_from_the_first_rank_that_is_left(make, tmp_path):
@@ -301,7 +303,7 @@ def test_a_model_can_be_had_before_anybody_has_seen_that_a_rank_is_lost(make):
     assert torch.equal(scheme.acting_state()["all"], workers(scheme)[1].algo.acting_state()["all"])
 
 
-# Ranks are compared
+# Comparison of ranks
 
 
 @pytest.mark.parametrize(("every", "found_at"), [(5, 5), (3, 6), (100, None), (None, None)])
@@ -329,7 +331,7 @@ def test_what_is_not_acted_with_is_compared_too(make, monkeypatch):
 
 
 def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
-    """Those of the algorithm and of the storage: the ranks are told both with the next step."""
+    """Check the parameters of the algorithm and of the storage; the ranks receive both with the next step."""
     scheme = make("per")
     while scheme.version < 3:
         scheme.step()
@@ -337,7 +339,7 @@ def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
     local.update_algorithm_parameter("lr", 0.125)
     local.storage.update_storage_parameter("beta", 0.75)
     before, after = local.get_weights().state["q"].copy(), scheme.acting_state()["q"]
-    assert not np.array_equal(before, after)  # weights were pulled
+    assert not np.array_equal(before, after)  # weights were pulled from a rank
     assert (local.algo.parameters["lr"], local.storage.parameters["beta"]) == (0.125, 0.75)
     scheme.step()
     for worker in workers(scheme):

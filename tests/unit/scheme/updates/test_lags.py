@@ -1,4 +1,4 @@
-"""Histograms of lags."""
+"""Check the histograms of lags."""
 
 from __future__ import annotations
 

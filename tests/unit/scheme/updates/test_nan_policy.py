@@ -1,4 +1,5 @@
-"""A loss or gradient that is not finite: the update is left out, on all workers alike, counted, and kept if asked."""
+"""Check updates whose loss or gradient is not finite: all workers skip and count them, and keep their batches on
+request."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ KINDS = ["nan loss", "inf loss", "nan gradient", "inf gradient"]
 
 
 class BadPPO(PPO):
-    """PPO of which some gradients are not finite: `bad(n)` says what is wrong with a worker's n-th, counted from 1."""
+    """PPO with some losses or gradients that are not finite.
+
+    `bad(n)` names the fault of the worker's n-th gradient, counted from 1.
+    """
 
     def __init__(self, options, **context):
         super().__init__(options, **context)
@@ -39,7 +43,7 @@ class BadPPO(PPO):
         gradients, info = super().compute_gradients(batch)
         if kind is not None:
             self.bad_batches.append(batch)
-        if kind in ("nan gradient", "inf gradient"):  # of one scalar, and the loss is fine
+        if kind in ("nan gradient", "inf gradient"):  # one number of the gradient is bad, and the loss is finite
             assert math.isfinite(info["loss"])
             gradients[0][3] = float(kind[:3])
         return gradients, info
@@ -47,27 +51,29 @@ class BadPPO(PPO):
     def loss(self, *args):
         loss, measured = super().loss(*args)
         kind = self.bad(self.number)
-        if kind in ("nan loss", "inf loss"):  # a constant: the gradient is fine
+        # The loss is bad, but the gradient of a constant is 0, so the gradient is finite
+        if kind in ("nan loss", "inf loss"):
             loss = loss + float(kind[:3])
             measured = torch.cat([loss.detach().unsqueeze(0), measured[1:]])
         return loss, measured
 
 
 def at(*numbers, kind="nan loss"):
-    """Bad at these numbers."""
+    """Return a function that returns `kind` for the given numbers, and None for all others."""
     return lambda number: kind if number in numbers else None
 
 
 def every(first, kind="nan loss"):
-    """Bad from this number on."""
+    """Return a function that returns `kind` for numbers from `first` on, and None for smaller numbers."""
     return lambda number: kind if number >= first else None
 
 
 @pytest.fixture
 def make_bad(make_scheme):
-    """A function that makes schemes of `BadPPO`; two epochs of two batches, 16 steps an item."""
+    """Return a function that makes schemes of `BadPPO`, by default with two epochs of two batches per rollout of 16
+    steps."""
     def make(*bad, num_epochs=2, num_mini_batch=2, **settings):
-        """`bad` of each gradient worker, in their order."""
+        """Make a scheme; `bad` has one function per gradient worker, in their order."""
         scheme = make_scheme(
             algo=BadPPO.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch, lr=1e-3), **settings)
         for algo, numbers in zip(computing(scheme), bad, strict=True):
@@ -82,17 +88,17 @@ def grad_workers(scheme):
 
 
 def computing(scheme):
-    """The algorithms that compute gradients."""
+    """Return the algorithms that compute gradients."""
     return [worker.algo for worker in grad_workers(scheme)]
 
 
 def applying(scheme):
-    """The workers that make updates."""
+    """Return the workers that apply updates."""
     return grad_workers(scheme) if scheme.settings["distribute_gradients"] else [scheme.update_worker.local_worker]
 
 
 def state(scheme):
-    """Copies of all that an update may change in each worker that makes it."""
+    """Return copies of all state that an update may change, one copy for each worker that applies updates."""
     return [
         {"parameters": worker.algo.groups["all"].data.clone(), "version": torch.tensor(worker.actor_version),
          **{name: part.clone() for name, part in worker.algo._optimizers["all"].state_dict().items()}}
@@ -100,7 +106,7 @@ def state(scheme):
 
 
 def step_on(scheme):
-    """More steps than any test waits for."""
+    """Make 100 steps, more than any of these tests needs."""
     for _ in range(100):
         scheme.step()
 
@@ -110,15 +116,18 @@ def equal(ours, theirs):
 
 
 def last_bad(settings, bad):
-    """One good gradient worker and a bad one, or the bad one alone."""
+    """Return the functions `bad` of one good gradient worker and one bad worker, or of the bad worker alone."""
     return [at(), bad] if "num_grad_workers" in settings else [bad]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
 def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(make_bad, check_ledger, settings, kind):
-    """RLlib 2.60 applies a NaN that it says it skips, and without skipping an infinite gradient."""
-    # The third gradient repeats samples, the sixth is the first to use its eight.
+    """Check that an update that is not finite changes nothing.
+
+    RLlib 2.60 applies a NaN that it claims to skip and, without skipping, an infinite gradient.
+    """
+    # The third gradient uses its eight samples for the second time, the sixth gradient for the first time.
     scheme = make_bad(*last_bad(settings, at(3, 6, kind=kind)), **settings)
     skipped, since = 0, 0
     while since < 4:
@@ -148,7 +157,8 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(make_bad, c
 
 
 def test_a_nan_of_one_rank_is_not_reduced_into_the_parameters_of_all(make_bad):
-    """habitat-lab (DD-PPO), issue 2226."""
+    """Check that all ranks skip the update if one rank's gradient is NaN. In habitat-lab's DD-PPO, the NaN reaches the
+    parameters of all ranks (issue 2226)."""
     scheme = make_bad(at(), at(3), at(), num_grad_workers=3, distribute_gradients=True)
     for number in range(1, 7):
         before = state(scheme)
@@ -213,7 +223,7 @@ def test_the_message_is_of_this_row_alone(make_bad):
 
 
 def test_of_asynchronous_gradients_only_the_bad_ones_are_left_out(make_bad):
-    """Those of the other worker go on, and start the count anew."""
+    """Check that the good worker's gradients are applied, and reset the number of updates skipped in a row."""
     scheme = make_bad(at(), every(1), runtime="simulated", **SCHEMES["async"])
     for _ in range(40):
         scheme.step()
@@ -259,7 +269,7 @@ def test_a_learner_goes_on_and_shows_the_count(make_bad):
     assert metrics["scheme"]["samples_skipped_nan"] == 4 * 8
     ledger = metrics["ledger"]
     assert ledger["dropped"]["nan"] == 8 + 8
-    # It ends when the last rollout is used up: no batch is left out, none is collected to make up for the skipped.
+    # Training ends when all batches of the last rollout are used; no data are collected to replace skipped updates.
     assert (ledger["collected"], ledger["consumed"]) == (64, 2 * 64 - 4 * 8)
     assert math.isfinite(metrics["algorithm"]["loss"])
 
@@ -282,7 +292,7 @@ def test_the_worker_that_saw_it_keeps_its_batch(make_bad, tmp_path, settings):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert [found.stat().st_mode for found in (path, folder)] == [found.stat().st_mode for found in (
-        tmp_path / "other" / "file", tmp_path / "other")]  # as the umask says
+        tmp_path / "other" / "file", tmp_path / "other")]  # permissions follow the umask
     assert (saved["format"], saved["worker"], version) == (1, index, 2) or "grad_communication" in settings
     seen, = computing(scheme)[-1].bad_batches
     kept = Batch(**saved["batch"])
@@ -303,7 +313,7 @@ def test_without_the_option_nothing_is_kept(make_bad, tmp_path, monkeypatch):
 
 
 def test_every_worker_keeps_five(make_bad, tmp_path):
-    """Also those of one version have names of their own, and files found there are left alone."""
+    """Check that batches of the same version have different file names, and that existing files are not overwritten."""
     (tmp_path / "gworker1_version0.pt").write_text("of an earlier run")
     scheme = make_bad(every(1), at(), keep_bad_batches=str(tmp_path), **SCHEMES["sync"])
     with pytest.raises(NonFiniteUpdateError, match=r"gworker1_version0_2\.pt"):

@@ -1,4 +1,4 @@
-"""Each statistic that the documentation names is there in a run that has it, and says what it is documented to say."""
+"""Check that each documented statistic is reported by a run that it applies to, and has its documented meaning."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TABLES = [re.findall(r"^\| (?!name|elsewhere|---)(.*?) \| (.*) \|$", part, re.MU
           re.split(r"^\|---\|---\|$", PAGE.read_text(), flags=re.MULTILINE)[1:]]
 NAMES, LEARNERS_NAMES = ([name for table in tables for names, _ in table for name in re.findall(r"`([^`]+)`", names)]
                          for tables in (TABLES[:-2], TABLES[-2:-1]))
-OF_SOME_ONLY = {"agent_steps/<policy>"}  # where there are several policies, see test_multi_agent.py
+OF_SOME_ONLY = {"agent_steps/<policy>"}  # only with several policies; see test_multi_agent.py
 
 
 @pytest.fixture
 def make_apex():
-    """A function that makes Ape-X of a small DQN in the simulated runtime."""
+    """Return a function that makes Ape-X with a small DQN agent in the simulated runtime."""
     schemes = []
 
     def make(**settings):
@@ -54,7 +54,7 @@ def make_apex():
 
 @pytest.fixture
 def make():
-    """A function from settings to a simulated scheme of the synthetic agent."""
+    """Return a function that makes a simulated scheme of the synthetic agent from settings."""
     schemes = []
 
     def make_(agent=None, **settings):
@@ -113,7 +113,8 @@ def test_what_a_learner_writes_is_on_the_page(tmp_path):
 def test_what_names_elsewhere_are_here(make_apex, here):
     scheme = make_apex()
     metrics = run(scheme, 12)
-    for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):  # with it see test_multi_agent.py
+    # Names with a policy are checked in test_multi_agent.py.
+    for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):
         if name == "step()":
             assert "loss" in scheme.step()
         elif (found := re.fullmatch(r'ledger\(\)\["(\w+)"\]', name)) is not None:
@@ -159,7 +160,7 @@ def test_lag_has_two_parts(make):
 
 
 def test_bytes_out_are_those_of_pushed_weights(make, make_scheme):
-    metrics = run(make(num_col_workers=2, num_grad_workers=2))  # one number of 8 bytes
+    metrics = run(make(num_col_workers=2, num_grad_workers=2))  # the weights are one number of 8 bytes
     assert metrics["bytes_out"] == 8 * metrics["weight_pushes"] > 0
     central = make_scheme(algo=A2C.create_factory(), runtime="threads")
     central.step()
@@ -188,7 +189,7 @@ def test_shards_say_what_their_storages_have(make_apex):
         assert shard["sample_time_ms"] == pytest.approx(300.0)
         assert shard["add_time_ms"] == pytest.approx(200.0)
         assert shard["priority_time_ms"] == pytest.approx(100.0)
-    assert metrics["stale_priorities"] > 0  # a shard of 30 is overwritten while messages are underway
+    assert metrics["stale_priorities"] > 0  # shards of 30 transitions are overwritten while priorities are in flight
 
 
 def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
@@ -200,7 +201,10 @@ def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
 @pytest.mark.parametrize(("costs", "waiting", "underway"), [
     ({"grad": 1.0}, 2, 1), ({"sample": 1.0}, 0, 3)], ids=["slow learner", "slow shard"])
 def test_with_shards_the_queue_is_that_of_batches(make_apex, costs, waiting, underway):
-    """Four batches are requested or waiting when the learner takes one; for a slow learner, all but the last wait."""
+    """When the learner takes a batch, four batches are queued or in flight.
+
+    If the learner is slow, only the last is in flight.
+    """
     scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.05} | costs)
     metrics = run(scheme, 80)
     assert metrics["queue_size"] == waiting
@@ -209,20 +213,23 @@ def test_with_shards_the_queue_is_that_of_batches(make_apex, costs, waiting, und
     assert (metrics["queue"]["mean"], metrics["queue"]["std"]) == (waiting, 0.0)
     scheme.drain()
     metrics = run(scheme, scheme.version + 1)
-    assert metrics["queue_size"] + metrics["draws_in_flight"] == 3  # none is left of those before
+    assert metrics["queue_size"] + metrics["draws_in_flight"] == 3  # the drain dropped all earlier batches
 
 
 @pytest.mark.parametrize("settings", [
     {"col_communication": ASYNC}, {"col_communication": ASYNC, "num_grad_workers": 2}, {}])
 def test_requests_of_collection_workers_are_counted(make, settings):
-    """Each has its two at any time; of synchronous rounds none is left when the gradient is there."""
+    """In asynchronous collection, each worker always has two requests in flight.
+
+    In synchronous collection, no request is in flight when the gradient is ready.
+    """
     metrics = run(make(num_col_workers=3, costs={"step": 0.5}, **settings))
     assert metrics["requests_in_flight"] == (2 * 3 * settings.get("num_grad_workers", 1) if settings else 0)
     assert metrics["draws_in_flight"] == 0
 
 
 def test_the_wait_for_room_is_in_the_time_to_hand_rollouts_on(make):
-    """A shard takes a second for each rollout, and has room for one."""
+    """A shard takes 1 s to add a rollout, and accepts only one rollout at a time."""
     costs = {"start": 0.0, "message": 0.0, "step": 0.0, "add": 1.0, "sample": 0.0, "priorities": 0.0, "grad": 0.5,
              "update": 0.0}
     scheme = make({"capacity": 400}, num_col_workers=2, col_communication=ASYNC, num_replay_workers=1, add_in_flight=1,
@@ -242,7 +249,7 @@ def test_a_step_is_timed_from_its_beginning_to_the_next(make):
 
 def test_weights_for_collection_workers_are_timed(make):
     assert run(make(num_col_workers=2))["push_time_ms"] == 0.0
-    assert run(make())["push_time_ms"] is None  # the local worker has the learner's own
+    assert run(make())["push_time_ms"] is None  # the local worker uses the learner's own weights
 
 
 def test_the_replay_path_takes_time_on_the_real_clock(make_apex):

@@ -1,4 +1,4 @@
-"""Empty gradients are counted, and change neither the version nor anything else."""
+"""Check that empty gradients are counted, and change neither the version nor anything else."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def without_samples(batch):
 
 
 def with_empty(at, only_of=None):
-    """A storage that gives, before the batches number so and so of an item, one without any valid sample.
+    """Return a storage class that generates empty batches, which have no valid samples.
 
     Args:
-        at: Numbers, from 0.
-        only_of: In the place of a batch, and for the storage made so and so alone (all of them in order, from 0).
+        at: Numbers of the batches of a rollout, from 0, before which an empty batch is generated.
+        only_of: Number of the only storage that generates empty batches, in order of creation, from 0. In it, empty
+            batches replace the batches at these numbers. None: all storages generate empty batches.
     """
     made = []
 
@@ -62,7 +63,7 @@ def test_they_change_nothing_but_their_count(make_scheme, check_ledger, settings
     scheme = make_scheme(storage=with_empty({0, 2}), **settings)
     found, versions = parameters(scheme, 12)
     assert torch.equal(found, plain)
-    assert versions == list(range(1, 13))  # a step makes its update all the same
+    assert versions == list(range(1, 13))  # each step still makes one update
     metrics, places = scheme.metrics(), settings.get("num_grad_workers", 1)
     assert metrics["grads_empty"] == 6 * places
     assert metrics["updates_skipped_nan"] == metrics["grads_held"] == 0
@@ -75,7 +76,7 @@ def test_asynchronous_gradients(make_scheme, check_ledger):
     while scheme.version < 40:
         scheme.step()
     metrics = scheme.metrics()
-    assert metrics["grads_empty"] >= 18  # two to every four that are applied, but for those underway
+    assert metrics["grads_empty"] >= 18  # two per four applied gradients, except for gradients in flight
     assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped",
                                                                                   "empty"))
     check_ledger(scheme)
@@ -108,7 +109,7 @@ def test_empty_ones_now_and_then_are_none(make_scheme, monkeypatch):
 
 @pytest.mark.parametrize("decentralised", [False, True])
 def test_one_of_several_has_nothing(make_scheme, check_ledger, decentralised):
-    """Then the update is that of the others alone."""
+    """Check that an update uses only the other workers' gradients if one worker has an empty gradient."""
     settings = {"num_grad_workers": 2, "distribute_gradients": decentralised, "algo": PPO.create_factory(
         num_epochs=1, num_mini_batch=1, lr=1e-2)}
     scheme = make_scheme(storage=with_empty({0}, only_of=1), **settings)

@@ -1,4 +1,4 @@
-"""Times and rates of the tree."""
+"""Check the times and rates of the worker tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of the tree is the sum of all workers' ledgers, whatever becomes of the workers."""
+"""Check that the ledger of the tree is the sum of all workers' ledgers, even after workers are lost or closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytorchrl.scheme.updates.tree_ledger import TreeLedger
 def test_steps_of_a_gradient_are_in_flight_until_it_is_applied():
     ledger = TreeLedger()
     ledger.report(1, 0, LedgerSnapshot(collected=10, queued=6, sent=4))
-    assert ledger.total().check().in_flight == 4  # in transit
+    assert ledger.total().check().in_flight == 4  # the gradient is in transit
     ledger.receive(4)
     assert (ledger.total().check().in_flight, ledger.env_steps) == (4, 0)
     ledger.consume(4, 8)
