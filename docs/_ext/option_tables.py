@@ -78,7 +78,7 @@ class NamesTable(Directive):
 
 
 def _meaning(here: Here) -> nodes.paragraph:
-    """Return a paragraph with the options that a foreign name stands for, each with the part that owns it."""
+    """Return a paragraph with the options that a name of another library means, each with the part that owns it."""
     paragraph = nodes.paragraph()
     for number, (home, name) in enumerate(here.options):
         if number:
