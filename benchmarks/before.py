@@ -60,7 +60,7 @@ TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleepi
 
 
 def serve(task: str) -> None:
-    """Print the path of the package; then print the env steps per second for each line with a number of seconds."""
+    """Print the package's path; then measure for the seconds in each line of stdin, and print env steps per second."""
     import pytorchrl
 
     make, warm_up, turn, _ = TASKS[task]

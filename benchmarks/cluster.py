@@ -90,7 +90,7 @@ def nodes_below(handles: list[Any]) -> list[list[str]]:
 
 
 def places(scheme: Scheme) -> dict[str, Any]:
-    """Return the workers per node, and the number of gradient workers on the node of all their collection workers."""
+    """Return the workers per node, and how many gradient workers share a node with all their collection workers."""
     root = scheme.update_worker
     above, below = nodes_of(root.remote_workers), nodes_below(root.remote_workers) if root.remote_workers else []
     collectors = [node for nodes in below for node in nodes] if below else nodes_of(root.local_worker.remote_workers)

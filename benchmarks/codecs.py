@@ -103,7 +103,7 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
 class Peer(LinkEnd):
     """A worker that sends the same message repeatedly, encoded by its codec option, or receives weights.
 
-    Its link to the parent sleeps, in both directions, for the time that the bytes take at the rate of the link.
+    In both directions, it sleeps for the time that the bytes of a message would take at the rate of the link.
     """
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float) -> None:
@@ -164,7 +164,7 @@ class Namespaces:
 
         deadline = time.monotonic() + 60
         while True:
-            with contextlib.suppress(Exception):  # the cluster is not up yet
+            with contextlib.suppress(Exception):  # the cluster may not be up yet
                 if not ray.is_initialized():
                     ray.init(address=f"{NEAR}:{PORT}", log_to_driver=False, logging_level="ERROR",
                              _node_ip_address=NEAR)

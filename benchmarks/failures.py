@@ -122,7 +122,7 @@ def counts(directory: str) -> dict[str, int]:
 
 
 def is_exact(ledger: Mapping[str, Any]) -> bool:
-    """Return whether each collected step was either used or counted as dropped for a reason."""
+    """Return whether each collected step was either used or counted as dropped."""
     return bool(ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()))
 
 
@@ -172,7 +172,7 @@ def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -
 
 
 def workers_lost(settings: dict[str, Any], number: int, count: int, directory: str) -> dict[str, Any]:
-    """Return the row for signals to the workers of the outermost remote level, one after the other."""
+    """Return the row for signals that are sent to each worker of the outermost remote level in turn."""
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True
@@ -212,7 +212,7 @@ def environment_raises(count: int, directory: str) -> dict[str, Any]:
 
 
 def error_arrives(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for an environment that fails permanently: seconds until the user's call raises, and to stop."""
+    """Return the row for an environment that fails permanently: seconds until a call raises, and for `stop()`."""
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:

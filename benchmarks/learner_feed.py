@@ -1,4 +1,4 @@
-"""Measure whether the sample queue keeps its learner busy, by the learner's updates per second with and without it.
+"""Measure whether the sample queue keeps the learner busy: compare its updates per second with and without the queue.
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 

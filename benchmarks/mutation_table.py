@@ -1,5 +1,4 @@
-"""The table of mutations for `mutations.py`: a text that occurs once in a file, its replacement, and the tests to run.
-"""
+"""The table of mutations for `mutations.py`: a text that occurs once in a file, its replacement, and tests to run."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
             steps, learned = sum(runner.samples_collected), sum(runner.env_steps.values())
             rewards = runner.policy_avg_stats.get("reward", [[]])[0]
             if not clock.tick(steps, learned, statistics.fmean(rewards) if rewards else math.nan):
-                runner.cfg.train_for_env_steps = 0  # the runner checks this next, and stops
+                runner.cfg.train_for_env_steps = 0  # the runner stops when it checks this option
 
     with tempfile.TemporaryDirectory() as folder:
         parser, _ = parse_sf_args(argv=[
@@ -266,7 +266,7 @@ def in_process(python: str, side: str, task: str, seed: int, options: argparse.N
         try:
             out, errors = process.communicate(timeout=longest)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # together with the workers that the process started
+            os.killpg(process.pid, signal.SIGKILL)  # also kills the workers that the process started
             return {"error": [f"not finished after {longest:.0f} s"]}
     lines = [line for line in out.splitlines() if line.startswith('{"returns"')]
     if process.returncode or not lines:

@@ -1,4 +1,4 @@
-"""Measure gradient workers that average their gradients without a server: env steps per second, and lost workers.
+"""Measure ranks, which average gradients without a server: env steps per second, and recovery from lost ranks.
 
     python benchmarks/ranks.py [--ranks 1,2,4,8] [--seconds 20] [--sleep-ms 20] [--kills 3] [--runtime ray]
 

@@ -67,8 +67,7 @@ def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder:
 
 
 PHASE_S = 0.1
-"""Length of a phase in seconds. Recording is on in half of the phases, so that other load affects both halves equally.
-"""
+"""Length of a phase in seconds. Recording is on in half of the phases, so that other load affects both halves."""
 COINS = random.Random(0).getrandbits(4096)
 
 

@@ -87,7 +87,7 @@ class Run:
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                with contextlib.suppress(OSError):  # the process has ended
+                with contextlib.suppress(OSError):  # the process may have ended
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                     if int(fields[3]) == self.process.pid:
@@ -151,7 +151,7 @@ class Run:
 
 @contextlib.contextmanager
 def described(found: list[str], name: str) -> Any:
-    """Append an error that a reader raises to `found`, with the name of the file."""
+    """Return a context that appends an error in its block to `found`, with the name of the file."""
     try:
         yield
     except (PyTorchRLError, ValueError, OSError) as error:
@@ -219,7 +219,7 @@ def one(form: str, kind: str, moment: float, pause: float, *, in_training: bool,
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the statistics of one form and kind of signal."""
+    """Return the statistics of the runs with one form of training and one kind of signal."""
     seconds = sorted(row["seconds"] for row in rows if not row["ended_before_second"])
     gone = [row["gone_s"] for row in rows if row["gone_s"] is not None]
 
@@ -251,9 +251,9 @@ def main() -> None:
                         help="seconds until training begins; measured once per form if not given")
     parser.add_argument("--rows", help="file to write, with one line of JSON per run")
     options = parser.parse_args()
-    # Background jobs of a shell ignore SIGINT, which the runs would inherit.
+    # A shell's background jobs ignore SIGINT, and the runs would inherit this setting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # also ends the current run
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `sys.exit` also ends the current run
     result: dict[str, Any] = {}
     for form in options.forms:
         start_up = options.start_up or start_up_s(form)

@@ -34,7 +34,7 @@ def push_by_reference(worker: Any, runtime: Any, handles: list[Any]) -> None:
 
 
 def push_by_value(worker: Any, runtime: Any, handles: list[Any]) -> None:
-    """Send the same weights as tensors in the call of each worker."""
+    """Send the weights by value, as tensors in a separate call to each worker."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     state = worker.algo.acting_state()

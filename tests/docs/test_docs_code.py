@@ -26,7 +26,7 @@ PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"reproducibility.md", "scaling.md"}
-# Pages whose code trains to a good result, which takes long.
+# Pages whose code trains until the result is good, which takes minutes.
 TAKE_LONG = {"README.md"}
 # Limit for each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300

@@ -37,7 +37,7 @@ def nothing_left():
 
 
 def child_processes():
-    """Return pid -> command line of all descendants of this process."""
+    """Return a map from process id to command line, for all descendants of this process."""
     parents, commands = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -32,7 +32,7 @@ def directory():
 
 @pytest.fixture(scope="module")
 def found(directory):
-    """Return case -> results of the benchmark."""
+    """Return the results of the benchmark by case."""
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "cluster.py", "--seconds", "1", "--cases", ",".join(CASES)],
         capture_output=True, text=True,

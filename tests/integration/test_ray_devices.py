@@ -12,7 +12,7 @@ from tests.conftest import process_environment, told_by
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
-# A Ray cluster that assumes four GPUs, and workers in which torch sees only the GPUs that Ray shows to them.
+# The script starts a Ray cluster with four simulated GPUs, and workers in which torch sees only the GPUs of the worker.
 SCRIPT = """
 import json, os, shutil, sys, tempfile
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="1")

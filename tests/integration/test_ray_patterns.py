@@ -1,6 +1,6 @@
 """Tests of schemes on real Ray workers.
 
-Every pattern accounts for all steps and stops; deterministic schemes compute the same as threads.
+Every pattern accounts for all steps and stops; deterministic schemes compute the same as with threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATTERNS = [
 
 
 def _step_on(scheme):
-    """Make more steps than occur before any injected fault."""
+    """Call `step` 1000 times, so that every injected fault occurs."""
     for _ in range(1000):
         scheme.step()
 
@@ -131,7 +131,7 @@ def test_collectors_have_weights_and_resources_and_an_evaluator_beside(make_sche
 
 
 class SlowFirst(SleepEnv):
-    """An environment that is slow in the first process that uses it for collection, and fast in the others."""
+    """An environment whose second instance is slow, after the first one that is built to find the spaces."""
 
     def __init__(self, directory):
         try:
@@ -170,7 +170,7 @@ def test_error_of_an_environment(make_scheme, stop_in_balance):
 
 
 class DiesHere(CountingEnv):
-    """An environment that can be built only in the process with this pid."""
+    """An environment that can be built only in the process whose id is `pid`."""
 
     def __init__(self, pid):
         if os.getpid() != pid:

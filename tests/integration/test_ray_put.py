@@ -58,7 +58,7 @@ def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
 
 def test_a_codec_of_ones_own_goes_along(readers, monkeypatch):
     """Check that a codec is sent together with the weights, because its functions cannot be pickled by name."""
-    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # other tests list the registered codecs
+    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # undo the registration for other tests
     codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype,
                            size: arrays[0].astype(dtype),
                            is_lossless=False)

@@ -1,4 +1,4 @@
-"""Tests of a Ray that the library starts: nothing is left after it, and errors explain what cannot be reached."""
+"""Tests of Ray clusters that the library starts: nothing is left after them, and errors name what cannot be reached."""
 
 from __future__ import annotations
 

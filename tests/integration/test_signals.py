@@ -1,5 +1,4 @@
-"""Tests of Ctrl-C, SIGTERM and SIGKILL at random moments: exit codes, remaining processes and files, and valid files.
-"""
+"""Tests of Ctrl-C, SIGTERM and SIGKILL at random moments: exit codes, remaining processes, and files."""
 
 from __future__ import annotations
 

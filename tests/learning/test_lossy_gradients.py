@@ -21,7 +21,7 @@ def test_learns_cartpole(codec, seed, tmp_path):
     train("ppo", "CartPole-v1", target_steps=100_000, num_grad_workers=2, compress_grads_to_send=codec, seed=seed,
           runtime="simulated", progress=False, log_dir=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    # Each is a mean over the last hundred episodes.
+    # Each `return_mean` is a mean over the last hundred episodes.
     means = [line["return_mean"] for line in lines if line["return_mean"] is not None]
     assert len(means) > 5
     assert max(means) >= 400, means

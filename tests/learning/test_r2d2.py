@@ -1,4 +1,4 @@
-"""Tests that R2D2 recalls a cue that was shown several steps ago, while DQN without memory performs as chance."""
+"""Tests that R2D2 recalls a cue that was shown several steps ago, while DQN, without memory, stays at chance."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from pytorchrl import linear, train
 
-# Only the noise of the network explores.
+# These agents explore only through the noise of their networks.
 NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0, "lr": linear(1e-3, 0.0)}
 PRIORITISED = {"prioritized": True, "n_step": 3, "lr": linear(1e-3, 0.0)}
 VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritised": PRIORITISED}

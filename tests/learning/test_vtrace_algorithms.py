@@ -1,5 +1,4 @@
-"""Tests that IMPALA and APPO learn CartPole from data that is several updates old: asynchronous, or from replay shards.
-"""
+"""Tests that IMPALA and APPO learn CartPole from data that is several updates old: asynchronous, or from replay."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def play(algorithm, seed, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 60_000), ("appo", 40_000)])
 def test_learns_within_seconds(algorithm, target_steps):
-    """Check learning in the simulated runtime, where the lag is that of an asynchronous run but reproducible."""
+    """Check learning in the simulated runtime, where the policy lag is as in asynchronous runs but reproducible."""
     result, summary = play(algorithm, seed=1, target_steps=target_steps, runtime="simulated")
     assert summary["policy_lag"]["mean"] > 3 * UPDATES_AN_ITEM[algorithm]
     assert result >= 195, summary

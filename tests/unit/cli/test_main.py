@@ -343,7 +343,7 @@ def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatc
     assert code == 1
     assert "the simulator is gone" in err
     count[0] = 100
-    assert run(capsys, *TRAIN, *TINY)[0] == 2  # the environment fails at the start, so the error is one of usage
+    assert run(capsys, *TRAIN, *TINY)[0] == 2  # an environment that fails at once is a usage error
 
 
 @pytest.fixture

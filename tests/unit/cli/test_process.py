@@ -128,7 +128,7 @@ def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
-    assert time.monotonic() - start < 10  # about two seconds; the limit allows for a busy machine
+    assert time.monotonic() - start < 10  # it takes two seconds; the machine may be busy
 
 
 @pytest.mark.ray
@@ -140,7 +140,7 @@ def test_a_signal_stops_remote_workers_too(start_python, tmp_path):
     start = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert time.monotonic() - start < 30  # ten seconds, on a machine that is three times slower
+    assert time.monotonic() - start < 30  # the limit is ten seconds, tripled for a slow machine
     assert process.returncode == 130
     assert "Traceback" not in err
     summary = json.loads(out.splitlines()[-1])

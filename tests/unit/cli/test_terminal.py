@@ -44,7 +44,7 @@ def run(capsys, *arguments):
 
 
 class Nasty(CountingEnv):
-    """An environment that raises an error with its text in the third step, or puts the text into each info."""
+    """An environment that raises an error with `text` in the third step, or puts `text` into each info."""
 
     def __init__(self, text=NASTY, fails=True):
         super().__init__(episode_length=4)

@@ -67,7 +67,7 @@ def test_a_resumed_run_is_the_straight_one(tmp_path):
     # Each step was used in both epochs, so training did not end in the middle of the epochs of a rollout.
     assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]
     interrupt_after(tmp_path / "cut", 750)
-    # The run was cut after records that are newer than the last checkpoint.
+    # The interrupted run has records that are newer than its last checkpoint.
     assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680
     with make(tmp_path / "cut", resume=True) as learner:
         learner.start()
@@ -95,7 +95,7 @@ def test_checkpoints_themselves_change_nothing_else(tmp_path):
     assert all(torch.equal(other[name], state[name]) for name in state)
 
 
-# Each line of standard input names a directory, in which the script runs in a fork, because imports take seconds.
+# Each line of standard input names a directory, in which a run starts in a fork, because imports take seconds.
 SCRIPT = """
 import os
 import sys
@@ -170,7 +170,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     with make(tmp_path, target_steps=1300, resume=True) as learner:
         learner.start()
         assert json.loads((tmp_path / "run.json").read_text())["target_steps"] == 1300
-        assert not (tmp_path / "result.json").exists()  # the result of the finished run
+        assert not (tmp_path / "result.json").exists()  # the result of the finished run is deleted
         assert learner.train()["env_steps"] >= 1300
     assert json.loads((tmp_path / "result.json").read_text())["env_steps"] >= 1300
 
@@ -342,7 +342,7 @@ def test_from_the_command_line(tmp_path, capsys):
     second = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert second["env_steps"] >= 600
     assert second["updates"] > first["updates"]
-    assert second["seed"] == first["seed"]  # the random seed that the first run drew
+    assert second["seed"] == first["seed"]  # the resumed run has the seed that the first run drew
     assert main([*command, "--target-steps", "600", "--lr", "0.1"]) == 2
     assert "lr was" in capsys.readouterr().err
 

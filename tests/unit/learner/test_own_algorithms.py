@@ -62,7 +62,7 @@ def test_a_class_without_a_registration_trains_saves_and_loads(tmp_path):
     assert agent.agent.algorithm.cls is Louder
     recipe = json.loads((agent.log_dir / "run.json").read_text())["recipe"]
     assert recipe["algorithm"] == f"{__name__}:Louder"
-    assert recipe["options"]["gae_lambda"] == 1.0  # the value of the preset of A2C
+    assert recipe["options"]["gae_lambda"] == 1.0  # the preset of A2C has this value
     loaded = load(agent.log_dir)
     assert loaded.agent.algorithm.cls is Louder
     assert loaded.evaluate(2).returns == agent.evaluate(2).returns

@@ -144,7 +144,7 @@ def test_critical_parts_of_levels_that_take_turns_are_the_whole_time():
               "collection": {"environment": 60, "send": 20, "idle": 120}}
     parts = critical_parts(time_s, {})
     assert sum(parts.values()) == pytest.approx(1.0)
-    # The time that the learner waits although collection workers are idle.
+    # This is the time that the learner waits minus the time that the collection workers work.
     assert parts["collection/idle"] == pytest.approx(0.5 - 0.4)
 
 

@@ -23,7 +23,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 
 
 def installed_by(command):
-    """Return the requirements that a pip command names, without the words of a comment."""
+    """Return the requirements that a pip command names; words after a comment sign do not count."""
     words = shlex.split(command, comments=True)
     assert words[:2] == ["pip", "install"], command
     taken = {"-c", "-e", "-r", "--index-url", "--extra-index-url"}
@@ -61,7 +61,7 @@ def test_nothing_tells_users_to_install_this_project_by_its_name():
 
 
 def test_hints_of_the_package_come_from_one_function():
-    """Check that such commands are written only in `errors.py`; other modules call `install_hint`."""
+    """Check that `pip install` commands are written only in `errors.py`; other modules call `install_hint`."""
     homes = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")
              if "pip install" in path.read_text(encoding="utf-8")}
     assert homes == {"errors.py"}

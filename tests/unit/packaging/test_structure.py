@@ -87,7 +87,7 @@ def circles_of(graph):
 
 
 def graph_of_folders(parent):
-    """Return, for each folder directly below a package, the other such folders that it imports."""
+    """Return a map from each folder directly below a package to the other such folders that it imports."""
     def folder_of(module):
         if not module.startswith(f"{parent}."):
             return None
@@ -187,7 +187,7 @@ def test_no_docstring_opens_without_a_subject():
 
 
 def constructors():
-    """Yield (qualified name, number of parameters) of every constructor that is written out."""
+    """Yield (qualified name, number of parameters) of every constructor that is defined explicitly."""
     for path, tree in MODULES.items():
         for node in ast.walk(tree):
             for function in node.body if isinstance(node, ast.ClassDef) else ():

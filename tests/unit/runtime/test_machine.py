@@ -47,7 +47,7 @@ def test_workers_of_all_kinds_count_together(counts, wanted):
 def no_ray(monkeypatch):
     """Make any import of Ray fail, and remove the address of a cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    # Connecting to a cluster may change the environment variables.
+    # Connecting to a cluster may change environment variables, so the test uses a copy of them.
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("pytorchrl.runtime.ray_runtime.this_machine", lambda: ROOM_FOR_TEN)
@@ -84,7 +84,7 @@ def test_a_scheme_refuses_too_many_workers_before_ray_starts(no_ray, agent, sett
 
 def test_what_a_cluster_has_is_known_only_once_it_is_joined(no_ray):
     scheme = Scheme(*on_policy_agent(), seed=1, num_col_workers=500, address="10.255.255.1:6379")
-    with pytest.raises(ImportError, match="ray"):  # the cluster has to be asked for its memory
+    with pytest.raises(ImportError, match="ray"):  # only Ray knows the memory of the cluster
         scheme.start()
     scheme.stop()
 

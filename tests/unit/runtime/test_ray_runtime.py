@@ -126,7 +126,7 @@ def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
     ("ab", [], 0, "", []), ("ab", [3], 1, "3", [0]), ("ab", ["GPU-7"], 1, "GPU-7", [0]),
     ("ab", [1, 0], 2, "1,0", [0, 1]),
     ("ab", [0], 0, "0", []),  # torch was built without CUDA
-    # Here Ray does not hide the other GPUs.
+    # In the next three cases, Ray does not hide the other GPUs.
     ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),
 ])
 def test_the_gpus_of_a_worker_are_those_that_ray_gave_it(monkeypatch, actor, given, seen, visible, own):
@@ -297,7 +297,7 @@ def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
     runtime._ray._private = SimpleNamespace(
         state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
     assert runtime.lacks_room(handle) == "it requests CPU=4, and the 1 nodes have CPU=3 free"
-    runtime._groups["GWorker 1"].is_placed = True  # the group has its resources already
+    runtime._groups["GWorker 1"].is_placed = True  # the group already has its resources
     assert runtime.lacks_room(handle) == ""
 
 

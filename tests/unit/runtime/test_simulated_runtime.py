@@ -1,5 +1,4 @@
-"""Tests of workers of the simulated runtime: which workers end together, and signals to workers that are not built yet.
-"""
+"""Tests of workers of the simulated runtime: which workers end together, and signals to workers that still start."""
 
 from __future__ import annotations
 

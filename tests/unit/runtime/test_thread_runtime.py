@@ -229,5 +229,5 @@ def test_a_ray_runtime_crosses_processes_empty():
     assert again.options == RayRuntime.Options(placement="colocate", faults="kill col.1")
     assert again.is_recording
     assert again.faults.__reduce__() == runtime.faults.__reduce__()
-    # A thread cannot be killed, but the fault is for remote workers.
+    # Threads cannot be killed, but the fault plan is kept, because its faults are for remote workers.
     assert again.in_process().faults is again.faults
