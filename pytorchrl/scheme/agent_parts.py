@@ -164,7 +164,7 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
     for name in collection.changed():
         if name in names:
             raise ConfigError(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded; "
-                              f"{keeper} keeps them and draws from them, so leave {name} out")
+                              f"{keeper} stores them and samples from them, so leave {name} out")
 
 
 def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:

@@ -57,8 +57,9 @@ class Preset:
         settings = {**self.defaults, **given, **self.fixed}
         if self.learner:
             settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
-        problems += [f"{why}: {name}={value} is too few, give {low} or more" for name, (low, why) in self.least.items()
-                     if isinstance(value := settings[name], int) and value < low]
+        problems += [
+            f"{why}: {name}={value} is too small; give {low} or more" for name, (low, why) in self.least.items()
+            if isinstance(value := settings[name], int) and value < low]
         # The scheme itself refuses anything that is not a factory.
         if isinstance(algo_factory, Factory):
             found = learned_kind(algo_factory)
@@ -76,7 +77,7 @@ def _shown(value: object) -> str:
 
 
 _LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS, DataKind.SEQUENCES)
-_NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"
+_NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, but with num_grad_workers=1 there is none"
 
 _WITH_SHARDS = {"num_col_workers": 2, "num_replay_workers": 1, "max_weight_sync_delay": 400}
 

@@ -33,7 +33,7 @@ def check_device(device: object, gpus: Sequence[int] | None = None, name: str = 
     if device == CUDA and own:
         return f"cuda:{torch.cuda.current_device() if gpus is None else own[0]}"
     if not isinstance(device, str) or device not in seen:
-        raise DeviceError(f"{name} must be one that torch sees here, {seen}, got {device!r}; "
+        raise DeviceError(f"{name} must be one of the devices visible to torch, {seen}, got {device!r}; "
                           f"{_remedy(device, gpus)}")
     return device
 

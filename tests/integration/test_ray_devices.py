@@ -87,7 +87,7 @@ def test_a_worker_has_what_ray_gave_it_and_cuda_is_the_first(told, share, count)
 def test_a_worker_without_a_share_has_no_gpu(told):
     shown, own, error = told["0"]
     assert shown == own == []
-    assert "device must be one that torch sees here, ['cpu'], got 'cuda'" in error
+    assert "device must be one of the devices visible to torch, ['cpu'], got 'cuda'" in error
 
 
 def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(told):
@@ -96,4 +96,4 @@ def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(told):
         pytest.skip("this machine has a GPU")
     kind, text = told["error"]
     assert kind == "DeviceError"
-    assert "col_device must be one that torch sees here, ['cpu'], got 'cuda'" in text
+    assert "col_device must be one of the devices visible to torch, ['cpu'], got 'cuda'" in text

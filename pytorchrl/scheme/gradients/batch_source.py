@@ -177,7 +177,7 @@ class QueueSource:
                 f"{counters.workers} collection workers alive, {counters.requests_in_flight} requests in flight")
         if self._on_starved == "raise":
             raise LearnerStarvedError(f"{text}; raise queue_timeout_s if a rollout takes longer")
-        logger.warning("GWorker %d goes on waiting: %s", self._collector.index_worker, text)
+        logger.warning("GWorker %d is still waiting: %s", self._collector.index_worker, text)
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""

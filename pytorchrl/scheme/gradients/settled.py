@@ -50,8 +50,8 @@ def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
     for is_wrong, text in (
             (own < batch and given_kind(storage) is not DataKind.SEQUENCES,
              f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {batch}"),
-            (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is "
-                            f"{own} each"),
+            (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} over "
+                            f"{num_shards} shards is only {own} each"),
             (starts > size, f"learning_starts {starts} exceeds size {size}")):
         if is_wrong:
             raise ConfigError(f"{text}; raise size")

@@ -122,7 +122,7 @@ class Shards:
         self.items_dropped += self.sampler.drain(deadline)
         for index in sorted({*self._inserter.owners, *self.sampler.forget_requests()}):
             name = self._handles[index].name
-            self._inserter.lose(index, WorkerLostError(f"{name} gave no answer before the end of drain()"))
+            self._inserter.lose(index, WorkerLostError(f"{name} did not respond before the end of drain()"))
 
     def close(self, timeout_s: float) -> None:
         """Stop the shards after both threads have ended.

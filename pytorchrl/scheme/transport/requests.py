@@ -171,7 +171,7 @@ class Requests(Generic[R]):
             elif kind in ENDS_OF_POLLS or index not in self._open.values():
                 if num_taken:  # events of other threads are next in the record
                     return
-                self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
+                self._journal.note("pending answers from", *sorted(set(self._open.values())))
             elif kind == "lost":
                 self._supervisor.kill(index)
                 self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the recorded run"))

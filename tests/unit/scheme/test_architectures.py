@@ -90,8 +90,8 @@ def test_it_makes_updates(named, name):
     ("impala", {"col_communication": SYNC}, "impala means col_communication='asynchronous', got 'synchronous'"),
     ("rapid", {"num_grad_workers": 1}, "every learner is a gradient worker"),
     ("r2d2", {"routing": "round_robin"}, "r2d2 means routing='by_stream', got 'round_robin'"),
-    ("r2d2", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too few"),
-    ("apex", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too few"),
+    ("r2d2", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too small"),
+    ("apex", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too small"),
 ])
 def test_what_contradicts_a_name_is_refused(named, name, settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -124,7 +124,8 @@ def test_what_it_fixes_may_be_said_again(named):
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), [
-    ("a3c", {"num_grad_workers": 1}, "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"),
+    ("a3c", {"num_grad_workers": 1},
+     "asynchronous gradients need a remote worker, but with num_grad_workers=1 there is none"),
     ("a3c", {"grad_communication": SYNC}, "a3c means grad_communication='asynchronous', got 'synchronous'"),
     ("a3c", {"col_communication": ASYNC, "distribute_gradients": True},
      "col_communication.*; .*distribute_gradients=False, got True"),

@@ -61,7 +61,7 @@ def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
 ], ids=str)
 def test_a_device_that_is_not_there(see_gpus, count, gpus, device, message):
     see_gpus(count)
-    with pytest.raises(DeviceError, match=f"col_device must be one that torch sees here, .*{message}"):
+    with pytest.raises(DeviceError, match=f"col_device must be one of the devices visible to torch, .*{message}"):
         check_device(device, gpus, "col_device")
 
 
@@ -97,7 +97,8 @@ def test_what_is_no_name_of_a_device(make_scheme, name, device):
 def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threads(make_scheme, see_gpus, settings,
                                                                                    name, device):
     see_gpus(0)
-    with pytest.raises(DeviceError, match=rf"{name} must be one that torch sees here, \['cpu'\], got '{device}'"):
+    with pytest.raises(
+            DeviceError, match=rf"{name} must be one of the devices visible to torch, \['cpu'\], got '{device}'"):
         make_scheme(**settings, **{name: device})
 
 
@@ -236,7 +237,8 @@ def test_a_gradient_worker_looks_for_what_it_was_given(make_scheme, see_gpus, in
     agent = (scheme.agent.algo_factory, scheme.agent.actor_factory, scheme.agent.storage_factory)
     options = {name: settings.pop(name) for name in ("col_device",) if name in settings}
     factory = CWorkerSet.create_factory(1, *agent, scheme.agent.train_envs_factory, **options)
-    with pytest.raises(DeviceError, match=rf"^{name} must be one that torch sees here, \['cpu'\], got 'cuda"):
+    with pytest.raises(
+            DeviceError, match=rf"^{name} must be one of the devices visible to torch, \['cpu'\], got 'cuda"):
         factory(index_parent, runtime=GivenNone(), **settings)
 
 
@@ -245,5 +247,6 @@ def test_a_collection_worker_looks_for_what_it_was_given(make_scheme, see_gpus):
     agent = make_scheme().agent
     recipe = CWorkerSet.create_factory(
         1, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
-    with pytest.raises(DeviceError, match=r"^col_device must be one that torch sees here, \['cpu'\], got 'cuda'"):
+    with pytest.raises(
+            DeviceError, match=r"^col_device must be one of the devices visible to torch, \['cpu'\], got 'cuda'"):
         CWorker(1, recipe, device="cuda", runtime=GivenNone())

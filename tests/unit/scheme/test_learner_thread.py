@@ -108,7 +108,7 @@ def test_a_starved_learner_goes_on_waiting(learner, caplog, on_starved, warnings
     assert scheme.runtime.now() >= 5.0
     assert [record.getMessage() for record in caplog.records
             if "no train batch for" in record.getMessage()] == warnings * [
-        "GWorker 0 goes on waiting: no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight"]
+        "GWorker 0 is still waiting: no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight"]
 
 
 # Several uses

@@ -158,7 +158,7 @@ def test_pytorchrl_2021_ignores_the_device_where_there_is_no_gpu(make_scheme, de
 
     PyTorchRL of 2021 (revision 9e45189) silently trains on the CPU.
     """
-    with pytest.raises(DeviceError, match=r"device must be one that torch sees here, \['cpu'"):
+    with pytest.raises(DeviceError, match=r"device must be one of the devices visible to torch, \['cpu'"):
         make_scheme(device=device).start()
 
 

@@ -18,8 +18,8 @@ from pytorchrl.scheme.replay.storage_options import kind_of
 STEPS, ENVS, N_STEP = 6, 2, 3
 SHARDS = {"num_col_workers": 3, "num_replay_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC}
 PLACES = {
-    "with-the-learner": {}, "in-rounds": {"num_col_workers": 3},
-    "own-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
+    "in-learner": {}, "in-rounds": {"num_col_workers": 3},
+    "separate-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
     "one-shard": {**SHARDS, "num_replay_workers": 1}, "shards": SHARDS, "by-stream": {**SHARDS, "routing": "by_stream"},
     "least-loaded": {**SHARDS, "routing": "least_loaded"}, "gorila": {**SHARDS, "num_grad_workers": 2},
     "threads": {**SHARDS, "runtime": "threads"}}
@@ -125,7 +125,7 @@ def test_it_learns_from_whole_rollouts_wherever_replay_is(make, check_ledger, co
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
 
-@pytest.mark.parametrize("settings", [{}, SHARDS], ids=["with-the-learner", "shards"])
+@pytest.mark.parametrize("settings", [{}, SHARDS], ids=["in-learner", "shards"])
 def test_every_valid_step_counts_as_consumed_each_time(make, settings):
     scheme = make(**settings)
     make_updates(scheme, 10)
@@ -256,7 +256,8 @@ def test_the_storage_decides_what_is_drawn(make, storage, kind, other):
     (RolloutSequenceBuffer, {"prioritized": True},
      "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a RolloutSequenceBuffer; leave"),
     (RolloutSequenceBuffer, {"initial_priority": "worker"}, "initial_priority='worker' is for single transitions"),
-    (RolloutSequenceBuffer, {"size": 20}, "a shard must hold a rollout of 12 steps, size 20 over 2 shards is 10 each"),
+    (RolloutSequenceBuffer, {"size": 20},
+     "a shard must have space for a rollout of 12 steps, but size 20 over 2 shards is only 10 each"),
     (RolloutSequenceBuffer, {"size": 40}, "learning_starts 60 exceeds size 40"),
 ])
 def test_what_would_be_ignored_or_cannot_work_is_refused(make, storage, settings, text):

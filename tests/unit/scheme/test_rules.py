@@ -68,7 +68,7 @@ ROWS = [
       for workers in ({"num_grad_workers": 2}, {"num_col_workers": 2})),
     ({"placement": "colocate"}, ConfigError,
      "placement='colocate' is for the Ray runtime.*give runtime='ray' and remote workers"),
-    *(({"device": value}, DeviceError, f"device must be one that torch sees here, .*cpu.*got {value!r}")
+    *(({"device": value}, DeviceError, f"device must be one of the devices visible to torch, .*cpu.*got {value!r}")
       for value in ("cuda:7", "gpu", "")),
     ({"device": 0}, ConfigError, "device must be a string or None, got 0"),
     *(({"seed": value}, ConfigError, f"seed must be a whole number .*got {value!r}")
