@@ -203,7 +203,7 @@ class Record:
         """Raise `ConfigError` with all differences if the record is of another scheme or agent."""
         problems = differences(self.settings, settings, self.agent, agent)
         if problems:
-            raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}; use the settings and "
+            raise ConfigError(f"replay {self.path!r} is from another run: {'; '.join(problems)}; use the settings and "
                               "the agent of that run")
 
     def warning(self) -> str:

@@ -90,9 +90,9 @@ class BadBatches:
     def _keep(self, batch: Batch, info: Mapping[str, float], version: int) -> str:
         """Save the batch; return a text that names its file, or that says why it was not saved."""
         if self._directory is None:
-            return "not kept (keep_bad_batches names no directory)"
+            return "not saved (keep_bad_batches is None)"
         if self._num_files == _MAX_FILES:
-            return f"not kept: {self._directory} has {_MAX_FILES} batches of this worker"
+            return f"not saved: {self._directory} has {_MAX_FILES} batches of this worker"
         content = io.BytesIO()  # torch.save writes to memory, because it reports a full disk without an error number
         torch.save({
             "format": 1, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
@@ -100,10 +100,10 @@ class BadBatches:
         try:
             path = self._write(f"gworker{self._index}_version{version}", content.getbuffer())
         except OSError as error:
-            logger.warning("a bad batch of GWorker %d could not be kept: %s", self._index, error)
-            return f"could not be kept: {error}"
+            logger.warning("a bad batch of GWorker %d could not be saved: %s", self._index, error)
+            return f"could not be saved: {error}"
         self._num_files += 1
-        return f"kept in {path}"
+        return f"saved to {path}"
 
     def _write(self, name: str, content: memoryview) -> Path:
         """Write a new file; add a number to its name if a file with this name exists."""

@@ -30,8 +30,8 @@ def test_finite_gradients_have_no_fault(tmp_path, gradients):
 def test_the_message_names_worker_version_losses_and_norm():
     info = {"loss": 0.5, "loss/hunter": float("inf"), "entropy": 2.0}
     fault = BadBatches(None, 3, ALGORITHM).find_fault(make_batch(), [GOOD, BAD], info, 7)
-    assert fault == ("GWorker 3 at version 7: loss 0.5, loss/hunter inf, norm of its gradient nan, batch not kept "
-                     "(keep_bad_batches names no directory)")
+    assert fault == ("GWorker 3 at version 7: loss 0.5, loss/hunter inf, norm of its gradient nan, batch not saved "
+                     "(keep_bad_batches is None)")
 
 
 def test_five_batches_are_kept_under_names_of_their_own(tmp_path):
@@ -40,8 +40,8 @@ def test_five_batches_are_kept_under_names_of_their_own(tmp_path):
     names = {"gworker2_version4.pt", "gworker2_version4_2.pt", "gworker2_version4_3.pt", "gworker2_version5.pt",
              "gworker2_version6.pt"}
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert [f"kept in {tmp_path}" in fault for fault in faults] == [True] * 5 + [False] * 2
-    assert f"not kept: {tmp_path} has 5 " in faults[-1]
+    assert [f"saved to {tmp_path}" in fault for fault in faults] == [True] * 5 + [False] * 2
+    assert f"not saved: {tmp_path} has 5 " in faults[-1]
 
 
 def test_a_file_has_the_numbers_of_the_batch_and_no_more(tmp_path):

@@ -194,7 +194,7 @@ def test_the_sixth_in_a_row_raises(make_bad, tmp_path, settings):
     worker = rf"GWorker {min(1, num_workers - 1)} at version 4" if not asynchronous else r"GWorker \d at version \d"
     assert re.search(f"{worker}: loss nan, norm of its gradient nan", message)
     assert "lower lr" in message
-    assert f"kept in {tmp_path}/gworker" in message
+    assert f"saved to {tmp_path}/gworker" in message
     with pytest.raises(NonFiniteUpdateError, match="6 updates in a row"):
         scheme.step()
     assert torch.isfinite(scheme.acting_state()["all"]).all()
@@ -307,7 +307,7 @@ def test_the_worker_that_saw_it_keeps_its_batch(make_bad, tmp_path, settings):
 def test_without_the_option_nothing_is_kept(make_bad, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scheme = make_bad(every(1))
-    with pytest.raises(NonFiniteUpdateError, match=r"not kept \(keep_bad_batches names no directory\)"):
+    with pytest.raises(NonFiniteUpdateError, match=r"not saved \(keep_bad_batches is None\)"):
         step_on(scheme)
     assert not list(tmp_path.iterdir())
 
@@ -338,9 +338,9 @@ def test_that_a_batch_cannot_be_kept_is_said_and_ends_nothing(make_bad, tmp_path
     scheme = make_bad(every(2), keep_bad_batches=str(tmp_path / "later"))
     scheme.step()
     (tmp_path / "later").write_text("in the way")
-    with pytest.raises(NonFiniteUpdateError, match=r"could not be kept: .*later"):
+    with pytest.raises(NonFiniteUpdateError, match=r"could not be saved: .*later"):
         step_on(scheme)
-    assert "a bad batch of GWorker 0 could not be kept: [Errno" in caplog.text
+    assert "a bad batch of GWorker 0 could not be saved: [Errno" in caplog.text
 
 
 def test_the_command_line_has_the_option(capsys, tmp_path):
