@@ -57,7 +57,7 @@ def test_restarts_are_counted_and_the_ledger_is_exact(make_scheme, settings, run
         assert metrics["envs_restarted"] == len(log.raised)
     ledger = scheme.stop()
     assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
-    assert ledger["collected"] == len(log.made), "a step that raised is in no account"
+    assert ledger["collected"] == len(log.made), "a step that raised an error must not be in the ledger"
 
 
 def test_without_faults_none_is_counted_and_nothing_changes(make_scheme):

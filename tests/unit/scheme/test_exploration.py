@@ -57,7 +57,7 @@ class Watch:
 
         def request(index):
             lag = worker.actor_version - worker.collector.weight_versions()[index]
-            self.note(lag < interval or self.settings["max_weight_sync_delay"], "a collector was asked with weights",
+            self.note(lag < interval or self.settings["max_weight_sync_delay"], "a rollout was requested with weights",
                       lag, "updates old, interval", interval)
             right(index)
         strategy._request = request
@@ -73,18 +73,19 @@ class Watch:
     def check_state(self):
         snapshot = self.root.statistics.tree_ledger.total()
         hold(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
-        hold(self.scheme.version >= self.version, "the version went back", self.version, self.scheme.version)
+        hold(self.scheme.version >= self.version, "the version decreased", self.version, self.scheme.version)
         self.version = self.scheme.version
         names = [actor.name for actor in self.scheme.runtime._actors]
-        hold(len(names) == len(set(names)), "two live workers in one place", names)
+        hold(len(names) == len(set(names)), "two live workers have the same name", names)
         grad_workers = list(self.grad_workers())
         for worker in grad_workers:
             if worker.storage.gives.is_kept:
                 resident, kept = worker.ledger.snapshot().resident, worker.storage.counters["resident"]
-                hold(resident == kept, "resident steps are not those that replay keeps:", resident, "instead of", kept)
+                hold(resident == kept, "resident steps in the ledger differ from those in replay:", resident,
+                     "instead of", kept)
         for worker in self.workers(grad_workers):
             count = worker.algo.count.item()
-            hold(abs(count - worker.version) < 1e-6, "weights are not those of their version:", worker.version, count)
+            hold(abs(count - worker.version) < 1e-6, "weights do not match their version:", worker.version, count)
         if self.settings["distribute_gradients"]:
             self.check_ranks()
         for worker in grad_workers:
@@ -95,7 +96,7 @@ class Watch:
         """Check that the version of each rank is that of the scheme, or one more."""
         ranks = self.root.strategy.ranks
         versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
-        hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions,
+        hold(all(0 <= version - self.version <= 1 for version in versions), "ranks have versions", versions,
              "after update", self.version)
 
     def grad_workers(self):
@@ -116,7 +117,7 @@ class Watch:
         if self.is_chain:
             expected = self.chains[gradients.worker]
             self.note(gradients.weights_version == expected,
-                      "a chain went on with other weights than those it was due:",
+                      "a gradient worker continued with the wrong weights:",
                       gradients.weights_version, "instead of", expected)
         self._receive(gradients)
 
@@ -140,7 +141,7 @@ class Watch:
         """Count these steps as received by a learner, and check that none was received too often."""
         self.learned.update(numbers)
         too_often = [number for number in numbers if self.learned[number] > self.settings["num_passes"]]
-        self.note(not too_often or self.settings["replay_slots"], "learned twice from steps", too_often[:3])
+        self.note(not too_often or self.settings["replay_slots"], "learned too often from steps", too_often[:3])
 
     def check_chains(self):
         """Check, between two steps, that every gradient worker works, has a gradient ready, or is being replaced."""
@@ -148,7 +149,8 @@ class Watch:
             strategy = self.root.strategy
             at_work = len(
                 strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
-            self.note(at_work == self.settings["num_grad_workers"], "a chain stands still:", at_work, "are at work")
+            self.note(at_work == self.settings["num_grad_workers"], "a gradient worker is idle:", at_work,
+                      "are working")
 
     def check(self):
         if self.broken is not None:
@@ -263,13 +265,13 @@ def run(seed, updates=5, faulty=True):
 
 
 def check_end(final, left, runtime, watch, action):
-    hold(not left, "a thread goes on after stop():", left)
-    hold(not runtime.running, "tasks go on after stop():", runtime.running)
+    hold(not left, "a thread still runs after stop():", left)
+    hold(not runtime.running, "tasks still run after stop():", runtime.running)
     places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
     hold(final["collected"] == places + sum(final["dropped"].values()), "the final ledger does not balance:", final)
-    hold(final["in_flight"] == final["queued"] == 0, "steps are underway after stop():", final)
+    hold(final["in_flight"] == final["queued"] == 0, "steps are in flight or queued after stop():", final)
     used = final["consumed_unique"] + final["resident"] + final["evicted"]
-    hold(used <= len(watch.learned), "more steps consumed, or in replay, than learners were given:", final)
+    hold(used <= len(watch.learned), "more steps consumed or in replay than learners received:", final)
     if action not in ("kill", "hang", "stall"):
         hold(final["dropped"]["worker_lost"] == 0, "steps were lost, but no worker was:", final)
 
@@ -352,10 +354,10 @@ def a_stop_that_leaves_a_thread(monkeypatch):
 
 
 BUGS = {
-    weights_to_the_wrong_worker: "other weights than those it was due",
-    broadcast_after_resubmission: "asked with weights",
-    a_rollout_counted_twice: "learned twice|ledger does not balance",
-    a_missed_wake_up: "a chain stands still",
+    weights_to_the_wrong_worker: "continued with the wrong weights",
+    broadcast_after_resubmission: "requested with weights",
+    a_rollout_counted_twice: "learned too often|ledger does not balance",
+    a_missed_wake_up: "a gradient worker is idle",
     a_stop_that_leaves_a_thread: "waits for the end of CollectorThread",
 }
 

@@ -274,7 +274,7 @@ def test_pytorchrl_2021_never_awaits_the_call_that_sets_weights(make_scheme, mon
 
 
 @pytest.mark.parametrize("workers", [{"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}],
-                         ids=["by the learner", "among themselves"])
+                         ids=["central", "decentralised"])
 def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(make_scheme, workers):
     """Check that gradients are averaged over samples.
 

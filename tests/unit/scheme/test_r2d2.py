@@ -81,8 +81,8 @@ def check_sequences(episode_length=14):
 
 
 PLACES = {
-    "with-the-learner": {}, "collected-beside": {"num_col_workers": 3, "col_communication": ASYNC},
-    "own-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
+    "in-learner": {}, "async-collection": {"num_col_workers": 3, "col_communication": ASYNC},
+    "separate-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
     "in-rounds": {"num_col_workers": 3}, "parallel": {"num_grad_workers": 2},
     "one-shard": {**SHARDS, "num_replay_workers": 1},
     "shards": SHARDS, "gorila": {**SHARDS, "num_grad_workers": 2}, "threads": {**SHARDS, "runtime": "threads"}}
@@ -102,7 +102,7 @@ def test_it_learns_from_whole_sequences_wherever_replay_is(make_r2d2, check_ledg
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
 
-@pytest.mark.parametrize("settings", [{}, SHARDS], ids=["with-the-learner", "shards"])
+@pytest.mark.parametrize("settings", [{}, SHARDS], ids=["in-learner", "shards"])
 def test_consumed_steps_are_trained_ones_without_warm_up_and_padding(make_r2d2, settings):
     scheme = make_r2d2(**settings)
     make_updates(scheme, 10)

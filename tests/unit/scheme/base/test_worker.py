@@ -30,7 +30,7 @@ print("told:", json.dumps([before, faults()]))
 """
 
 
-on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what it does is glibc's")
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tests malloc settings of glibc")
 
 
 def faults(run_python, **settings):

@@ -19,7 +19,7 @@ class Noting:
 
     @errors_carry_part
     def note(self, number, *, fails=False):
-        """Note a number."""
+        """Record a number in the journal."""
         self.journal.note("noted", number)
         if fails:
             raise ValueError(number)
@@ -30,7 +30,7 @@ def test_results_carry_nothing_and_take_nothing():
     worker = Noting(1)
     assert worker.note(1) == 1
     assert worker.journal.take().events == [("noted", 1)]
-    assert (worker.note.__name__, worker.note.__doc__) == ("note", "Note a number.")
+    assert (worker.note.__name__, worker.note.__doc__) == ("note", "Record a number in the journal.")
 
 
 def test_an_error_of_a_remote_worker_carries_the_events_since_the_last_message():
