@@ -12,7 +12,7 @@ from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.env import EnvFactory, VecEnv
-from pytorchrl.agent.fit import check_fit, given_kind
+from pytorchrl.agent.fit import check_fit, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
@@ -21,7 +21,7 @@ from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet, GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
-from pytorchrl.scheme.replay.routing import TORN_BY
+from pytorchrl.scheme.replay.routing import SPLITS_SEQUENCES
 from pytorchrl.scheme.replay.storage_options import kind_of
 from pytorchrl.scheme.settings import Ray, Settings
 from pytorchrl.untyped import UserPart
@@ -149,14 +149,14 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
     sources = -(-settings.collection.num_workers // num_shards)
     storage.cls.check_size(
         storage.options, agent.train_envs_factory.num_envs, sources, storage.options.size // num_shards)
-    if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in TORN_BY:
+    if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in SPLITS_SEQUENCES:
         raise ConfigError(f"routing={settings.collection.routing!r} would split sequences that span several rollouts "
                           "over different shards; leave it out")
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
     """Refuse options that only apply to rollouts that are discarded after use, if the storage keeps its data."""
-    is_kept, collection = given_kind(agent.storage_factory).is_kept, settings.collection
+    is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
     keeper = agent.storage_factory.cls.__name__
@@ -179,7 +179,7 @@ def _check_batch(agent: AgentParts, settings: Settings) -> None:
     """Refuse mini-batch options that exceed a train batch, and replay slots with no more samples than a train batch."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
-    if given_kind(storage).is_kept or size is None:
+    if provided_kind(storage).is_kept or size is None:
         return
     workers = min(collection.numbers()) if isinstance(collection, SynchronousCollection) else 1
     batch, wanted = size * num_envs * workers, collection.train_batch_size or 0

@@ -19,9 +19,9 @@ from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, Replay
 from pytorchrl.runtime import Runtime, ThreadRuntime, make_runtime
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.architectures import Architectures
+from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
-from pytorchrl.scheme.gradients.settled import settled
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
@@ -98,7 +98,7 @@ class Scheme(Architectures):
             storage_factory = with_options(storage_factory, {**for_storage, "size": nested.collection.size})
         self.agent = AgentParts(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         texts = [*warnings_of(nested), *check_parts(self.agent, nested)]
-        collection, more = settled(nested.collection, self.agent.collectors(nested.collection))
+        collection, more = resolve_defaults(nested.collection, self.agent.collectors(nested.collection))
         self.nested = replace(nested, collection=collection)
         replay = self.nested.recording.replay
         self._replay = None if replay is None else read_record(replay)
@@ -349,7 +349,7 @@ class Scheme(Architectures):
     @property
     def _seed_after_checkpoint(self) -> int:
         """Seed of all random numbers after the last checkpoint."""
-        return derive_seed(self.seed, Stream.PART, self._num_checkpoints)
+        return derive_seed(self.seed, Stream.CONTINUATION, self._num_checkpoints)
 
     @property
     def is_between_items(self) -> bool:

@@ -55,7 +55,7 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     if warns:
         micro.warn_of_batch_norm(worker.actor)
     streamed = options_of(GradAccumulator.CollectOptions, collection)
-    is_streamed = train is not None and not micro.why_all_is_kept(worker.algo.options, streamed.norm_over)
+    is_streamed = train is not None and not micro.reason_to_keep_batch(worker.algo.options, streamed.norm_over)
     can_prefetch = is_streamed and is_sync and num_remote > 0 and barrier.col_fraction_workers == 1.0
     return BatchPlan(
         train_batch_size=train, microbatch_size=size, is_streamed=is_streamed, least_steps=least_steps,

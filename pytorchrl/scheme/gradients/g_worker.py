@@ -330,7 +330,7 @@ class GWorker(Worker):
         """Leave all groups up to this generation; an exchange in progress fails."""
         self._group.leave(generation)
 
-    def give_up(self, generation: int) -> Candidate:
+    def leave_and_propose(self, generation: int) -> Candidate:
         """Leave the group of this generation, discard the train batch in use, and return a candidate for the next."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
@@ -392,7 +392,7 @@ class GWorker(Worker):
             The worker's incarnation, and a ledger with nothing in flight or queued.
         """
         self.collector.drain(number, timeout_s)
-        if not self.storage.gives.is_kept:  # batches from replay are copies, so they need not be discarded
+        if not self.storage.provides.is_kept:  # batches from replay are copies, so they need not be discarded
             self.batch_source.clear()
             self._gradients.batch = None
             self._group.discard()

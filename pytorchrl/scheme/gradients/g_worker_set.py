@@ -15,10 +15,10 @@ from pytorchrl.scheme.base.worker import PARALLEL, Communication, Execution, che
 from pytorchrl.scheme.base.worker_set import WorkerSet, check_resources
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.collection.strategies import Barrier
+from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection, collection_of
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.gradients.settled import settled
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, Compression
@@ -229,7 +229,7 @@ class GWorkerSetFactory:
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
         """Return the recipe with values for all devices, resources and options that were left open."""
-        collection, _ = settled(self.collection, self.col_workers_factory)
+        collection, _ = resolve_defaults(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())
         num_grad = self.options.num_grad_workers if self.options.is_parallel else 0

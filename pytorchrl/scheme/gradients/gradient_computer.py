@@ -132,7 +132,7 @@ class GradientComputer:
         errors = info.pop("errors", None)
         if self._shards is not None and self._storage.has_priorities and errors is not None and not self.fault:
             drawn = cast("ReplayBatch", batch)
-            self._shards.learned(drawn.ids, self._storage.item_errors(drawn, errors))
+            self._shards.update_priorities(drawn.ids, self._storage.item_errors(drawn, errors))
 
     @timed("grad")
     def compute(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:

@@ -43,7 +43,7 @@ class SynchronousCollection(
     chosen_by: ClassVar[str] = "col_communication='synchronous'"
 
     @property
-    def is_by_pieces(self) -> bool:
+    def collects_microbatches(self) -> bool:
         """Whether a train batch is collected in microbatches."""
         return None not in (self.train_batch_size, self.microbatch_size)
 
@@ -51,7 +51,7 @@ class SynchronousCollection(
         """Refuse options for microbatches if train batches are not collected in microbatches."""
         super().__post_init__()
         _check_sizes(self.train_batch_size, self.microbatch_size)
-        if not self.is_by_pieces:
+        if not self.collects_microbatches:
             given = [f"{name}={getattr(self, name)!r}" for name in ("prefetch", "norm_over") if name in self.changed()]
             if given:
                 raise ConfigError(f"{', '.join(given)} is for synchronous collection in microbatches; give "

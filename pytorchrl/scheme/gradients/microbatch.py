@@ -249,7 +249,7 @@ def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.dev
     return type(batch)(**fields)
 
 
-def why_all_is_kept(options: object, norm_over: str) -> str:
+def reason_to_keep_batch(options: object, norm_over: str) -> str:
     """Return why the whole train batch has to be kept until its last update, or "" if microbatches may be discarded.
 
     Args:

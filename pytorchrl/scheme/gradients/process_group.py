@@ -33,22 +33,22 @@ class GradientGroup:
         ranks: The connection between the ranks.
 
     Attributes:
-        num_raised: Number of ranks that passed `raises_hand=True` when the last mean was computed.
+        num_votes: Number of ranks that passed `votes=True` when the last mean was computed.
     """
 
     def __init__(self, ranks: Collective) -> None:
         self._ranks = ranks
-        self.num_raised = 0
+        self.num_votes = 0
 
     def mean(self, gradients: Sequence[Tensor | None], weights: Sequence[int],
-             sizes: Sequence[int] | None = None, raises_hand: bool = False) -> Vectors:
+             sizes: Sequence[int] | None = None, votes: bool = False) -> Vectors:
         """Return the mean of each gradient g over all ranks, weighted by the numbers of samples n: sum(n g) / sum(n).
 
         Args:
             gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
             weights: The number of valid samples, n, that contributed to each gradient of this rank.
             sizes: Number of scalars in each gradient; may be None unless a gradient is None.
-            raises_hand: Whether to count this rank in `num_raised`, so that the ranks can make a joint decision.
+            votes: Whether to count this rank in `num_votes`, so that the ranks can make a joint decision.
 
         Returns:
             New vectors, bit-identical on all ranks; None for a gradient that no rank has.
@@ -57,10 +57,10 @@ class GradientGroup:
         counted = [0 if gradient is None else weight for gradient, weight in zip(gradients, weights, strict=True)]
         weighted = [torch.zeros(size) if gradient is None else gradient.cpu() * weight
                     for gradient, weight, size in zip(gradients, counted, sizes, strict=True)]
-        total = self._ranks.sum(torch.cat([*weighted, torch.tensor([*counted, int(raises_hand)], dtype=torch.float32)]))
-        sums, (*counts, raised) = torch.split(total[:-len(counted) - 1],
+        total = self._ranks.sum(torch.cat([*weighted, torch.tensor([*counted, int(votes)], dtype=torch.float32)]))
+        sums, (*counts, voted) = torch.split(total[:-len(counted) - 1],
                                               list(sizes)), total[-len(counted) - 1:].tolist()
-        self.num_raised = int(raised)
+        self.num_votes = int(voted)
         return [vector / count if count else None for vector, count in zip(sums, counts, strict=True)]
 
     def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
@@ -207,7 +207,7 @@ class ProcessGroup:
         Returns:
             The moments that ranks sent, in the order of the ranks.
         """
-        return self.share(shares) if self._joined().num_raised else ()
+        return self.share(shares) if self._joined().num_votes else ()
 
     def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
         """Exchange moments with all ranks, each of which must call this method at the same point; see `shared`."""

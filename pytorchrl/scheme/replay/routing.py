@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
 """The shards are used in turn, drawn uniformly, chosen by the fewest env steps, or fixed for each collection worker."""
-TORN_BY = ("least_loaded", "random")
+SPLITS_SEQUENCES = ("least_loaded", "random")
 """Routings that are refused for sequences, which need all steps of a collection worker in the same shard."""
 
 

@@ -174,7 +174,7 @@ class Shards:
         requested = self._states.trained + num_requested * self._batch_steps
         return requested + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
-    def learned(self, ids: ArrayLike, errors: ArrayLike) -> None:
+    def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
         """Send the item ids (B,) and absolute TD errors (B,) of the last batch to its shard, without blocking."""
         self.sampler.update_priorities(ids, errors)
 

@@ -14,7 +14,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments
 from pytorchrl.scheme.transport.requests import ENDS_OF_POLLS, POLL_INTERVAL_S
 from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
-from pytorchrl.scheme.updates.strategy import PendingMoments, book, discard_empty
+from pytorchrl.scheme.updates.strategy import PendingMoments, discard_empty, record_update
 
 LAG_POLICIES = ("apply", "scale", "drop")
 
@@ -193,7 +193,7 @@ class AsynchronousUpdates(RemoteUpdates):
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(mean, moments=tuple(moments))
         self._to_request.update((index, skips[index]) for index in order)
-        book(self._statistics, gradients, version, mean_info(gradients), applied)
+        record_update(self._statistics, gradients, version, mean_info(gradients), applied)
 
     def _request(self, index: int, skip: bool) -> None:
         self.in_flight.add(index, self._workers[index].submit(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.transport.messages import WholeState
 from pytorchrl.scheme.updates.statistics import Statistics
-from pytorchrl.scheme.updates.strategy import PendingMoments, WorkerState, book, discard_empty
+from pytorchrl.scheme.updates.strategy import PendingMoments, WorkerState, discard_empty, record_update
 
 
 class CentralUpdates:
@@ -42,7 +42,7 @@ class CentralUpdates:
         moments = self._pending.take() if self.is_between_items else ()
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(gradients.vectors, moments=moments)
-        book(self._statistics, [gradients], version, gradients.info, applied)
+        record_update(self._statistics, [gradients], version, gradients.info, applied)
         if skip:
             self._local.skip_remaining()
         return True

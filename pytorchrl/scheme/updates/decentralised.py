@@ -16,7 +16,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Parameters, WholeStat
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.averaging import mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
-from pytorchrl.scheme.updates.strategy import WorkerState, book, discard_empty
+from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
 from pytorchrl.terminal import get_logger
 
 # Number of groups in a row that may break up although no rank is lost; more attempts would not help.
@@ -150,7 +150,7 @@ class DecentralisedUpdates(RemoteUpdates):
         # The ranks' statistics already include the statistics of applying the update.
         applied: dict[str, float] | None = None if gradients[0].skipped else {}
         self._updates += applied is not None
-        book(self._statistics, gradients, self._updates - (applied is not None), info, applied)
+        record_update(self._statistics, gradients, self._updates - (applied is not None), info, applied)
         return True
 
     def _compare(self, gradients: Sequence[Gradients]) -> None:
@@ -205,7 +205,7 @@ class DecentralisedUpdates(RemoteUpdates):
         """Try to form a group of all live workers; return whether all of them joined it."""
         live = [index for index in range(len(self._workers)) if index not in self.supervisor.gone]
         candidates: dict[int, Candidate] | None = self._ask({
-            index: self._workers[index].submit(GWorker.give_up, self._generation) for index in live})
+            index: self._workers[index].submit(GWorker.leave_and_propose, self._generation) for index in live})
         if candidates is None:
             return False
         for index, candidate in candidates.items():

@@ -70,8 +70,8 @@ def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> lis
     return useful
 
 
-def book(statistics: Statistics, gradients: Sequence[Gradients], version: int, info: Mapping[str, float],
-         applied: Mapping[str, float] | None) -> None:
+def record_update(statistics: Statistics, gradients: Sequence[Gradients], version: int, info: Mapping[str, float],
+                  applied: Mapping[str, float] | None) -> None:
     """Record an update from these gradients at `version`; if `applied` is None, record that it was skipped.
 
     Whether an update is skipped depends only on the mean gradient, so all workers that apply the mean decide alike.

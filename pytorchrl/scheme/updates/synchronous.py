@@ -11,7 +11,7 @@ from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
-from pytorchrl.scheme.updates.strategy import PendingMoments, book, discard_empty
+from pytorchrl.scheme.updates.strategy import PendingMoments, discard_empty, record_update
 
 R = TypeVar("R")
 
@@ -109,5 +109,5 @@ class SynchronousUpdates(RemoteUpdates):
             mean = mean_gradients([gradient for gradient in gradients if not gradient.is_empty])
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(mean, moments=moments)
-        book(self._statistics, discard_empty(self._statistics, gradients), version, info, applied)
+        record_update(self._statistics, discard_empty(self._statistics, gradients), version, info, applied)
         return True

@@ -216,13 +216,13 @@ class UWorker(Worker):
     def _replay_is_over(self) -> bool:
         return self._replay is not None and self._replay.is_over(self.num_rounds)
 
-    def _refuse_to_go_on(self) -> NoReturn:
+    def _raise_end_of_record(self) -> NoReturn:
         assert self._replay is not None
         raise ReplayError(f"the record {self._replay.path!r} ends after {self._replay.updates} updates")
 
     def _before_update(self) -> None:
         if self._replay_is_over:
-            self._refuse_to_go_on()
+            self._raise_end_of_record()
         self._update_began = self._runtime.now()
         self.local_worker.follow_schedules(lambda: self.statistics.tree_ledger.env_steps, self._target_steps)
 
@@ -349,7 +349,7 @@ class UWorker(Worker):
                 return self.statistics.take_info()[1]
             if self._replay_is_over:
                 if was_over and not self.statistics.new_updates:
-                    self._refuse_to_go_on()
+                    self._raise_end_of_record()
                 return self.statistics.take_info()[1]  # the record ended, or updates were skipped
             if self.updater.failure is not None:
                 raise self.updater.failure

@@ -257,16 +257,16 @@ def test_shards_are_told_what_learning_found(make, num_shards):
     for _ in range(50):
         batch = side.get()
         ids = np.asarray(batch.action)
-        side.shards.learned(ids, ids + 0.5)
+        side.shards.update_priorities(ids, ids + 0.5)
         told += len(ids)
         side.runtime.sleep(0.01)
     side.runtime.sleep(1.0)
     side.shards.sampler.send_priorities()
     side.runtime.sleep(1.0)
-    heard = [pair for storage in side.storages() for pair in storage.told]
+    heard = [pair for storage in side.storages() for pair in storage.recorded_errors]
     assert sum(len(ids) for ids, _ in heard) == told
     for storage in side.storages():
-        for ids, errors in storage.told:
+        for ids, errors in storage.recorded_errors:
             assert set(ids.tolist()) <= set(np.concatenate(storage.inserted).tolist())
             np.testing.assert_allclose(errors, ids + 0.5)
 
@@ -275,9 +275,9 @@ def test_messages_to_a_slow_shard_become_one(make):
     side = make(1, costs={"priorities": 2.0})
     for _ in range(40):
         batch = side.get()
-        side.shards.learned(np.asarray(batch.action), np.asarray(batch.action))
+        side.shards.update_priorities(np.asarray(batch.action), np.asarray(batch.action))
         assert side.runtime.now() < 1000.0
-    assert len(side.storages()[0].told) < 40
+    assert len(side.storages()[0].recorded_errors) < 40
 
 
 @pytest.mark.parametrize("point", ["add 4", "sample 3", "priorities 2"])
@@ -290,7 +290,7 @@ def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action,
         batch = side.get()
         longest = max(longest, side.runtime.now() - start)
         ids = np.asarray(batch.action)
-        side.shards.learned(ids, ids)
+        side.shards.update_priorities(ids, ids)
         side.runtime.sleep(0.02)
     assert longest <= (2.0 if action == "kill" else 8.0)
     final = side.stop()
@@ -298,7 +298,7 @@ def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action,
     assert side.shards.restarts == 1
     for storage in side.left:
         own = set(np.concatenate(storage.inserted).tolist())
-        told_wrong += [step for ids, _ in storage.told for step in ids.tolist() if step not in own]
+        told_wrong += [step for ids, _ in storage.recorded_errors for step in ids.tolist() if step not in own]
     assert not told_wrong
     assert final.resident == sum(storage.counters["resident"] for storage in side.left)
 
@@ -322,5 +322,5 @@ def test_random_schedules_keep_the_account(make, seed):
                 routing=str(rng.choice(ROUTINGS)), policy="restart")
     for _ in range(60):
         batch = side.get()
-        side.shards.learned(np.asarray(batch.action), np.asarray(batch.action))
+        side.shards.update_priorities(np.asarray(batch.action), np.asarray(batch.action))
     side.stop()

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.fit import given_kind
+from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.multi.replay import MultiAgentReplay
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
-from pytorchrl.scheme.gradients.microbatch import why_all_is_kept
+from pytorchrl.scheme.gradients.microbatch import reason_to_keep_batch
 from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 _PREFETCHED_BATCHES = 4
 
 
-def settled(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
+def resolve_defaults(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
     """Return the options of collection, including defaults that depend on the agent, and a list of warnings.
 
     Raises:
         ConfigError: The options contradict the agent.
     """
     if isinstance(collection, ReplayCollection):
-        return _settled_replay(collection, agent), []
+        return _resolve_replay(collection, agent), []
     if isinstance(collection, SynchronousCollection):
-        return _settled_microbatches(collection, agent)
+        return _resolve_microbatches(collection, agent)
     return collection, []
 
 
-def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> ReplayCollection:
+def _resolve_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> ReplayCollection:
     storage, algorithm = agent.storage_factory, agent.algo_factory.options
     check_replay(storage, collection.size)
     _check_priorities(storage, collection)
-    is_kept, num_shards = given_kind(storage).is_kept, collection.num_replay_workers
+    is_kept, num_shards = provided_kind(storage).is_kept, collection.num_replay_workers
     size = storage.options.size if is_kept else collection.size
     assert size is not None
     own, rollout = size // num_shards, rollout_steps(storage, agent.train_envs_factory.num_envs)
@@ -48,7 +48,7 @@ def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
     if starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
     for is_wrong, text in (
-            (own < batch and given_kind(storage) is not DataKind.SEQUENCES,
+            (own < batch and provided_kind(storage) is not DataKind.SEQUENCES,
              f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {batch}"),
             (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} over "
                             f"{num_shards} shards is only {own} each"),
@@ -64,7 +64,7 @@ def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -
     """Refuse initial priorities from collection workers if the storage would not use them."""
     if collection.initial_priority != "worker":
         return
-    if given_kind(storage) is DataKind.SEQUENCES:
+    if provided_kind(storage) is DataKind.SEQUENCES:
         raise ConfigError(f"initial_priority='worker' is for single transitions, but {storage.cls.__name__} samples "
                           "sequences; leave initial_priority out")
     if storage.cls is MultiAgentReplay:
@@ -75,11 +75,11 @@ def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -
                           f"{storage.cls.__name__}")
 
 
-def _settled_microbatches(
+def _resolve_microbatches(
         collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
     """Refuse options that contradict the algorithm, and set `prefetch` if it is None."""
     algorithm = agent.algo_factory
-    reason, name = why_all_is_kept(algorithm.options, collection.norm_over), algorithm.cls.__name__
+    reason, name = reason_to_keep_batch(algorithm.options, collection.norm_over), algorithm.cls.__name__
     if collection.norm_over == "microbatch" and reason:
         raise ConfigError(f"norm_over='microbatch' contradicts {name}: {reason}; set num_epochs=1 and "
                           "num_mini_batch=1, or norm_over='batch'")
@@ -89,7 +89,9 @@ def _settled_microbatches(
     warnings = []
     if collection.norm_over == "microbatch" and getattr(algorithm.options, "advantage_normalization", "none") == "none":
         warnings.append(f"norm_over='microbatch' has no effect with {name}, which normalizes nothing")
-    may_overlap = (collection.is_by_pieces and not reason and collection.is_parallel
+    may_overlap = (collection.collects_microbatches and not reason and collection.is_parallel
                    and collection.col_fraction_workers == 1.0)
-    prefetch = int(may_overlap) if collection.prefetch is None and collection.is_by_pieces else collection.prefetch
+    prefetch = collection.prefetch
+    if prefetch is None and collection.collects_microbatches:
+        prefetch = int(may_overlap)
     return replace(collection, prefetch=prefetch), warnings
