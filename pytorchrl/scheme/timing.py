@@ -50,15 +50,15 @@ class Stopwatch:
 
     Args:
         now: The clock.
-        booked: Called with the name and the seconds of each part when the part ends.
+        on_part_end: Called with the name and the seconds of each part when the part ends.
 
     Attributes:
         seconds: Part -> total seconds of its finished blocks.
         counts: Part -> number of its finished blocks.
     """
 
-    def __init__(self, now: Callable[[], float], booked: Callable[[str, float], None] | None = None) -> None:
-        self.now, self.booked = now, booked
+    def __init__(self, now: Callable[[], float], on_part_end: Callable[[str, float], None] | None = None) -> None:
+        self.now, self.on_part_end = now, on_part_end
         self.within = 0.0
         """Seconds of finished parts within the running part."""
         self.seconds: dict[str, float] = {}
@@ -109,5 +109,5 @@ class _Block:
         watch.seconds[part] = watch.seconds.get(part, 0.0) + seconds
         watch.counts[part] += 1
         watch.within = self._before + took
-        if watch.booked is not None:
-            watch.booked(part, seconds)
+        if watch.on_part_end is not None:
+            watch.on_part_end(part, seconds)

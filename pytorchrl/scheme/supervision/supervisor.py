@@ -90,7 +90,7 @@ class Supervisor:
         """Whether lost workers are never replaced."""
         return self._options.on_worker_failure == "ignore"
 
-    def asked(self, index: int) -> None:
+    def called(self, index: int) -> None:
         """Start the time limit of a worker's call, unless an earlier call is unanswered."""
         self._since.setdefault(index, self._runtime.now())
 
@@ -118,13 +118,14 @@ class Supervisor:
         """Record a call that ended with an error, and end its time limit, because an error is also an answer."""
         self._since.pop(index, None)
 
-    def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
+    def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
         """Record that a worker is dead or hung.
 
         Args:
             index: The worker.
             error: The error that shows that the worker is dead or hung.
-            goes_on: Whether the worker is certain to be replaced, as in a replayed run; the budget then does not apply.
+            will_be_replaced: Whether the worker is certain to be replaced, as in a replayed run; the budget then does
+                not apply.
 
         Raises:
             WorkerLostError: The policy is "raise".
@@ -150,7 +151,7 @@ class Supervisor:
         while history and now - history[0] > _WINDOW_S:
             history.popleft()
         self._fruitless[index] += 1
-        if not goes_on and (self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS):
+        if not will_be_replaced and (self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS):
             raise CrashLoopError(
                 f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced "
                 f"{len(history)} times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}") from error

@@ -35,13 +35,13 @@ class AdaptiveCodec:
         self._num_encodings = self._num_plain = 0
 
     @property
-    def pays(self) -> bool:
+    def saves_time(self) -> bool:
         """Whether encoding saves time, according to the timings so far."""
         return bool(self._codec_s) and self._saved_share * self.link_s > statistics.median(self._codec_s)
 
     def next(self) -> bool:
         """Return whether to encode the next message."""
-        is_encoded = self._num_encodings < _FIRST_ENCODINGS or self.pays or self._num_plain >= self._interval
+        is_encoded = self._num_encodings < _FIRST_ENCODINGS or self.saves_time or self._num_plain >= self._interval
         self._num_plain = 0 if is_encoded else self._num_plain + 1
         return is_encoded
 

@@ -21,7 +21,7 @@ DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
 
 # The codec that "auto" chooses if no codec is named.
 _AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
-_WHY_NOT = {
+_REASONS_REFUSED = {
     DATA: "is lossy: log-probabilities and values computed by the collector would no longer match the data",
     WEIGHTS: "is for gradients: it adds each remainder to the next gradient, whereas weights are sent whole each time"}
 # Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
@@ -64,7 +64,7 @@ class Compression:
             raise ConfigError(f"{option} must be {_allowed(kind)}, got {value!r}{hint}")
         codec = get_codec(name)
         if not is_for(kind, codec):
-            raise ConfigError(f"{option}={value!r}: {name} {_WHY_NOT[kind]}; give {_allowed(kind)}")
+            raise ConfigError(f"{option}={value!r}: {name} {_REASONS_REFUSED[kind]}; give {_allowed(kind)}")
         if name == "none":
             return None
         check_installed(codec, f"{option}={value!r}")
@@ -194,7 +194,7 @@ class Encoder:
         self._encodings = 0
         self._decode_s = 0.0  # seconds of the last timed decoding
         # State of the current message.
-        self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
+        self._fallbacks, self._squares, self._is_measured = 0, (0.0, 0.0), False
 
     @property
     def needs_link(self) -> bool:
@@ -213,7 +213,7 @@ class Encoder:
             walk: Function that builds the message, given a function that encodes one array.
         """
         is_encoded = self._codec is not None and (self._adaptive is None or self._adaptive.next())
-        self._is_looked_at = is_encoded and self._encodings % _LOOK_INTERVAL == 0
+        self._is_measured = is_encoded and self._encodings % _LOOK_INTERVAL == 0
         self._encodings += is_encoded
         self._fallbacks, self._squares = 0, (0.0, 0.0)
         made: list[np.ndarray | Packed] = []
@@ -224,7 +224,7 @@ class Encoder:
             raw += array.nbytes
             packed: np.ndarray | Packed = array
             if place is not None:
-                packed = self._encode(array, place) if is_encoded else self._with_kept(array, place)
+                packed = self._encode(array, place) if is_encoded else self._with_remainder(array, place)
             made.append(packed)
             return packed
         message = walk(pack)
@@ -241,7 +241,7 @@ class Encoder:
     @property
     def _is_timed(self) -> bool:
         """Whether the sender itself decodes the current message, to measure the time that its readers need."""
-        return self._encodings <= _FIRST_TIMED or self._is_looked_at
+        return self._encodings <= _FIRST_TIMED or self._is_measured
 
     def _time_decoding(self, made: Sequence[np.ndarray | Packed]) -> float:
         start = self._now()
@@ -249,7 +249,7 @@ class Encoder:
             decode_array(array)
         return self._now() - start
 
-    def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
+    def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
         """Return an array with its remainder added, for a message that is sent without encoding."""
         if place not in self.kept:
             return array
@@ -268,7 +268,7 @@ class Encoder:
             return self._encode_with_feedback(codec, array, place)
         packed = codec.pack(array)
         self._fallbacks += not (isinstance(packed, Packed) and packed.codec == codec)
-        if self._is_looked_at:
+        if self._is_measured:
             with np.errstate(invalid="ignore"):
                 self._add_error(array, array - decode_array(packed))
         return packed

@@ -27,7 +27,7 @@ class Watch(Protocol):
     def gone(self) -> Collection[int]:
         """Indices of the workers that are lost and not (yet) replaced."""
 
-    def asked(self, index: int) -> None:
+    def called(self, index: int) -> None:
         """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
@@ -39,7 +39,7 @@ class Watch(Protocol):
     def failed(self, index: int) -> None:
         """Record a call that ended with an error."""
 
-    def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
+    def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
         """Record that a worker is dead or hung."""
 
     def replaced(self) -> list[int]:
@@ -90,7 +90,7 @@ class Requests(Generic[R]):
     def add(self, index: int, future: Future[R]) -> None:
         """Add a call to a worker."""
         self._open[future] = index
-        self._supervisor.asked(index)
+        self._supervisor.called(index)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
         """Replace lost workers whose pause is over, and yield (worker, value) of each finished call.
@@ -101,7 +101,7 @@ class Requests(Generic[R]):
             Exception: An error that a worker raised, or the supervisor's error for a lost worker.
         """
         replaying = self._journal.upcoming() is not None
-        for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
+        for future in self._as_recorded(timeout_s) if replaying else self._as_completed(timeout_s):
             if future not in self._open:  # the worker of this call was lost in the meantime
                 continue
             index = self._open.pop(future)
@@ -141,7 +141,7 @@ class Requests(Generic[R]):
         elif not isinstance(outcome.error, ReplayError):  # a ReplayError names the first difference itself
             self._journal.note("error", index, type(outcome.error).__name__)
 
-    def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
+    def _as_completed(self, timeout_s: float) -> list[Future[R]]:
         """Wait for the first finished call, and return all finished calls; also handle hung and lost workers."""
         for index in self._supervisor.replaced():
             self._replaced(index)
@@ -196,7 +196,7 @@ class Requests(Generic[R]):
         self._open = {future: owner for future, owner in self._open.items() if owner != index}
         self._asked_s.pop(index, None)
         self._on_lost(index)
-        self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
+        self._supervisor.lost(index, error, will_be_replaced=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
         """Wait at most `timeout_s` seconds for all pending calls; return their outcomes, and remove the calls."""

@@ -277,7 +277,7 @@ def test_pauses_double_up_to_half_a_minute(supervisor):
     pauses = []
     for _ in range(10):
         pauses.append(lose_and_wait(supervisor))
-        supervisor.asked(0)
+        supervisor.called(0)
         supervisor.answered(0, 1.0, more=False)
     for number, pause in enumerate(pauses):
         nominal = min(30.0, 0.5 * 2**number)
@@ -308,12 +308,12 @@ def test_only_losses_without_a_result_in_between_are_a_crash_loop(supervisor):
 
 
 def test_time_runs_for_the_oldest_unanswered_call(supervisor):
-    supervisor.asked(0)
+    supervisor.called(0)
     supervisor.runtime.sleep(5)
     supervisor.answered(0, 1.0, more=False)
-    supervisor.asked(0)
+    supervisor.called(0)
     supervisor.runtime.sleep(40)
-    supervisor.asked(0)
+    supervisor.called(0)
     supervisor.runtime.sleep(19)
     assert supervisor.hung() == []
     supervisor.runtime.sleep(2)

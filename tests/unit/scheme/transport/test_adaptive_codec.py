@@ -86,9 +86,9 @@ def test_a_link_that_was_not_measured_is_taken_for_fast():
 def test_one_pause_of_the_machine_changes_nothing():
     adaptive = AdaptiveCodec()
     run(adaptive, 1.25e8, CODECS["half"], messages=500)
-    assert adaptive.pays
+    assert adaptive.saves_time
     adaptive.record(1_000_000, 500_000, 5.0)
-    assert adaptive.pays
+    assert adaptive.saves_time
 
 
 def test_empty_messages_say_nothing():
@@ -96,4 +96,4 @@ def test_empty_messages_say_nothing():
     for _ in range(5):
         adaptive.record(0, 0, 1.0)
     assert adaptive.next()
-    assert not adaptive.pays
+    assert not adaptive.saves_time
