@@ -29,9 +29,9 @@ class BrokenError(AssertionError):
     """An invariant is violated."""
 
 
-def hold(condition, what, *details):
+def check_that(condition, message, *details):
     if not condition:
-        raise BrokenError(f"{what} {' '.join(map(str, details))}".rstrip())
+        raise BrokenError(f"{message} {' '.join(map(str, details))}".rstrip())
 
 
 class Watch:
@@ -72,32 +72,32 @@ class Watch:
 
     def check_state(self):
         snapshot = self.root.statistics.tree_ledger.total()
-        hold(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
-        hold(self.scheme.version >= self.version, "the version decreased", self.version, self.scheme.version)
+        check_that(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
+        check_that(self.scheme.version >= self.version, "the version decreased", self.version, self.scheme.version)
         self.version = self.scheme.version
         names = [actor.name for actor in self.scheme.runtime._actors]
-        hold(len(names) == len(set(names)), "two live workers have the same name", names)
+        check_that(len(names) == len(set(names)), "two live workers have the same name", names)
         grad_workers = list(self.grad_workers())
         for worker in grad_workers:
-            if worker.storage.gives.is_kept:
+            if worker.storage.provides.is_kept:
                 resident, kept = worker.ledger.snapshot().resident, worker.storage.counters["resident"]
-                hold(resident == kept, "resident steps in the ledger differ from those in replay:", resident,
-                     "instead of", kept)
+                check_that(resident == kept, "resident steps in the ledger differ from those in replay:", resident,
+                           "instead of", kept)
         for worker in self.workers(grad_workers):
             count = worker.algo.count.item()
-            hold(abs(count - worker.version) < 1e-6, "weights do not match their version:", worker.version, count)
+            check_that(abs(count - worker.version) < 1e-6, "weights do not match their version:", worker.version, count)
         if self.settings["distribute_gradients"]:
             self.check_ranks()
         for worker in grad_workers:
             waiting = worker.inqueue.qsize()
-            hold(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
+            check_that(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
 
     def check_ranks(self):
         """Check that the version of each rank is that of the scheme, or one more."""
         ranks = self.root.strategy.ranks
         versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
-        hold(all(0 <= version - self.version <= 1 for version in versions), "ranks have versions", versions,
-             "after update", self.version)
+        check_that(all(0 <= version - self.version <= 1 for version in versions), "ranks have versions", versions,
+                   "after update", self.version)
 
     def grad_workers(self):
         yield self.root.local_worker
@@ -157,7 +157,7 @@ class Watch:
             raise self.broken
 
 
-def between_queue_and_learner(rng):
+def random_queue_settings(rng):
     """Return random settings of the data path between the sample queue and the learner."""
     settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
                 "num_passes": rng.choice((1, 2, 3)),
@@ -204,7 +204,7 @@ def scenario(seed, faulty=True):  # noqa: C901 - a sequence of independent choic
     if action in ("kill", "hang") and col == grad == 1:
         action = "raise"
     if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # no stall: blocked threads poll often
-        settings |= between_queue_and_learner(rng)
+        settings |= random_queue_settings(rng)
     if action == "hang":
         settings["worker_timeout_s"] = 3.0
     if action in ("raise", "kill", "hang"):
@@ -265,15 +265,16 @@ def run(seed, updates=5, faulty=True):
 
 
 def check_end(final, left, runtime, watch, action):
-    hold(not left, "a thread still runs after stop():", left)
-    hold(not runtime.running, "tasks still run after stop():", runtime.running)
+    check_that(not left, "a thread still runs after stop():", left)
+    check_that(not runtime.running, "tasks still run after stop():", runtime.running)
     places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
-    hold(final["collected"] == places + sum(final["dropped"].values()), "the final ledger does not balance:", final)
-    hold(final["in_flight"] == final["queued"] == 0, "steps are in flight or queued after stop():", final)
+    check_that(final["collected"] == places + sum(final["dropped"].values()), "the final ledger does not balance:",
+               final)
+    check_that(final["in_flight"] == final["queued"] == 0, "steps are in flight or queued after stop():", final)
     used = final["consumed_unique"] + final["resident"] + final["evicted"]
-    hold(used <= len(watch.learned), "more steps consumed or in replay than learners received:", final)
+    check_that(used <= len(watch.learned), "more steps consumed or in replay than learners received:", final)
     if action not in ("kill", "hang", "stall"):
-        hold(final["dropped"]["worker_lost"] == 0, "steps were lost, but no worker was:", final)
+        check_that(final["dropped"]["worker_lost"] == 0, "steps were lost, but no worker was:", final)
 
 
 def explore(seeds, **options):

@@ -29,7 +29,7 @@ def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs,
     assert not torch.equal(scheme.acting_state()["all"], first["state"]["all"])
 
 
-def between_queue_and_learner(rng):
+def random_queue_settings(rng):
     """Return random settings of the buffers between queue and learner, whose effects depend on the order of events."""
     settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
                 "queue_size": rng.choice((1, 2, 4)),
@@ -86,7 +86,7 @@ def test_random_runs_of_the_learners_buffers_are_repeated(runs, seed):
     """
     rng = random.Random(f"buffers {seed}")
     settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,
-                "num_grad_workers": rng.choice((1, 1, 2)), **between_queue_and_learner(rng)}
+                "num_grad_workers": rng.choice((1, 1, 2)), **random_queue_settings(rng)}
     where = {"runtime": "simulated", "schedule_seed": seed, "costs": {
         name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}}
     if rng.random() < 0.5:
