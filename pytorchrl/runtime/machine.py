@@ -12,7 +12,7 @@ import torch
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
-from pytorchrl.runtime.room import no_gpu, sharing_of
+from pytorchrl.runtime.resource_fitting import no_gpu, sharing_of
 
 WORKER_BYTES = 180 * 10**6
 """Minimum private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.

@@ -28,7 +28,7 @@ from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Run
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.reaper import start_reaper
-from pytorchrl.runtime.room import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
+from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import Untyped
@@ -245,7 +245,7 @@ class RayRuntime(Runtime):
         if any(all(node.get(key, 0.0) >= amount for key, amount in asked.items()) for node in nodes):
             return ""
         free = "; ".join(shown({key: node.get(key, 0.0) for key in asked}) for node in nodes)
-        return f"it requests {shown(asked)}, and the {len(nodes)} nodes have {free} free"
+        return f"it requests {shown(asked)}, but the {len(nodes)} nodes have only {free} free"
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:

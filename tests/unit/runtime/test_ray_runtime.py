@@ -12,7 +12,7 @@ import pytest
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Future, Handle
 from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
-from pytorchrl.runtime.room import largest_share
+from pytorchrl.runtime.resource_fitting import largest_share
 
 
 def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
@@ -199,7 +199,7 @@ def test_groups_without_a_node_are_refused(on):
     runtime = on(node(6.0), node(3.0), placement="colocate")
     with pytest.raises(InsufficientResourcesError) as caught:
         runtime.fit_resources(requests({"num_cpus": 1}, {"num_cpus": 1}))
-    for part in ("1 gradient workers and 3 collection workers", "CPU=4, 2 times", "CPU=6; CPU=3", "room for 1"):
+    for part in ("1 gradient workers and 3 collection workers", "CPU=4, 2 times", "CPU=6; CPU=3", "enough for 1"):
         assert part in str(caught.value)
 
 
@@ -278,7 +278,8 @@ def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_grou
 
 
 @pytest.mark.parametrize(("free", "lacks"), [
-    ([{"CPU": 0.5}, {"CPU": 1.0}], "it requests CPU=2, sim=1, and the 2 nodes have CPU=0.5, sim=0; CPU=1, sim=0 free"),
+    ([{"CPU": 0.5}, {"CPU": 1.0}],
+     "it requests CPU=2, sim=1, but the 2 nodes have only CPU=0.5, sim=0; CPU=1, sim=0 free"),
     ([{"CPU": 0.5}, {"CPU": 2.0, "sim": 1.0}], ""),
 ])
 def test_a_worker_without_a_process_lacks_room_if_no_node_has_what_it_asks_for(with_groups, free, lacks):
@@ -296,7 +297,7 @@ def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
     handle = start(runtime, "GWorker 1", num_cpus=1)
     runtime._ray._private = SimpleNamespace(
         state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
-    assert runtime.lacks_room(handle) == "it requests CPU=4, and the 1 nodes have CPU=3 free"
+    assert runtime.lacks_room(handle) == "it requests CPU=4, but the 1 nodes have only CPU=3 free"
     runtime._groups["GWorker 1"].is_placed = True  # the group already has its resources
     assert runtime.lacks_room(handle) == ""
 

@@ -14,7 +14,7 @@ from pytorchrl.runtime.base import is_default
 
 # A node that has more than this factor times the sum of all other nodes is counted; see `room_for`. The factor is above
 # 1, because the memory of equal machines differs a little.
-_MOST = 1.2
+_DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Name of a resource in requests -> its name in Ray's description of a node, for names that differ."""
 
@@ -37,7 +37,7 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
     hosts = [node for node in nodes if node.get("CPU", 0.0) > 0] or nodes
     free = sorted(left * node.get(ray_key, 0.0) / per_place for node in hosts)
     rest = free[:-1]
-    is_most = max(free, default=0.0) > _MOST * sum(rest)
+    is_most = max(free, default=0.0) > _DOMINANCE_FACTOR * sum(rest)
     return largest_share(free if key == "num_gpus" or is_most else rest, num_places)
 
 
@@ -82,7 +82,7 @@ def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: S
         present = "; ".join(shown({key: node.get(key, 0.0) for key in bundle}) for node in nodes)
         raise InsufficientResourcesError(
             f"placement='colocate' puts {wanted} on one node, which together request {shown(bundle)}, {num_groups} "
-            f"times; the nodes have {present}, which is room for {room}; request less, or leave placement out")
+            f"times; the nodes have {present}, which is enough for {room}; request less, or leave placement out")
     return bundle
 
 
