@@ -29,7 +29,7 @@ _HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], 
          "'delay col.* 2s p=0.01'")
 
 
-class Place(Protocol):
+class FaultHost(Protocol):
     """The methods that faults need from a runtime."""
 
     def sleep(self, seconds: float) -> None:
@@ -99,13 +99,13 @@ class FaultPlan:
     def __reduce__(self) -> tuple[type[FaultPlan], tuple[str, int]]:
         return FaultPlan, (self.text, self._seed)
 
-    def points(self, worker: str, incarnation: int, place: Place) -> Callable[[str], bool] | None:
+    def points(self, worker: str, incarnation: int, host: FaultHost) -> Callable[[str], bool] | None:
         """Return the function that a worker calls at its points; None if no fault targets the worker.
 
         Args:
             worker: Name of the worker, such as "GWorker 1/CWorker 3".
             incarnation: Number of earlier workers at the same place in the tree.
-            place: Runtime of the worker.
+            host: Runtime of the worker.
 
         Returns:
             A function of a point's name that returns whether to corrupt the current result.
@@ -122,7 +122,7 @@ class FaultPlan:
             is_corrupt = False
             for fault in chosen:
                 if fault.point == name and fault.happens(counts[name], incarnation, rng):
-                    is_corrupt |= _inject(fault, worker, f"{name} {counts[name]}", place)
+                    is_corrupt |= _inject(fault, worker, f"{name} {counts[name]}", host)
             return is_corrupt
 
         return point
@@ -173,11 +173,11 @@ def _addresses(worker: str) -> tuple[str, list[str]]:
     return "grad", [f"grad.{numbers[0]}"]
 
 
-def _inject(fault: Fault, worker: str, where: str, place: Place) -> bool:
+def _inject(fault: Fault, worker: str, where: str, host: FaultHost) -> bool:
     if fault.action == "kill":
-        place.die(worker)
+        host.die(worker)
     elif fault.action == "raise":
         raise InjectedFault(f"injected into {worker} at {where}")
     elif fault.action in ("hang", "delay"):
-        place.sleep(fault.seconds)
+        host.sleep(fault.seconds)
     return fault.action == "nan"

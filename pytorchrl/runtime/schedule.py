@@ -122,12 +122,12 @@ class Schedule:
         while not ready():
             if self.now >= deadline:
                 return False
-            self._park(what, signals, deadline, in_vain=True)
+            self._park(what, signals, deadline, is_timeout=True)
         return True
 
     def sleep(self, seconds: float) -> None:
         """Let other tasks run for `seconds` virtual seconds."""
-        self._park("time to pass", [], min(self.now + seconds, _FAR_AWAY_S), in_vain=False)
+        self._park("time to pass", [], min(self.now + seconds, _FAR_AWAY_S), is_timeout=False)
 
     def notify(self, signal: Signal) -> None:
         """Schedule all tasks that wait for `signal` to run now, so that they check their conditions again."""
@@ -209,16 +209,16 @@ class Schedule:
 
     # Turns
 
-    def _enter(self, moment: float, entry: Entry, in_vain: bool | None = False) -> None:
-        heapq.heappush(self._agenda, (moment, self._ties.random(), next(self._order), entry, in_vain))
+    def _enter(self, moment: float, entry: Entry, is_timeout: bool | None = False) -> None:
+        heapq.heappush(self._agenda, (moment, self._ties.random(), next(self._order), entry, is_timeout))
 
     def _let_others_go_first(self) -> None:
         """Give other tasks that are due at this moment an equal chance to run first."""
         self.check_running()
         if self._agenda and self._agenda[0][0] <= self.now:
-            self._park("its turn", [], self.now, in_vain=None)
+            self._park("its turn", [], self.now, is_timeout=None)
 
-    def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, in_vain: bool | None) -> None:
+    def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, is_timeout: bool | None) -> None:
         """Pass the baton to the next task; return after a notification or at the deadline."""
         task = self.current
         if threading.current_thread() is not task.thread:
@@ -230,7 +230,7 @@ class Schedule:
         for signal in signals:
             signal.waiting.append((task, task.num_waits))
         if deadline < math.inf:
-            self._enter(deadline, (task, task.num_waits), in_vain)
+            self._enter(deadline, (task, task.num_waits), is_timeout)
         try:
             chosen = self._choose()
             if chosen is not task:
@@ -283,25 +283,25 @@ class Schedule:
     def _take_next(self) -> Task | None:
         """Advance the clock to the next entry of the agenda; return the entry's task, or None if it has no task."""
         if not self._agenda:
-            raise DeadlockError(self._who_waits())
-        moment, _, _, entry, in_vain = heapq.heappop(self._agenda)
+            raise DeadlockError(self._describe_waits())
+        moment, _, _, entry, is_timeout = heapq.heappop(self._agenda)
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if in_vain is not None:  # if it is None, the task only let other tasks go first, which is not a timeout
-            self._num_fruitless = self._num_fruitless + 1 if in_vain else 0
+        if is_timeout is not None:  # if it is None, the task only let other tasks go first, which is not a timeout
+            self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()
             return None
         if self._num_fruitless > 3 * len(self.tasks) + 3 and self._nobody_works():
-            raise DeadlockError(self._who_waits())
+            raise DeadlockError(self._describe_waits())
         return entry[0]
 
     def _nobody_works(self) -> bool:
         """Return whether the agenda contains only timeouts of waits."""
-        return all(in_vain or _is_void(entry) for _, _, _, entry, in_vain in self._agenda)
+        return all(is_timeout or _is_void(entry) for _, _, _, entry, is_timeout in self._agenda)
 
-    def _who_waits(self) -> str:
+    def _describe_waits(self) -> str:
         waiting = "; ".join(f"{task.name} waits for {task.waits_for}" for task in self.tasks if task.waits_for)
         return f"deadlock after {self.now:.6f} virtual seconds, no task can continue: {waiting}"
 

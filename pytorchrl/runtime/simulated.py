@@ -129,7 +129,7 @@ class SimulatedCollective:
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks in rank order; raise `RankLostError` after the timeout."""
         meeting, self._num_calls = self._meeting, self._num_calls + 1
-        parts = meeting.brought.setdefault(self._num_calls, {})
+        parts = meeting.tensors.setdefault(self._num_calls, {})
         if not self._left:
             parts[self._rank] = tensor.clone()
             self._schedule.notify(meeting.changed)
@@ -143,7 +143,7 @@ class SimulatedCollective:
                     f"ranks {missing} did not answer within {self._timeout_s:.1f} s")
             raise RankLostError(f"an exchange among {self.size} gradient workers was aborted: {what}")
         # Every rank has made this call, so every rank has finished the previous call.
-        meeting.brought.pop(self._num_calls - 1, None)
+        meeting.tensors.pop(self._num_calls - 1, None)
         return [parts[rank].clone() for rank in range(self.size)]
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class _Meeting:
     """Tensors that the ranks of one group exchange: number of the call -> rank -> tensor."""
 
     def __init__(self) -> None:
-        self.brought: dict[int, dict[int, Tensor]] = {}
+        self.tensors: dict[int, dict[int, Tensor]] = {}
         self.changed = Signal()
 
 

@@ -33,7 +33,6 @@ class _ThreadActor(threading.Thread):
         self.worker: object = None
         self.calls: queue.Queue[_Call | None] = queue.Queue()
         self.dead = threading.Event()
-        self.built = threading.Event()
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -41,7 +40,6 @@ class _ThreadActor(threading.Thread):
             self.worker = self._cls(**self._params)
         except BaseException as error:  # noqa: BLE001 - every call of this worker reports the error
             self.failure = error
-        self.built.set()
         while not self.dead.is_set():
             if (call := self.calls.get()) is not None:
                 self._call(*call)

@@ -11,7 +11,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 from pytorchrl.runtime.faults import FaultPlan, parse_fault
 
 
-class Place:
+class FakeHost:
     """A runtime that records what faults request of it."""
 
     def __init__(self):
@@ -26,17 +26,17 @@ class Place:
 
 def visit(text, worker, point, times, incarnation=0, seed=0):
     """Visit a point `times` times with the faults of a plan; return (number of the visit, what the fault did) pairs."""
-    place = Place()
-    call = FaultPlan(text, seed).points(worker, incarnation, place)
+    host = FakeHost()
+    call = FaultPlan(text, seed).points(worker, incarnation, host)
     happened = []
     for number in range(1, times + 1):
-        place.asked = []
+        host.asked = []
         try:
             spoilt = call is not None and call(point)
         except InjectedFault as error:
             happened.append((number, str(error)))
         else:
-            happened += [(number, *what) for what in place.asked] + [(number, "nan")] * spoilt
+            happened += [(number, *what) for what in host.asked] + [(number, "nan")] * spoilt
     return happened
 
 
@@ -87,8 +87,8 @@ def test_a_probability_is_that_share_of_visits_and_comes_from_the_seed():
 
 def test_a_worker_that_no_fault_names_has_no_points():
     plan = FaultPlan("kill col.3 @ step 400", 0)
-    assert plan.points("GWorker 0/CWorker 1", 0, Place()) is None
-    assert plan.points("GWorker 0", 0, Place()) is None
+    assert plan.points("GWorker 0/CWorker 1", 0, FakeHost()) is None
+    assert plan.points("GWorker 0", 0, FakeHost()) is None
 
 
 @pytest.mark.parametrize(("text", "message"), [

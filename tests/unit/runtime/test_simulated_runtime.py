@@ -19,16 +19,16 @@ class Parent:
         return True
 
 
-class Told:
+class SignalRecorder:
     """A worker that records the signals it receives, in order."""
 
     def __init__(self):
         self.words = []
 
-    def tell(self, word):
+    def record(self, word):
         self.words.append(word)
 
-    def said(self):
+    def recorded(self):
         return list(self.words)
 
 
@@ -50,12 +50,12 @@ def test_workers_end_with_the_worker_that_started_them(runtime):
 
 
 def test_signals_to_a_worker_that_is_not_built_yet_come_once_it_is(runtime):
-    handle = runtime.start_actor(Told, {}, name="told", resources={})
+    handle = runtime.start_actor(SignalRecorder, {}, name="recorder", resources={})
     signalled = []
     # The worker takes a second to start; each signal arrives before the next one is sent.
     for word in ("first", "second"):
-        signalled.append(runtime.signal(handle, "tell", (word,), {}))
+        signalled.append(runtime.signal(handle, "record", (word,), {}))
         runtime.sleep(0.2)
     assert all(not runtime.wait([future], 0.0) for future in signalled)
-    assert runtime.outcome(handle.submit(Told.said), 5.0).unwrap() == ["first", "second"]
+    assert runtime.outcome(handle.submit(SignalRecorder.recorded), 5.0).unwrap() == ["first", "second"]
     assert len(runtime.wait(signalled, 0.0)) == 2
