@@ -1,7 +1,7 @@
 """Trace a rollout, a gradient and new weights through a live scheme, and count the files and functions that they visit.
 
-    python benchmarks/message_ways.py
-    python benchmarks/message_ways.py --tree ../before
+    python benchmarks/message_paths.py
+    python benchmarks/message_paths.py --tree ../before
 
 A call counts if one of its arguments, or its result, is the message or contains the message. A rollout counts until its
 data is removed. Methods of the message and of a train batch do not count. Neither do wrappers that only time a call,
@@ -23,12 +23,12 @@ from types import FrameType
 from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
-ROOMS = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
+SOURCES = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
 CONTAINERS = ("Item", "Part", "TrainBatch", "QueuedRollout")
 # The number of updates is large enough to use the first message of each kind.
 UPDATES = 8
 ASYNC = {"col_communication": "asynchronous"}
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "rollout, parallel and asynchronous": ("Rollout", {"num_col_workers": 2, **ASYNC}),
     "rollout, parallel and synchronous": ("Rollout", {"num_col_workers": 2}),
     "rollout, central and synchronous": ("Rollout", {}),
@@ -54,8 +54,8 @@ class Tracer:
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Record a call or a return of a call; this is the profile function of all threads."""
         name = frame.f_code.co_filename
-        room = next((name[name.index(room):] for room in ROOMS if room in name), None)
-        if room is None or event not in ("call", "return") or frame.f_code.co_name.startswith("<"):
+        file = next((name[name.index(source):] for source in SOURCES if source in name), None)
+        if file is None or event not in ("call", "return") or frame.f_code.co_name.startswith("<"):
             return
         code = frame.f_code
         values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]]
@@ -64,21 +64,21 @@ class Tracer:
             return
         with self._lock:
             if any(self._carries(value) for value in (values if event == "call" else [argument])):
-                room = "storage" if room.startswith("pytorchrl/agent/") else room
-                self.visits.append((room, code.co_qualname if sys.version_info >= (3, 11) else code.co_name))
+                file = "storage" if file.startswith("pytorchrl/agent/") else file
+                self.visits.append((file, code.co_qualname if sys.version_info >= (3, 11) else code.co_name))
 
     def _carries(self, value: Any, depth: int = 5) -> bool:
         if id(value) in self._kept:
             return True
         if type(value).__name__ == self._kind:
-            return self._is_it(value)
+            return self._is_message(value)
         if depth and isinstance(value, (list, tuple)) and len(value) < 100:
             return any(self._carries(part, depth - 1) for part in value)
         parts = [getattr(value, name, None) for name in ("parts", "rollouts", "rollout", "value")] \
             if depth and type(value).__name__ in (*CONTAINERS, "Outcome") else []
         return any(self._carries(part, depth - 1) for part in parts if part is not None)
 
-    def _is_it(self, message: Any) -> bool:
+    def _is_message(self, message: Any) -> bool:
         if self._kind == "Rollout" and message.data is None:
             return False
         key = tuple(getattr(message, name, None) for name in ("worker", "incarnation", "sequence", "version"))
@@ -94,11 +94,11 @@ class Tracer:
         """Return the files, the number of functions, and how often the message returned to a file that it had left."""
         files: list[str] = []
         returns, last = 0, None
-        for room, _ in self.visits:
-            if room != last:
-                returns += room in files
-                files.extend([] if room in files else [room])
-            last = room
+        for file, _ in self.visits:
+            if file != last:
+                returns += file in files
+                files.extend([] if file in files else [file])
+            last = file
         return {"files": files, "num_files": len(files), "functions": len(set(self.visits)), "returns": returns}
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     if tree is not None:
         environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
         raise SystemExit(subprocess.run([sys.executable, __file__], env=environment, check=False).returncode)
-    print(json.dumps({name: trace(*way) for name, way in WAYS.items()}, indent=1))
+    print(json.dumps({name: trace(*path) for name, path in PATHS.items()}, indent=1))
 
 
 if __name__ == "__main__":
