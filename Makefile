@@ -26,7 +26,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.stamp: $(REQUIREMENTS) | $(BIN)/python
-	@echo "installing pytorchrl into $(VENV) (minutes, once)"
+	@echo "installing pytorchrl into $(VENV) (takes minutes, only once)"
 	@$(if $(TORCH_INDEX),$(PIP_INSTALL) torch --index-url $(TORCH_INDEX),:)
 	@$(PIP_INSTALL) -e '.[plots,cli]'
 	@touch $@

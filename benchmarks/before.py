@@ -103,7 +103,7 @@ class Served:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise SystemExit(f"a measurement has ended with code {self._process.wait()}")
+            raise SystemExit(f"a measurement exited with code {self._process.wait()}")
         return line
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("before", type=lambda path: Path(path).resolve(), help="folder of the other tree")
     parser.add_argument("--seconds", type=float, default=20.0,
                         help="seconds of each tree: in total for cartpole, per pair for sleeping")
-    parser.add_argument("--pairs", type=int, default=3, help="number of pairs for sleeping, from 2")
+    parser.add_argument("--pairs", type=int, default=3, help="number of pairs for `sleeping`, at least 2")
     parser.add_argument("--tasks", default="cartpole,sleeping", help="tasks, separated by commas")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()

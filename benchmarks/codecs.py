@@ -352,7 +352,7 @@ def measure(arguments: argparse.Namespace, cluster: Namespaces | None) -> dict[s
 def main() -> None:
     """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.3, help="least seconds of timing each codec")
+    parser.add_argument("--seconds", type=float, default=0.3, help="minimum seconds to time each codec")
     parser.add_argument("--messages", type=int, default=600, help="messages of each variant per link, at least 10")
     parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
     parser.add_argument("--links", type=lambda text: text.split(","), default=list(LINKS),

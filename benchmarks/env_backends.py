@@ -46,7 +46,7 @@ def bare(name: str, size: int) -> Block:
     return block
 
 
-def gymnasiums(name: str, size: int) -> Block:
+def gymnasium_block(name: str, size: int) -> Block:
     """Return a function that makes a number of steps of Gymnasium's `SyncVectorEnv` and returns the seconds."""
     envs = SyncVectorEnv([lambda: gym.make(name)] * size, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
     envs.reset(seed=0)
@@ -81,7 +81,7 @@ def ours(name: str, size: int, backend: str) -> Block:
 
 def measure(name: str, size: int, num_blocks: int, num_steps: int) -> dict[str, object]:
     """Return the microseconds per vector step of each implementation: the minimum and the median over blocks."""
-    blocks = {"bare": bare(name, size), "gymnasium": gymnasiums(name, size), "sync": ours(name, size, "sync")}
+    blocks = {"bare": bare(name, size), "gymnasium": gymnasium_block(name, size), "sync": ours(name, size, "sync")}
     if gym.spec(name).vector_entry_point is not None:
         blocks["vector"] = ours(name, size, "vector")
     blocks["auto"] = ours(name, size, "auto")

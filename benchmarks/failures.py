@@ -310,8 +310,8 @@ def markdown(table: dict[str, Any]) -> str:
     def seconds(row: dict[str, Any], key: str) -> str:
         return "" if key not in row else f"{row[key]['p50']:.2f} / {row[key]['p95']:.2f}"
 
-    lines = ["| failure | injected | noticed after, s | replaced after, s | stop(), s | env steps lost per failure | "
-             "learned twice | ledger |",
+    lines = ["| failure | injected | detected after, s | replaced after, s | stop(), s | env steps lost per failure | "
+             "used twice | ledger |",
              "|---|---|---|---|---|---|---|---|"]
     for name, row in table.items():
         lost = "" if "lost" not in row else f"{row['lost']:.0f}"
@@ -341,7 +341,7 @@ def learn() -> dict[str, Any]:
         on_env_error="restart", max_env_restarts=1000)
     result: dict[str, Any] = {}
     for name, envs, faults in (
-            ("undisturbed", plain, None), ("disturbed", raising, KILLS)):
+            ("without failures", plain, None), ("with failures", raising, KILLS)):
         scheme = Scheme(
             PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3, entropy_coef=0.0),
             OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(64), envs,

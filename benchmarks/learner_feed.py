@@ -128,8 +128,9 @@ def bare(worker: Any, seconds: float) -> float:
 def main() -> None:
     """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="measurements of each kind")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of each, plus a quarter for the warm-up")
+    parser.add_argument("--pairs", type=int, default=5, help="measurements of each case")
+    parser.add_argument("--seconds", type=float, default=20.0,
+                        help="seconds per measurement, plus a quarter as warm-up")
     parser.add_argument("--collectors", type=int, default=2, help="collection workers")
     parser.add_argument("--only", choices=sorted(KINDS), help="measure this case only")
     parser.add_argument("--pin", action="store_true", help="reserve the last core for the learner thread")

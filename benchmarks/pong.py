@@ -71,7 +71,7 @@ def make_scheme(system: str, seed: int) -> Scheme:
 def main() -> None:
     """Parse the command line, train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("system", choices=sorted(EVAL_EVERY), help="which one")
+    parser.add_argument("system", choices=sorted(EVAL_EVERY), help="architecture to train")
     parser.add_argument("--target-steps", type=int, default=None,
                         help=f"env steps, each of four frames (default: {TARGET_STEPS})")
     parser.add_argument("--until", type=float, default=None,

@@ -22,8 +22,8 @@ from matplotlib import pyplot as plt
 
 def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
     """Return a Markdown table with one row per task."""
-    rows = ["| task | env steps | seeds | evaluation return by seed | mean | while training | published | minutes a "
-            "run |",
+    rows = ["| task | env steps | seeds | evaluation return by seed | mean | while training | published | minutes "
+            "per run |",
             "|---|---|---|---|---|---|---|---|"]
     for task, runs in tasks.items():
         evals = [run["eval_return"] for run in runs]

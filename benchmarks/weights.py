@@ -58,7 +58,7 @@ def main() -> None:
     """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=8, help="collection workers")
-    parser.add_argument("--megabytes", type=float, default=50.0, help="size of the weights")
+    parser.add_argument("--megabytes", type=float, default=50.0, help="size of the weights in MB")
     parser.add_argument("--pushes", type=int, default=20, help="number of pushes by each method")
     options = parser.parse_args()
     import ray

@@ -59,13 +59,13 @@ def broken_links(root: Path) -> Iterator[str]:
             is_page = target.suffix == ".md" and target.is_file()
             if not target.exists() or (anchor and is_page
                                        and anchor not in anchors_of(target.read_text(encoding="utf-8"))):
-                yield f"{page.relative_to(root)}:{line}: {link} leads nowhere"
+                yield f"{page.relative_to(root)}:{line}: {link} is broken"
 
 
 def main() -> int:
     """Print the broken links; return the exit code."""
     found = list(broken_links(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT))
-    print("\n".join(found) or "all links lead somewhere")
+    print("\n".join(found) or "all links are valid")
     return 1 if found else 0
 
 

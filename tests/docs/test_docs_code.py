@@ -80,7 +80,7 @@ def test_code_of_page_runs(page, run_python, run_forked, tmp_path):
         assert shown in result.stdout
     for command in commands_of(text):
         program, *arguments = shlex.split(command)
-        assert program == "pytorchrl", f"a bash block holds pytorchrl commands only, so that all are run: {command}"
+        assert program == "pytorchrl", f"bash blocks may contain only pytorchrl commands: {command}"
         result = run("-m", "pytorchrl", *arguments, timeout=TIMEOUT_S)
         assert result.returncode == 0, f"{command}: {result.stderr}"
 

@@ -42,7 +42,7 @@ def test_broken_links_are_found(tool, tmp_path, text, is_broken):
     (tmp_path / "page.md").write_text(f"# Own\n\n{text}\n")
     found = list(tool.broken_links(tmp_path))
     assert len(found) == is_broken
-    assert all(line.startswith(f"page.md:{3 + text.count(chr(10))}: ") and line.endswith("leads nowhere")
+    assert all(line.startswith(f"page.md:{3 + text.count(chr(10))}: ") and line.endswith("is broken")
                for line in found)
 
 
@@ -50,6 +50,6 @@ def test_a_broken_link_ends_the_tool_with_an_error(tmp_path, run_python):
     (tmp_path / "page.md").write_text("[a](b.md)")
     result = run_python(TOOL, tmp_path)
     assert result.returncode == 1
-    assert result.stdout == "page.md:1: b.md leads nowhere\n"
+    assert result.stdout == "page.md:1: b.md is broken\n"
     (tmp_path / "b.md").touch()
     assert run_python(TOOL, tmp_path).returncode == 0

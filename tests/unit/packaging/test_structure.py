@@ -62,7 +62,7 @@ def imports_of(tree):
 GRAPH = {name_of(path): imports_of(tree) - {name_of(path)} for path, tree in MODULES.items()}
 
 
-def circles_of(graph):
+def cycles_of(graph):
     """Return the strongly connected components with more than one node, each sorted, by Tarjan's algorithm."""
     index, low, stack, found = {}, {}, [], []
 
@@ -100,20 +100,20 @@ def graph_of_folders(parent):
     return graph
 
 
-@pytest.mark.parametrize(("graph", "circles"), [
+@pytest.mark.parametrize(("graph", "cycles"), [
     ({"a": {"b"}, "b": {"c"}, "c": set()}, []), ({"a": {"b"}, "b": {"a"}}, [["a", "b"]]),
     ({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": {"d"}}, [["b", "c"], ["d", "e"]]),
     ({"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": {"b"}}, [["a", "b", "c", "d"]])])
-def test_circles_are_found(graph, circles):
-    assert circles_of(graph) == circles
+def test_circles_are_found(graph, cycles):
+    assert cycles_of(graph) == cycles
 
 
 def test_no_modules_import_each_other():
-    assert circles_of(GRAPH) == []
+    assert cycles_of(GRAPH) == []
 
 
 def test_no_folders_import_each_other():
-    assert [circle for parent in sorted(PACKAGES) for circle in circles_of(graph_of_folders(parent))] == []
+    assert [cycle for parent in sorted(PACKAGES) for cycle in cycles_of(graph_of_folders(parent))] == []
 
 
 def test_no_file_is_long():
@@ -163,7 +163,7 @@ def untyped_annotations(names):
 
 def test_any_is_rare_in_annotations():
     count = len(list(untyped_annotations({"Any", *UNTYPED})))
-    assert count <= MOST_ANY, "name the type: object, a Protocol, a TypeVar, a union"
+    assert count <= MOST_ANY, "use a more specific type: object, a Protocol, a TypeVar, a union"
 
 
 def test_any_has_a_reason():
