@@ -67,7 +67,7 @@ class Evaluations:
             if isinstance(error, WorkerLostError) and self._scheme.settings["on_worker_failure"] == "raise":
                 raise
             self._is_running = False
-            logger.warning("an evaluation has failed, and its result is missing: %s", error)
+            logger.warning("an evaluation failed, so there is no result: %s", error)
         if evaluation is None:
             return False
         self.keep(evaluation)

@@ -147,8 +147,8 @@ class Learner:
         if self.options.progress:
             self._progress = Progress()
             if self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser():
-                self._progress.tell(f"run in {self.log_dir}", stays=True)
-        self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.tell)
+                self._progress.announce(f"run in {self.log_dir}", keep=True)
+        self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
         self._files.begin(self.scheme, self._recipe, self.target_steps, tensorboard=self.options.tensorboard,
                           after=None if self._resumed is None else self._resumed["env_steps"])
@@ -157,7 +157,7 @@ class Learner:
         if resumed is not None:
             self._due.resume(self.env_steps, resumed["recorded_steps"])
             self._files.last_checkpoint = {"env_steps": self.env_steps}
-            logger.info("resumes from a checkpoint after %d env steps, %d updates", self.env_steps, self.updates)
+            logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
 
     def step(self) -> dict[str, float]:
         """Make one step of the scheme: `updates_per_step` updates.
@@ -343,7 +343,7 @@ class Learner:
             StoppedError: `stop()` has been called.
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
-            raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
+            raise ConfigError(f"num_episodes must be a whole number >= 1, got {num_episodes!r}")
         self.start()
         if self._evaluations.wait():
             self._record()

@@ -27,7 +27,7 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
     except FileNotFoundError:
         raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
     except OSError as error:
-        raise ConfigError(f"{str(run_dir)!r} holds no run: {error}") from error
+        raise ConfigError(f"{str(run_dir)!r} contains no run: {error}") from error
     points, names = [], set()
     for number, line in enumerate(lines, start=1):
         try:

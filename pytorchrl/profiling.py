@@ -23,7 +23,7 @@ Settings = Mapping[str, OptionValue]
 _Condition = Callable[[Settings], bool]
 
 # A level that waits for less than this share of its time is not limited by the level below.
-_HELD_UP = 0.1
+_MIN_WAIT_SHARE = 0.1
 # Smallest rollout, in bytes, for which compression saves time.
 _LARGE_ROLLOUT = 1e6
 
@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
     Rule("collection/environment", "num_col_workers",
          "let more processes step environments in parallel: raise {flag}, now {value}", _has_free_cores),
     Rule("collection/environment", "backend",
-         "use a native vector environment, if there is one, which steps many environments for the price of a few: "
+         "if one is available, use a native vector environment, which steps many environments at the cost of a few: "
          "{flag} vector or envpool, now {value}",
          lambda options: options.get("backend") in ("auto", "sync")),
     Rule("collection/environment", "num_col_workers", "more processes on more cores: raise {flag}, now {value}"),
@@ -240,7 +240,7 @@ def explain(
     candidates = critical_parts(metrics["time_s"], known)
     part = max(candidates, key=lambda name: candidates[name])
     rule = next(rule for rule in RULES if rule.part == part and rule.when(known))
-    sentence = f"{candidates[part]:.0%} of {_whose(candidates)} is {_WORK[part]} ({part})"
+    sentence = f"{candidates[part]:.0%} of {_time_description(candidates)} is {_WORK[part]} ({part})"
     advice = rule.advice.format(flag="--" + rule.option.replace("_", "-"), value=known.get(rule.option))
     return Finding(part, candidates[part], sentence, rule.option, advice)
 
@@ -281,10 +281,10 @@ def _own(parts: Mapping[str, float], level: str) -> dict[str, float]:
 
 
 def _is_held_up(wait: float, idle_below: float) -> bool:
-    return wait > max(_HELD_UP, idle_below)
+    return wait > max(_MIN_WAIT_SHARE, idle_below)
 
 
-def _whose(candidates: Mapping[str, float]) -> str:
+def _time_description(candidates: Mapping[str, float]) -> str:
     """Return a description of the time to which the shares refer."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:

@@ -79,9 +79,9 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recip
 
 def _not_imported(run_dir: Path, reference: str) -> str:
     module, _, name = reference.partition(":")
-    return (f"the run in {str(run_dir)!r} is of the algorithm {reference!r}, which this process has not imported; "
-            f"files of a run never decide what is imported, so import {name} from {module} before load, or name it: "
-            f"load(..., algorithm={reference!r}), `pytorchrl enjoy ... --algorithm {reference}`")
+    return (f"the run in {str(run_dir)!r} uses the algorithm {reference!r}, which this process has not imported; "
+            f"load never imports code that a run's files name, so import {name} from {module} before calling load, or "
+            f"pass it: load(..., algorithm={reference!r}), `pytorchrl enjoy ... --algorithm {reference}`")
 
 
 def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str, object]) -> dict[str, object]:
@@ -95,7 +95,7 @@ def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str
             f"checkpoint=<its model.pt>")
     plain = {name: value for name, value in recorded.items() if name not in code}
     if unknown := [name for name in plain if name not in specs]:
-        raise ConfigError(f"it has the option {unknown[0]!r}, which is not known")
+        raise ConfigError(f"it has the unknown option {unknown[0]!r}")
     return {name: _from_json(value) for name, value in plain.items()}
 
 

@@ -326,15 +326,15 @@ class Progress:
         if self._terminal:
             self._live = _rich_progress(self._stream)
 
-    def tell(self, text: str, *, stays: bool = False) -> None:
-        """Show a line of text before training begins. In a terminal, the next line overwrites it unless `stays`."""
+    def announce(self, text: str, *, keep: bool = False) -> None:
+        """Show a line of text before training begins. In a terminal, the next line overwrites it unless `keep`."""
         if self._stream is None:
             return
         text = printable(text)
         try:
             if self._terminal:
-                self._stream.write("\r" + text.ljust(self._width) + "\n" * stays)
-                self._width = 0 if stays else len(text)
+                self._stream.write("\r" + text.ljust(self._width) + "\n" * keep)
+                self._width = 0 if keep else len(text)
             else:
                 self._stream.write(text + "\n")
             self._stream.flush()
@@ -347,7 +347,7 @@ class Progress:
             return
         try:
             if self._live is not None:
-                if self._width:  # the line contains text that `tell` wrote
+                if self._width:  # the line contains text that `announce` wrote
                     self._stream.write("\r" + " " * self._width + "\r")
                     self._width = 0
                 self._live.update(status)

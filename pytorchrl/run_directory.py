@@ -67,7 +67,7 @@ def prepare_log_dir(
                 raise ConfigError(_needs_one_run(path, "overwrite" if overwrite else "resume"))
             path = _make_numbered(path, run_name or "run")
         elif (path / RUN_FILE).exists():
-            _make_way(path, overwrite=overwrite, resume=resume)
+            _handle_existing_run(path, overwrite=overwrite, resume=resume)
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
         with open(probe, "x", opener=open_no_follow):
@@ -89,7 +89,7 @@ def no_run(path: Path, missing: str) -> str:
     """Return the message for a directory without the file `missing`; in a directory of runs, name the newest run."""
     newest = _newest_run(path)
     if newest is None:
-        return f"{str(path)!r} holds no run: {missing} is missing"
+        return f"{str(path)!r} contains no run: {missing} is missing"
     return f"{str(path)!r} is a directory of runs; name the run, for example {str(newest)!r}, the newest"
 
 
@@ -120,12 +120,12 @@ def _make_numbered(runs: Path, name: str) -> Path:
     raise AssertionError("there is always a greater number")
 
 
-def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
+def _handle_existing_run(path: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse, rename or keep the run in `path`; see `prepare_log_dir`."""
     if not overwrite and not resume:
         raise ConfigError(
-            f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a "
-            f"slash, such as {_runs_beside(path)!r}, in which each run gets its own directory; or pass "
+            f"log_dir {str(path)!r} already contains a run; choose another directory; give a directory of runs that "
+            f"ends in a slash, such as {_runs_beside(path)!r}, in which each run gets its own directory; or pass "
             "overwrite=True (--overwrite), which renames the old run, or resume=True (--resume), which continues it "
             "from its newest checkpoint")
     if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):

@@ -92,7 +92,7 @@ class RunFiles:
         try:
             size = checkpoints.write(self._log_dir / CHECKPOINTS, env_steps, state)
         except OSError as error:
-            logger.warning("the checkpoint after %d env steps is not written: %s", env_steps, error)
+            logger.warning("the checkpoint after %d env steps could not be written: %s", env_steps, error)
             return
         self.last_checkpoint = {
             "env_steps": env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}

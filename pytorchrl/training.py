@@ -131,7 +131,8 @@ def load(
     try:
         agent.algorithm(device="cpu", actor=actor, seed=0).load_acting_state(state)
     except WeightsError as error:
-        raise CheckpointError(f"{str(path)!r} is of another agent than {RUN_FILE} describes: {error}") from error
+        raise CheckpointError(
+            f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
     return TrainedAgent(agent=agent, acting_state=state, seed=recipe.seed, log_dir=Path(run_dir))
 
 
@@ -195,7 +196,7 @@ class TrainedAgent:
             ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
-            raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
+            raise ConfigError(f"num_episodes must be a whole number >= 1, got {num_episodes!r}")
         # A second thread does not speed up small batches; with few cores, it makes them several times slower.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -55,8 +55,8 @@ def record_video(
             written, or the environment does not render images.
     """
     if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
-        raise ConfigError("only environments of one agent can be filmed, and this run has several agents; evaluate it "
-                          "without a film")
+        raise ConfigError("only single-agent environments can be recorded, and this run has several agents; evaluate "
+                          "it without a video")
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError(f"films need the extra `video`: {install_hint('video')}")
     try:
@@ -70,7 +70,7 @@ def record_video(
 
 def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
     if env.render_mode != "rgb_array":
-        raise ConfigError(f"{env} renders no pictures: it has no render mode 'rgb_array'")
+        raise ConfigError(f"{env} cannot render images: it has no render mode 'rgb_array'")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # RecordVideo warns that the folder already exists
@@ -104,7 +104,8 @@ def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, Optio
         _preprocessed, noop_max=settings.pop("noop_max"), fires=settings.pop("use_fire_reset"))
     of_game = {name: settings.pop(name) for name in _OF_GAMES if name in settings}
     if others := sorted(settings.keys() - _OF_LEARNING):
-        raise ConfigError(f"films of Atari games cannot be made with {', '.join(others)}; evaluate without a film")
+        raise ConfigError(
+            f"videos of Atari games cannot be recorded with {', '.join(others)}; evaluate without a video")
     limit = options.max_episode_steps
     return {
         "env_kwargs": {**of_game, "frameskip": 1, "render_mode": "rgb_array"}, "test_env_kwargs": {},

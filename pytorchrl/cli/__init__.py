@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from pytorchrl.cli.output import show, tell
+from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.tracebacks import full_tracebacks
 
 _COMMANDS = {
@@ -79,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     if command not in _COMMANDS:
         near = difflib.get_close_matches(command, _COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; the commands are {', '.join(_COMMANDS)}"
-        tell(_USAGE, f"pytorchrl: error: no command {command!r}{hint}")
+        show_stderr(_USAGE, f"pytorchrl: error: no command {command!r}{hint}")
         return 2
     module = importlib.import_module(f"pytorchrl.cli.{command}")
     return int(module.run(arguments[1:]))
@@ -90,17 +90,17 @@ def _report(error: Exception, *, debug: bool) -> int:
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
     if debug:
-        tell(*"".join(traceback.format_exception(error)).rstrip("\n").split("\n"))
+        show_stderr(*"".join(traceback.format_exception(error)).rstrip("\n").split("\n"))
     if not isinstance(error, PyTorchRLError):
         text = f"internal error, {type(error).__name__}: {error}; --debug shows where"
     else:
         text = str(error)
-    tell(f"pytorchrl: error: {text}")
+    show_stderr(f"pytorchrl: error: {text}")
     return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
 
 
 def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> None:
-    tell(f"pytorchrl: warning: {message}")
+    show_stderr(f"pytorchrl: warning: {message}")
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
@@ -129,5 +129,5 @@ def _code_of(ended: SystemExit) -> int:
         return 0
     if isinstance(ended.code, int):
         return ended.code
-    tell(str(ended.code))
+    show_stderr(str(ended.code))
     return 1

@@ -12,6 +12,6 @@ def show(*lines: str) -> None:
     print(*map(printable, lines), sep="\n", flush=True)
 
 
-def tell(*lines: str) -> None:
+def show_stderr(*lines: str) -> None:
     """Print lines on standard error, with control characters escaped."""
     print(*map(printable, lines), sep="\n", file=sys.stderr)

@@ -103,14 +103,14 @@ def test_closed_sets_are_shown_as_choices(capsys, flag, values):
     ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),
     ([*TRAIN, "--learning-rate", "1e-3"], "did you mean --lr?"),
     ([*TRAIN, "--size=5"], "did you mean --num-steps?"),
-    ([*TRAIN, "--buffer-size", "5"], "no flag '--buffer-size'; here that is 'size' of the replay storage or"),
+    ([*TRAIN, "--buffer-size", "5"], "no flag '--buffer-size'; in this package, use 'size' of the replay storage or"),
     ([*TRAIN, "--config", "my.yaml"], "no flag '--config'; there are no configuration files; give the options "
                                       "themselves\n"),
     ([*TRAIN, "--confg", "my.yaml"], "no flag '--confg'; see --help\n"),
     ([*TRAIN, "--wrapper-class=x"], "no flag '--wrapper-class=x'; did you mean wrappers in Python ("),
     ([*TRAIN, "--total-timesteps", "5", "--tau=1"],
-     "no flag '--total-timesteps'; did you mean --target-steps?; no flag '--tau=1'; here that is 'polyak' of another "
-     "algorithm ("),
+     "no flag '--total-timesteps'; did you mean --target-steps?; no flag '--tau=1'; in this package, use 'polyak' of "
+     "another algorithm ("),
     (["train", "ppo", "--env-id", "CartPole-v1"], "no flag '--env-id'; did you mean --env?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
@@ -118,7 +118,7 @@ def test_closed_sets_are_shown_as_choices(capsys, flag, values):
     ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # flags cannot be abbreviated
     (["enjoy"], "RUN_DIR"),
     (["plot"], "RUN_DIR"),
-    (["enjoy", "x", "--episodes", "0"], "whole number from 1"),
+    (["enjoy", "x", "--episodes", "0"], "whole number >= 1"),
     (["enjoy", "x", "--seed", "-1"], "--seed"),
     (["enjoy", "x", "--sed", "1"], "did you mean --seed?"),
 ])
@@ -325,7 +325,7 @@ def test_a_film_shows_drawn_actions_only_with_stochastic(capsys, tmp_path, monke
 def test_a_folder_without_a_run_is_refused(capsys, tmp_path, command):
     code, _, err = run(capsys, command, tmp_path)
     assert code == 2
-    assert "holds no run" in err
+    assert "contains no run" in err
 
 
 def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatch):

@@ -48,7 +48,7 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, game, tmp_path):
     assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     code, _, err = run(capsys, "enjoy", run_dir, "--video", tmp_path / "films")
     assert code == 2
-    assert "only environments of one agent can be filmed" in err
+    assert "only single-agent environments can be recorded" in err
 
 
 def test_one_policy_decides_for_all_unless_asked_otherwise(capsys, game):
@@ -77,7 +77,7 @@ def test_profile(capsys, game):
     ("json.decoder", [], "json.decoder has no parallel_env"),
     ("game_of_test", ["--policies", "alone"], "--policies: expected none or shared|independent or a JSON object"),
     ("game_of_test", ["--policies", '{"agent_0"'], "--policies: expected a JSON object"),
-    ("game_of_test", ["--policies", '{"agent_0": 1}'], "policies must give a name"),
+    ("game_of_test", ["--policies", '{"agent_0": 1}'], "policies must map each of"),
     ("game_of_test", ["--policy-of", "shared"], "did you mean --policies?"),
     ("game_of_test", ["--autoreset", "next_step"], "several agents have no option autoreset"),
 ])

@@ -177,7 +177,7 @@ def test_the_progress_line_is_one_line():
     for stream in (io.StringIO(), Terminal()):
         progress = Progress(stream)
         progress._live = None
-        progress.tell(NASTY, stays=True)
+        progress.announce(NASTY, keep=True)
         progress.show(status, last=True)
         printed = stream.getvalue()
         assert f"({SHOWN} 5.0)" in printed

@@ -299,7 +299,7 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
         while not learner.done():
             learner.step()
         assert "checkpoint" not in learner.get_metrics()
-    assert caplog.text.count("is not written: [enforce fail") == 2  # the run tried to write a checkpoint twice
+    assert caplog.text.count("could not be written: [enforce fail") == 2  # the run tried to write a checkpoint twice
     assert list((tmp_path / "checkpoints").iterdir()) == []
     monkeypatch.undo()
     # The directory has no checkpoint, so it is renamed and a new run starts from the beginning.

@@ -299,7 +299,7 @@ def test_an_evaluation_that_fails_ends_no_training(fake_scheme, tmp_path, caplog
     with make(scheme, 60, tmp_path, eval_every=20) as learner:
         learner.train()
     assert learner.env_steps == 60
-    assert "an evaluation has failed, and its result is missing: test environment broke" in caplog.text
+    assert "an evaluation failed, so there is no result: test environment broke" in caplog.text
     assert evaluated_versions(tmp_path)[-1] == 6
 
 

@@ -175,9 +175,9 @@ def test_in_a_terminal_the_progress_line_takes_the_place_of_what_was_told(monkey
         monkeypatch.setitem(sys.modules, "rich.console", None)
     stream = Terminal()
     progress = Progress(stream)
-    progress.tell("run in runs/a-1", stays=True)
-    progress.tell("starting Ray ...")
-    progress.tell("started")
+    progress.announce("run in runs/a-1", keep=True)
+    progress.announce("starting Ray ...")
+    progress.announce("started")
     assert stream.getvalue() == "\rrun in runs/a-1\n\rstarting Ray ...\rstarted         "
     progress.show(STATUS)
     progress.close()
@@ -190,7 +190,7 @@ def test_in_a_terminal_the_progress_line_takes_the_place_of_what_was_told(monkey
 def test_a_start_that_fails_ends_the_line_in_a_terminal():
     stream = Terminal()
     progress = Progress(stream)
-    progress.tell("starting Ray ...")
+    progress.announce("starting Ray ...")
     progress.close()
     assert stream.getvalue() == "\rstarting Ray ...\n"
 
@@ -198,11 +198,11 @@ def test_a_start_that_fails_ends_the_line_in_a_terminal():
 def test_elsewhere_each_text_is_a_line_and_a_closed_stream_ends_nothing():
     stream = io.StringIO()
     progress = Progress(stream)
-    progress.tell("starting Ray ...")
-    progress.tell("run in runs/a-1", stays=True)
+    progress.announce("starting Ray ...")
+    progress.announce("run in runs/a-1", keep=True)
     assert stream.getvalue() == "starting Ray ...\nrun in runs/a-1\n"
     stream.close()
-    progress.tell("started")
+    progress.announce("started")
     progress.show(STATUS)
     progress.close()
 

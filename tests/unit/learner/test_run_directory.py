@@ -58,7 +58,7 @@ def test_an_earlier_run_is_refused_or_renamed_never_removed(tmp_path):
     run = tmp_path / "run"
     for content in ("first", "second"):
         write_json(prepare_log_dir(run, overwrite=True) / "run.json", content)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         prepare_log_dir(run, overwrite=False)
     assert json.loads((run / "run.json").read_text()) == "second"
     assert json.loads((tmp_path / "run.1" / "run.json").read_text()) == "first"
@@ -151,7 +151,7 @@ def test_the_directory_of_a_run_is_no_directory_of_runs(tmp_path):
     """Check that the directory of a run is recognized despite a trailing slash, which shells add on completion."""
     run = tmp_path / "run"
     write_json(prepare_log_dir(run) / "run.json", "first")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         prepare_log_dir(f"{run}/")
     assert prepare_log_dir(f"{run}/", overwrite=True) == run
     assert json.loads((tmp_path / "run.1" / "run.json").read_text()) == "first"
@@ -196,8 +196,8 @@ def test_a_directory_of_runs_given_for_a_run_names_its_newest_run(tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()
     for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):
-        with pytest.raises((CheckpointError, ConfigError), match=r"runs' holds no run: (run\.json|metrics\.jsonl) is "
-                                                                 r"missing"):
+        with pytest.raises((CheckpointError, ConfigError), match=r"runs' contains no run: (run\.json|metrics\.jsonl) "
+                                                                 r"is missing"):
             read(runs)
     for number in (1, 2):
         write_json(prepare_log_dir(f"{runs}/") / "run.json", {})

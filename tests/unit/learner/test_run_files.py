@@ -119,4 +119,4 @@ def test_the_last_checkpoint_is_the_last_one_that_was_written(open_run, tmp_path
     (tmp_path / "checkpoints").write_text("in the way")
     files.checkpoint(50, {"x": 1}, 0.0)
     assert files.last_checkpoint == written
-    assert "the checkpoint after 50 env steps is not written" in caplog.text
+    assert "the checkpoint after 50 env steps could not be written" in caplog.text

@@ -162,7 +162,7 @@ def test_schemes_with_a_name(preset):
     (CountingEnv, {"policies": "shared"}, "parallel API, got CountingEnv without possible_agents"),
     (MatchingGame, {}, "got MatchingGame from MatchingGame; it has several agents.*policies='shared'"),
     (MatchingGame, {"policies": "together"}, "^policies must be 'shared', 'independent', a mapping"),
-    (MatchingGame, {"policies": {"agent_0": "a"}}, "^policies must give a name"),
+    (MatchingGame, {"policies": {"agent_0": "a"}}, "^policies must map each of"),
     (MatchingGame, {"policies": {"agent_5": "a"}}, "^policies must map the agents"),
     (MatchingGame, {"policies": "shared", "frame_stack": 2, "backend": "sync"},
      "several agents have no option backend, frame_stack"),
@@ -183,5 +183,5 @@ def test_sequences_of_several_policies_are_refused():
 def test_films_are_refused(tmp_path):
     agent = train("ppo", MatchingGame, policies="shared", **{**TINY, "target_steps": 0})
     assert isinstance(agent, pytorchrl.TrainedAgent)
-    with pytest.raises(ConfigError, match="only environments of one agent can be filmed"):
+    with pytest.raises(ConfigError, match="only single-agent environments can be recorded"):
         record_video(agent, tmp_path)

@@ -76,7 +76,7 @@ def test_a_film_is_made_with_the_settings_of_the_game():
 
 def test_a_setting_that_single_games_lack_is_refused():
     pytest.importorskip("ale_py")
-    with pytest.raises(ConfigError, match="films of Atari games cannot be made with maxpool"):
+    with pytest.raises(ConfigError, match="videos of Atari games cannot be recorded with maxpool"):
         film_of(env_kwargs={"maxpool": False})
 
 
