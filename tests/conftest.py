@@ -219,10 +219,10 @@ def process_environment(**variables):
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
 
 
-def told_by(result):
-    """Return the JSON that a successful script printed after "told: ", ignoring all other lines of its output."""
-    printed = f"exit status {result.returncode}\n{result.stdout}\n{result.stderr[-5000:]}"
-    assert result.returncode == 0, printed
-    lines = [line.removeprefix("told: ") for line in result.stdout.splitlines() if line.startswith("told: ")]
+def result_of(completed):
+    """Return the JSON that a successful script printed after "result: ", ignoring all other lines of its output."""
+    printed = f"exit status {completed.returncode}\n{completed.stdout}\n{completed.stderr[-5000:]}"
+    assert completed.returncode == 0, printed
+    lines = [line.removeprefix("result: ") for line in completed.stdout.splitlines() if line.startswith("result: ")]
     assert len(lines) == 1, printed
     return json.loads(lines[0])

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tests.conftest import process_environment, told_by
+from tests.conftest import process_environment, result_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
@@ -39,13 +39,13 @@ class Worker:
         except DeviceError as error:
             return shown, own, str(error)
 
-told, runtime = {}, RayRuntime()
+result, runtime = {}, RayRuntime()
 runtime._connect()
-told["driver"] = runtime.own_gpus()
+result["driver"] = runtime.own_gpus()
 for share in (0, 0.25, 1, 2):
     resources = {"num_cpus": 0, "num_gpus": share}
     handle = runtime.start_actor(Worker, {"runtime": runtime}, name="Worker", resources=resources)
-    told[str(share)] = runtime.get(handle.submit(Worker.look, "cuda"), 60)
+    result[str(share)] = runtime.get(handle.submit(Worker.look, "cuda"), 60)
     runtime.kill(handle)
 runtime.close()
 
@@ -57,43 +57,43 @@ scheme = Scheme(
 try:
     scheme.step()
 except PyTorchRLError as error:
-    told["error"] = type(error).__name__, str(error)
+    result["error"] = type(error).__name__, str(error)
 scheme.stop()
 ray.shutdown()
 shutil.rmtree(directory, ignore_errors=True)
-print("told:", json.dumps(told))
+print("result:", json.dumps(result))
 """
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def result(tmp_path_factory):
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=160, check=False,
                           cwd=tmp_path_factory.mktemp("devices"), env=process_environment())
-    return told_by(done)
+    return result_of(done)
 
 
-def test_the_driver_has_what_torch_sees(told):
-    assert told["driver"] is None
+def test_the_driver_has_what_torch_sees(result):
+    assert result["driver"] is None
 
 
 @pytest.mark.parametrize(("share", "count"), [("0.25", 1), ("1", 1), ("2", 2)])
-def test_a_worker_has_what_ray_gave_it_and_cuda_is_the_first(told, share, count):
-    shown, own, device = told[share]
+def test_a_worker_has_what_ray_gave_it_and_cuda_is_the_first(result, share, count):
+    shown, own, device = result[share]
     assert len(shown) == count
     assert own == list(range(count))
     assert device == "cuda:0"
 
 
-def test_a_worker_without_a_share_has_no_gpu(told):
-    shown, own, error = told["0"]
+def test_a_worker_without_a_share_has_no_gpu(result):
+    shown, own, error = result["0"]
     assert shown == own == []
     assert "device must be one of the devices visible to torch, ['cpu'], got 'cuda'" in error
 
 
-def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(told):
+def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(result):
     """Check the error if Ray assigns a share of a GPU that torch does not see, as with a torch built without CUDA."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    kind, text = told["error"]
+    kind, text = result["error"]
     assert kind == "DeviceError"
     assert "col_device must be one of the devices visible to torch, ['cpu'], got 'cuda'" in text

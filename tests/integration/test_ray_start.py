@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.conftest import told_by
+from tests.conftest import result_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
@@ -27,7 +27,8 @@ start = time.monotonic()
 try:
     scheme.step()
 except StartError as error:
-    print("told:", json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}))
+    result = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}
+    print("result:", json.dumps(result))
     scheme.stop()
     sys.exit()
 # Other tests may run at the same time.
@@ -43,26 +44,27 @@ except Exception as error:
     after = str(error)
 else:
     after = "started"
-told = {"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}
-print("told:", json.dumps(told))
+result = {"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}
+print("result:", json.dumps(result))
 """
 
 
 def _run(run_python, settings, *more):
-    return told_by(run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
+    return result_of(run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
 
 
 def test_a_local_ray_leaves_nothing(run_python, child_processes):
     before = set(child_processes())
-    told = _run(run_python, {})
-    assert len(told["directories"]) == 1
-    assert told["modes"] == ["0o700"]
-    assert told["seconds"] <= 10
-    assert "Ray has not been started" in told["after"]
-    assert told["ledger"]["collected"] == told["ledger"]["consumed_unique"] + told["ledger"]["dropped"]["shutdown"]
-    assert not set(glob.glob("/tmp/prl-*")) & set(told["directories"])
+    result = _run(run_python, {})
+    assert len(result["directories"]) == 1
+    assert result["modes"] == ["0o700"]
+    assert result["seconds"] <= 10
+    assert "Ray has not been started" in result["after"]
+    ledger = result["ledger"]
+    assert ledger["collected"] == ledger["consumed_unique"] + ledger["dropped"]["shutdown"]
+    assert not set(glob.glob("/tmp/prl-*")) & set(result["directories"])
     deadline = time.monotonic() + 10
-    while (left := _processes_of(told["directories"][0])) and time.monotonic() < deadline:
+    while (left := _processes_of(result["directories"][0])) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
     assert set(child_processes()) <= before
@@ -88,10 +90,10 @@ def _processes_of(directory):
 
 
 def test_a_cluster_that_is_not_there(run_python):
-    told = _run(run_python, {"address": "127.0.0.1:1"})
-    assert told["error"] == "RayConnectionError"
-    assert "'127.0.0.1:1'" in told["text"]
-    assert told["seconds"] <= 10
+    result = _run(run_python, {"address": "127.0.0.1:1"})
+    assert result["error"] == "RayConnectionError"
+    assert "'127.0.0.1:1'" in result["text"]
+    assert result["seconds"] <= 10
 
 
 ANOTHER_CLUSTER = """
@@ -113,13 +115,13 @@ for address in (f"localhost:{port}", f"{host}:{port}", f"localhost:{int(port) + 
     else:
         said.append("used")
     scheme.stop()
-print("told:", json.dumps(said))
+print("result:", json.dumps(said))
 """
 
 
 def test_a_cluster_other_than_the_one_in_use(run_python):
     """Check that an address is used or causes an error; it is not ignored if Ray is already connected to a cluster."""
-    localhost, own, another_port, another_host = told_by(run_python("-c", ANOTHER_CLUSTER, timeout=160))
+    localhost, own, another_port, another_host = result_of(run_python("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):
         assert "uses the Ray cluster at" in said
@@ -127,9 +129,9 @@ def test_a_cluster_other_than_the_one_in_use(run_python):
 
 
 def test_resources_that_a_fresh_local_ray_lacks(run_python):
-    told = _run(run_python, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
-    assert told["error"] == "InsufficientResourcesError"
-    assert "num_gpus=64" in told["text"]
+    result = _run(run_python, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
+    assert result["error"] == "InsufficientResourcesError"
+    assert "num_gpus=64" in result["text"]
     assert not glob.glob("/tmp/prl-none-*")
 
 
@@ -179,13 +181,13 @@ scheme = Scheme(
     PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
     GAEBuffer.create_factory(4), envs, seed=1, num_col_workers=2, num_threads=2, col_num_threads=3)
 scheme.step()
-print("told:", [sorted({episode.env_return for episode in scheme.episodes()}), torch.get_num_threads()])
+print("result:", [sorted({episode.env_return for episode in scheme.episodes()}), torch.get_num_threads()])
 scheme.stop()
 """
 
 
 def test_threads_of_collection_workers(run_python):
-    assert told_by(run_python("-c", THREADS, timeout=160)) == [[3.0], 2]
+    assert result_of(run_python("-c", THREADS, timeout=160)) == [[3.0], 2]
 
 
 @pytest.mark.parametrize("is_shown", [True, False])

@@ -10,8 +10,8 @@ from pytorchrl import linear, train
 
 # These agents explore only through the noise of their networks.
 NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0, "lr": linear(1e-3, 0.0)}
-PRIORITISED = {"prioritized": True, "n_step": 3, "lr": linear(1e-3, 0.0)}
-VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritised": PRIORITISED}
+PRIORITIZED = {"prioritized": True, "n_step": 3, "lr": linear(1e-3, 0.0)}
+VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritized": PRIORITIZED}
 
 
 def play(algorithm, env, seed, **settings):

@@ -10,7 +10,7 @@ import torch
 from pytorchrl.training import make_learner
 
 ASYNCHRONOUS = {"num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 2, "col_in_flight": 1}
-UPDATES_AN_ITEM = {"impala": 1, "appo": 16}
+UPDATES_PER_BATCH = {"impala": 1, "appo": 16}
 
 
 def play(algorithm, seed, **settings):
@@ -28,7 +28,7 @@ def play(algorithm, seed, **settings):
 def test_learns_within_seconds(algorithm, target_steps):
     """Check learning in the simulated runtime, where the policy lag is as in asynchronous runs but reproducible."""
     result, summary = play(algorithm, seed=1, target_steps=target_steps, runtime="simulated")
-    assert summary["policy_lag"]["mean"] > 3 * UPDATES_AN_ITEM[algorithm]
+    assert summary["policy_lag"]["mean"] > 3 * UPDATES_PER_BATCH[algorithm]
     assert result >= 195, summary
 
 
@@ -55,7 +55,7 @@ def test_learns_from_rollouts_in_shards_within_seconds():
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
 def test_solves_cartpole(algorithm, target_steps, seed):
     result, summary = play(algorithm, seed, target_steps=target_steps, runtime="threads")
-    assert summary["policy_lag"]["mean"] >= UPDATES_AN_ITEM[algorithm]
+    assert summary["policy_lag"]["mean"] >= UPDATES_PER_BATCH[algorithm]
     assert result >= 475, summary
 
 
@@ -66,5 +66,5 @@ def test_solves_cartpole(algorithm, target_steps, seed):
 def test_solves_cartpole_in_other_runtimes(algorithm, target_steps, runtime):
     """Check the median of three seeds, because the last policy of a run is sometimes bad."""
     runs = [play(algorithm, seed, target_steps=target_steps, runtime=runtime) for seed in (1, 2, 3)]
-    assert all(summary["policy_lag"]["mean"] >= UPDATES_AN_ITEM[algorithm] for _, summary in runs), runs
+    assert all(summary["policy_lag"]["mean"] >= UPDATES_PER_BATCH[algorithm] for _, summary in runs), runs
     assert statistics.median(result for result, _ in runs) >= 475, runs

@@ -8,7 +8,7 @@ import pytest
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Execution, Worker, check_count, check_execution
-from tests.conftest import process_environment, told_by
+from tests.conftest import process_environment, result_of
 
 SCRIPT = """
 import json, resource
@@ -26,7 +26,7 @@ faults()
 before = faults()
 Worker(0)
 faults()
-print("told:", json.dumps([before, faults()]))
+print("result:", json.dumps([before, faults()]))
 """
 
 
@@ -36,7 +36,7 @@ on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tests m
 def faults(run_python, **settings):
     """Return the numbers of page faults of the same work before and after a worker is built."""
     own = {name: value for name, value in process_environment().items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    return told_by(run_python("-c", SCRIPT, env={**own, **settings}))
+    return result_of(run_python("-c", SCRIPT, env={**own, **settings}))
 
 
 @on_glibc
