@@ -264,7 +264,7 @@ class MatchingGame:
         return {agent: shown.copy() for agent in self.possible_agents}
 
 
-class ComingAndGoing:
+class ChangingAgents:
     """Game (PettingZoo's parallel API) with known results, in which agents appear late and end early.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), with t = 0 at reset. Reward: 100 times
@@ -276,7 +276,7 @@ class ComingAndGoing:
         masks: Whether infos contain action masks, which forbid action t % 3.
     """
 
-    metadata: ClassVar[Info] = {"name": "coming_and_going"}
+    metadata: ClassVar[Info] = {"name": "changing_agents"}
 
     def __init__(
         self, lives: tuple[tuple[int, int], ...] = ((0, 6), (0, 3), (2, 6)), truncate: bool = False,

@@ -20,7 +20,7 @@ from pytorchrl import (
     VTraceBuffer,
     multi_agent,
 )
-from pytorchrl.envs.testing import ComingAndGoing, MatchingGame
+from pytorchrl.envs.testing import ChangingAgents, MatchingGame
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -129,7 +129,7 @@ def test_impala_from_rollouts_in_shards_counts_every_step_whoever_is_killed(run)
 def test_several_policies_cross_between_processes(run, settings):
     """Check that each policy sees every step of its agents: 12 and 14 agent steps in 12 env steps of a worker."""
     envs = MultiAgentVecEnv.create_factory(
-        ComingAndGoing, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
+        ChangingAgents, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory,
                         GAEBuffer.create_factory(6))
     metrics, final = run(Scheme(*agent, envs, seed=1, **settings), 6)

@@ -31,7 +31,7 @@ from pytorchrl import (
     linear,
     multi_agent,
 )
-from pytorchrl.envs.testing import ComingAndGoing
+from pytorchrl.envs.testing import ChangingAgents
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
 
@@ -55,7 +55,7 @@ def q_learning(algo, storage, **actor):
 
 
 def several_policies(algo, actor, storage):
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2,
+    envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2,
                                            policy_of={"agent_0": "early", "agent_1": "late", "agent_2": "late"})
     return *multi_agent(envs, algo, lambda obs, action: actor.create_factory(obs, action, hidden_sizes=(8,)),
                         storage), envs

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytorchrl import APPO, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, VTraceBuffer, multi_agent
-from pytorchrl.envs.testing import ComingAndGoing
+from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import ConfigError
 from pytorchrl.training import make_learner
 
@@ -86,7 +86,7 @@ def test_a_batch_larger_than_what_comes_together_is_refused(make_scheme):
 
 
 def test_several_policies_have_no_batch_size_in_common():
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2)
+    envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2)
     with pytest.raises(ConfigError, match=r"mini_batch_size=8 of policy 'shared' .*set num_mini_batch"):
         multi_agent(envs, PPO.create_factory(mini_batch_size=8), OnPolicyActor.create_factory,
                     GAEBuffer.create_factory(8))

@@ -17,7 +17,7 @@ from pytorchrl import (
 )
 from pytorchrl.agent.multi.data import MultiBatch
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
+from pytorchrl.envs.testing import ChangingAgents, CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
 from pytorchrl.reporting import Progress, progress_text
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
@@ -42,7 +42,7 @@ def make_multi():
     """Return a function that makes simulated schemes of several policies; all are stopped after the test."""
     schemes = []
 
-    def make(algo=None, storage=None, *, actor=None, env_fn=ComingAndGoing, policy_of=POLICY_OF, num_envs=2,
+    def make(algo=None, storage=None, *, actor=None, env_fn=ChangingAgents, policy_of=POLICY_OF, num_envs=2,
              preset=Scheme, test=False, env_kwargs=None, **settings):
         envs = MultiAgentVecEnv.create_factory(env_fn, env_kwargs, num_envs, policy_of=policy_of)
         algo = algo or ppo()
@@ -267,7 +267,7 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
         assert value == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
 
 
-class OnlyFirstEpisode(ComingAndGoing):
+class OnlyFirstEpisode(ChangingAgents):
     """A game in which `agent_0` takes part in the first episode only."""
 
     def _present(self):
@@ -380,7 +380,7 @@ def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, 
 
 def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
     with pytest.raises(ConfigError,
-                       match=r"impala gives rollouts of older policies .*learns from rollouts with advantages"):
+                       match=r"impala provides rollouts of older policies .*learns from rollouts with advantages"):
         make_multi(preset=Scheme.impala)
     mixed = {"early": PPO.create_factory(num_epochs=1, num_mini_batch=1), "shared": IMPALA.create_factory()}
     storages = {"early": GAEBuffer.create_factory(6), "shared": VTraceBuffer.create_factory(6)}

@@ -10,7 +10,7 @@ from pytorchrl import (
     train,
 )
 from pytorchrl.agent.synthetic import SyntheticStorage
-from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
+from pytorchrl.envs.testing import ChangingAgents, CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
 from pytorchrl.scheme.replay.storage_options import kind_of
@@ -181,11 +181,11 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
         finish(self, rollout)
         acted.update(zip(keys(rollout), rollout.other["logp"].flatten().tolist(), strict=True))
 
-    def estimated(self, rollout, anew=False):
+    def estimated(self, rollout, recompute=False):
         recorded = zip(keys(rollout), rollout.other["logp"].flatten().tolist(), strict=True)
         present = self.algorithm.evaluate_rollout(rollout)[0].flatten().tolist()
         seen.extend((*pair, now) for pair, now in zip(recorded, present, strict=True))
-        return estimate(self, rollout, anew)
+        return estimate(self, rollout, recompute)
 
     monkeypatch.setattr(algo.cls, "finish_rollout", finish_rollout)
     monkeypatch.setattr(VTraceBuffer, "estimate", estimated)
@@ -200,7 +200,7 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
 
 
 def test_several_policies(check_ledger):
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2,
+    envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2,
                                            policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     agent = multi_agent(envs, IMPALA.create_factory(),
                         lambda *spaces: OnPolicyActor.create_factory(*spaces, hidden_sizes=(8,)),
@@ -218,7 +218,7 @@ def test_the_preset_and_the_command_line_reach_it():
     agent = train("impala", "CartPole-v1", preset="apex", replay_size=400, target_steps=600,
                   train_batch_size=64, **settings)
     assert agent.summary["updates"] > 3
-    with pytest.raises(ConfigError, match=r"apex gives rollouts of older .* but A2C learns from rollouts with "
+    with pytest.raises(ConfigError, match=r"apex provides rollouts of older .* but A2C learns from rollouts with "
                                           r"advantages; algorithms for apex: .*APPO"):
         train("a2c", "CartPole-v1", preset="apex", target_steps=10, **settings)
 

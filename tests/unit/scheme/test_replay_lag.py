@@ -13,7 +13,7 @@ from pytorchrl import (
     multi_agent)
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.synthetic import synthetic_agent
-from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
+from pytorchrl.envs.testing import ChangingAgents, CountingEnv
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.rollouts import RolloutBatch
@@ -32,7 +32,7 @@ def single(storage):
 
 
 def several():
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2,
+    envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2,
                                            policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     actors = functools.partial(QActor.create_factory, hidden_sizes=(8,))
     return (*multi_agent(envs, DQN.create_factory(**SMALL), actors, ReplayBuffer.create_factory(120, rollout_size=6)),

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from pytorchrl import PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, multi_agent
-from pytorchrl.envs.testing import ComingAndGoing
+from pytorchrl.envs.testing import ChangingAgents
 
 POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
 
 
 @pytest.fixture
 def make_agent():
-    """Return a function that builds an agent for `ComingAndGoing`; `agent.collect()` returns a rollout."""
+    """Return a function that builds an agent for `ChangingAgents`; `agent.collect()` returns a rollout."""
     def make(algorithms=None, actors=None, storages=None, *, num_envs=2, env_kwargs=None, seed=1, size=8, **options):
         torch.set_num_threads(1)
-        envs = MultiAgentVecEnv.create_factory(ComingAndGoing, env_kwargs, num_envs, policy_of=POLICY_OF)
+        envs = MultiAgentVecEnv.create_factory(ChangingAgents, env_kwargs, num_envs, policy_of=POLICY_OF)
         algo, actor, storage = multi_agent(
             envs, algorithms or PPO.create_factory(num_epochs=1, num_mini_batch=1),
             actors or functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)),

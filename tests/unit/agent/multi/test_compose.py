@@ -10,7 +10,7 @@ from pytorchrl import (
     VTraceBuffer, multi_agent,
 )
 from pytorchrl.agent.data import DataKind
-from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
+from pytorchrl.envs.testing import ChangingAgents, CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
 
 LIVES = ((0, 6), (0, 3), (2, 6))
@@ -36,9 +36,9 @@ def by_agent(*actors):
      "size of the storages must be the same"),
     ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()}, "actors": by_agent(OnPolicyActor, QActor),
       "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}},
-     "must be replays, or none"),
+     "either all storages must be replay storages, or none"),
     ({"storages": VTraceBuffer.create_factory(8)},
-     "policy 'agent_0': PPO learns from rollouts with advantages, but VTraceBuffer gives"),
+     "policy 'agent_0': PPO learns from rollouts with advantages, but VTraceBuffer provides"),
     ({"actors": by_agent(OnPolicyActor, QActor)},
      r"policy 'agent_1': PPO cannot train QActor; actors for PPO: .*\bOnPolicyActor"),
     ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
@@ -55,7 +55,7 @@ def test_parts_that_do_not_go_together_are_refused(arguments, message):
 
 
 class OtherReplay(GAEBuffer):
-    gives = DataKind.TRANSITIONS
+    provides = DataKind.TRANSITIONS
 
 
 def test_replay_of_another_kind_is_refused():
@@ -65,7 +65,7 @@ def test_replay_of_another_kind_is_refused():
 
 
 def test_one_factory_of_actors_serves_policies_with_the_same_spaces():
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, policy_of={"agent_0": "a", "agent_1": "b", "agent_2": "b"})
+    envs = MultiAgentVecEnv.create_factory(ChangingAgents, policy_of={"agent_0": "a", "agent_1": "b", "agent_2": "b"})
     actor = OnPolicyActor.create_factory(envs.observation_space["a"], envs.action_space["a"])
     _, actors, _ = multi_agent(envs, ppo(), actor, GAEBuffer.create_factory(8))
     assert actors.options.policies == {"a": actor, "b": actor}

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pytorchrl import MultiAgentVecEnv
-from pytorchrl.envs.testing import ComingAndGoing, MatchingGame
+from pytorchrl.envs.testing import ChangingAgents, MatchingGame
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 
 LIVES = ((0, 6), (0, 3), (2, 6))
 POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
 
 
-def make(num_envs=2, env_fn=ComingAndGoing, policy_of=POLICY_OF, mode="train", **options):
+def make(num_envs=2, env_fn=ChangingAgents, policy_of=POLICY_OF, mode="train", **options):
     factory = MultiAgentVecEnv.create_factory(
         env_fn, options.pop("env_kwargs", None), num_envs, policy_of=policy_of, **options)
     return factory(seed=3, mode=mode)
@@ -28,7 +28,7 @@ def actions_of(envs):
 
 
 def test_factory_knows_agents_and_spaces():
-    factory = MultiAgentVecEnv.create_factory(ComingAndGoing, vec_env_size=4, policy_of=POLICY_OF)
+    factory = MultiAgentVecEnv.create_factory(ChangingAgents, vec_env_size=4, policy_of=POLICY_OF)
     assert factory.agents == {"early": ("agent_0",), "shared": ("agent_1", "agent_2")}
     assert factory.policies == ("early", "shared")
     assert factory.num_envs == 4
@@ -38,7 +38,7 @@ def test_factory_knows_agents_and_spaces():
 
 
 def test_without_policy_of_one_policy_decides_for_all():
-    assert MultiAgentVecEnv.create_factory(ComingAndGoing).agents == {"shared": ("agent_0", "agent_1", "agent_2")}
+    assert MultiAgentVecEnv.create_factory(ChangingAgents).agents == {"shared": ("agent_0", "agent_1", "agent_2")}
 
 
 def test_words_stand_for_one_policy_and_for_one_an_agent():
@@ -103,7 +103,7 @@ def test_masks_allow_everything_where_nobody_acts():
     assert step.parts["early"].final_mask is None
 
 
-class MaskedByObservation(ComingAndGoing):
+class MaskedByObservation(ChangingAgents):
     """Environment with action masks in its observations."""
 
     def observation_space(self, agent):
@@ -136,7 +136,7 @@ def test_masks_that_infos_bring_too_late_are_refused():
         envs.step(act)
 
 
-class Stranger(ComingAndGoing):
+class Stranger(ChangingAgents):
     """Environment in which an undeclared agent appears."""
 
     def step(self, actions):
@@ -146,7 +146,7 @@ class Stranger(ComingAndGoing):
         return results
 
 
-class Numbered(ComingAndGoing):
+class Numbered(ChangingAgents):
     """Environment whose agents are numbers."""
 
     def __init__(self):
@@ -318,7 +318,7 @@ class TurnBased(MatchingGame):
     ({"env_fn": "math.nothing"}, "pip install 'pettingzoo"),
     ({"env_fn": "json"}, "json has no parallel_env; use"),
     ({"env_fn": 3}, "env_fn must be"),
-    ({"policy_of": {"agent_0": "a"}}, "policy_of must give a name .* got '' for 'agent_1'"),
+    ({"policy_of": {"agent_0": "a"}}, "policy_of must map each of .* to a name .* got '' for 'agent_1'"),
     ({"policy_of": lambda agent: "a/b"}, "without '/'"),
     ({"policy_of": {"agent_0": "a", "agent_1": "a", "agent_2": "b"}},
      r"map the agents \['agent_0', 'agent_1'\], got \['agent_2'\]"),
