@@ -64,7 +64,7 @@ def check_terms(
             f"{sorted(weights)}; return the same names from both: begin with the results of super() and add your own "
             "names to each")
     if twice := sorted((terms.keys() & measures.keys()) | ({"loss"} & {*terms, *measures})):
-        raise violation(algorithm, "terms()", f"the name {', '.join(twice)} twice ('loss' is the sum of all terms)",
+        raise violation(algorithm, "terms()", f"the duplicate name {', '.join(twice)} ('loss' is the sum of all terms)",
                         "a different name for each term and measure")
     for name, value in [*terms.items(), *measures.items()]:
         _check_tensor(algorithm, "terms()", name, value, like.shape, like.dtype,
@@ -121,7 +121,8 @@ def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | Seq
                         f"a loss for groups of `trained_parameters()`, which are {sorted(algorithm.groups)}")
     taken = {"loss", "errors", *(f"loss_{name}" for name in losses)}
     if twice := sorted(taken & measures.keys()):
-        raise violation(algorithm, "losses()", f"measures named {', '.join(twice)}", "names that no loss has in `info`")
+        raise violation(algorithm, "losses()", f"measures named {', '.join(twice)}",
+                        f"names other than {', '.join(sorted(taken))}, which `info` uses for losses and errors")
     for name, value in [*losses.items(), *measures.items()]:
         _check_tensor(algorithm, "losses()", name, value, torch.Size(()), None, "the mean over the batch")
     for name, loss in losses.items():
@@ -320,7 +321,7 @@ def _check_tensor(part: object, method: str, name: str, value: object, shape: Se
     """Raise `ContractError` unless a value is a tensor of this shape and dtype (None: any floating-point dtype)."""
     if not isinstance(value, Tensor) or value.shape != torch.Size(shape) or not (
             value.is_floating_point() if dtype is None else value.dtype == dtype):
-        wanted = "a real dtype" if dtype is None else f"dtype {_plain(dtype)}"
+        wanted = "a floating-point dtype" if dtype is None else f"dtype {_plain(dtype)}"
         raise violation(part, method, f"{name!r} as {_described(value)}" if name else _described(value),
                         f"a tensor of shape {tuple(shape)} and {wanted}: {meaning}")
 

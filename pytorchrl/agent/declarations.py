@@ -53,7 +53,7 @@ class Declaration:
     def is_default_sound(self) -> bool:
         """Whether the default needs neither a conversion nor a check; always False for mutable defaults."""
         default = self.field.default
-        return (default is not dataclasses.MISSING and self.settled(default) is default
+        return (default is not dataclasses.MISSING and self.converted(default) is default
                 and self.problem(default) is None)
 
     @property
@@ -98,7 +98,7 @@ class Declaration:
             return type_name(self.type, bounds_text(self.low, self.high, self.is_exclusive))
         return f"one of {list(self.choices)}" + (" or None" if self._may_be_none(self.choices) else "")
 
-    def settled(self, value: object) -> object:
+    def converted(self, value: object) -> object:
         """Convert a value to the form in which options store it.
 
         Depending on the type of the option, a schedule replaces a function or a list of points, a tuple replaces a
@@ -117,7 +117,7 @@ class Declaration:
         return value
 
     def problem(self, value: object) -> str | None:
-        """Return the error message if a value that `settled` returned is not allowed; otherwise None."""
+        """Return the error message if a value that `converted` returned is not allowed; otherwise None."""
         if not self.field.metadata:
             return None
         choices = self.choices

@@ -2,7 +2,7 @@
 
 An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), the
 supported values of the actor's options (`actor_options`) and the supported kinds of action space (`action_spaces`). A
-storage declares the kind of data that it provides (`gives`). An actor declares the kinds of action space that it
+storage declares the kind of data that it provides (`provides`). An actor declares the kinds of action space that it
 supports (`action_spaces`). Error messages list all imported classes that would fit, including the user's own.
 """
 
@@ -34,7 +34,7 @@ class AlgorithmDeclarations(Protocol):
 class StorageDeclarations(Protocol):
     """The declarations of a storage's class; see `Storage`."""
 
-    gives: DataKind
+    provides: DataKind
     has_priorities: ClassVar[bool]
     draws_rollouts: ClassVar[bool]
 
@@ -48,13 +48,13 @@ def learned_kind(algorithm: Factory[object]) -> DataKind:
     return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
 
 
-def given_kind(storage: Factory[object]) -> DataKind:
+def provided_kind(storage: Factory[object]) -> DataKind:
     """Return the kind of data that a storage provides; for several policies, the kind that must be freshest.
 
     Raises:
-        ConfigError: Neither the storage's options nor its class declares `gives`.
+        ConfigError: Neither the storage's options nor its class declares `provides`.
     """
-    return _declared_kind(storage, "gives", "the kind of data that its batches are")
+    return _declared_kind(storage, "provides", "the kind of data that its batches contain")
 
 
 def freshest(kinds: Iterable[DataKind]) -> DataKind:
@@ -95,7 +95,7 @@ def check_fit(
     for problem in problems:
         if isinstance(problem, SpaceError):  # choosing another storage would not help
             raise problem
-    kind = given_kind(storage)
+    kind = provided_kind(storage)
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
     hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
     raise ConfigError("; ".join(filter(None, [*map(str, problems), hint])))
@@ -182,24 +182,24 @@ def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
 
 
 def _data_problem(algorithm: Factory[UserPart], storage: Factory[UserPart]) -> ConfigError | None:
-    wanted, given = learned_kind(algorithm), given_kind(storage)
+    wanted, provided = learned_kind(algorithm), provided_kind(storage)
     name = algorithm.cls.__name__
-    if wanted is not given:
-        text = f"{name} learns from {wanted.value}, but {storage.cls.__name__} gives {given.value}"
-    elif not _takes(algorithm.cls, given, storage.cls, wanted):
-        text = f"{storage.cls.__name__} draws by TD errors, but {name} has no td_errors() to compute them"
+    if wanted is not provided:
+        text = f"{name} learns from {wanted.value}, but {storage.cls.__name__} provides {provided.value}"
+    elif not _takes(algorithm.cls, provided, storage.cls, wanted):
+        text = f"{storage.cls.__name__} computes priorities from TD errors, but {name} has no td_errors()"
     else:
         return None
-    fitting = [cls for cls in known_storages() if _takes(algorithm.cls, cls.gives, cls, wanted)]
+    fitting = [cls for cls in known_storages() if _takes(algorithm.cls, cls.provides, cls, wanted)]
     return ConfigError(f"{text}; storages for {name}: {names(fitting)}")
 
 
 def _takes(
-    algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations],
+    algorithm: type[AlgorithmDeclarations], provided: DataKind, storage: type[StorageDeclarations],
     learned: DataKind | None = None,
 ) -> bool:
     """Return whether an algorithm can learn from a storage; `learned`, if given, replaces `algorithm.learns_from`."""
-    is_kind = (learned or algorithm.learns_from) is given
+    is_kind = (learned or algorithm.learns_from) is provided
     return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
 
@@ -287,8 +287,8 @@ def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
 
 
 def known_storages() -> list[type[StorageDeclarations]]:
-    """Return every storage that is imported, is not abstract and declares `gives`, including the user's storages."""
-    return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "gives", None), DataKind)]
+    """Return every storage that is imported, is not abstract and declares `provides`, including the user's storages."""
+    return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "provides", None), DataKind)]
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # callers read declarations of the classes

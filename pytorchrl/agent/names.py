@@ -73,7 +73,7 @@ def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
     if not here.at:
         return _plain(here.note)
     places = [f"{name!r} of {'another' if home in homes else 'the'} {HOMES[home]}" for home, name in here.options]
-    return f"here that is {(' and ' if here.needs_all else ' or ').join(places)}{_note(here)}"
+    return f"in this package, use {(' and ' if here.needs_all else ' or ').join(places)}{_note(here)}"
 
 
 def _note(here: Here | None) -> str:
@@ -102,7 +102,7 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
         if name not in known:
             hint = suggestion(name, known)
             if not hint and len(known) <= _MOST_LISTED:
-                hint = f"; it has {', '.join(sorted(known))}"
+                hint = f"; the options are {', '.join(sorted(known))}"
             problems.append(f"{lead} {name!r}{hint}")
     if problems:
         raise ConfigError("; ".join(problems))

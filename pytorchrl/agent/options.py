@@ -78,7 +78,7 @@ class Options:
             if value is declaration.field.default and declaration.is_default_sound:
                 continue
             try:
-                value = declaration.settled(value)
+                value = declaration.converted(value)
             except ConfigError as error:
                 problems.append(str(error))
                 continue
@@ -148,7 +148,7 @@ class Factory(Generic[T_co]):
         return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
 
 
-def check_is_whole(cls: type) -> None:
+def check_is_complete(cls: type) -> None:
     """Raise `ContractError` if a class does not define every abstract method of its base."""
     if inspect.isabstract(cls):
         missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # abstract classes have this attribute
@@ -165,7 +165,7 @@ def build_options(owner: type, options: Mapping[str, object]) -> Any:  # an inst
             dataclass.
         ContractError: The class does not define every abstract method of its base.
     """
-    check_is_whole(owner)
+    check_is_complete(owner)
     check_declaration(owner)
     refuse_unknown(options, options_of(owner), f"{owner.__name__} has no option")
     declarations = declarations_of(owner.Options)  # type: ignore[attr-defined]

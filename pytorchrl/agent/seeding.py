@@ -23,7 +23,7 @@ class Stream(IntEnum):
     BATCHES = 3
     INIT = 4
     EVALUATION = 5
-    PART = 6
+    CONTINUATION = 6
     """The continuation of an experiment from a checkpoint, which has its own seed."""
 
 

@@ -195,11 +195,11 @@ class SyntheticStorage(Storage):
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
         # Declared here and not in the storage's class, so that no error message recommends the storage.
-        gives: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
+        provides: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
                  seed: int) -> None:
-        self.options, self.gives = options, options.gives
+        self.options, self.provides = options, options.provides
         self.generator = torch.Generator().manual_seed(seed % 2**63)
         self._done = np.zeros(num_envs, bool)
         self._rows: list[np.ndarray] = []
@@ -297,12 +297,12 @@ class SyntheticReplay(SyntheticStorage):
 
         rollout_size: int = option(4, help="Steps of each environment in a rollout.", low=1)
         learning_starts: int = option(0, help="Steps that must be inserted before the first draw.", low=0)
-        gives: ClassVar[DataKind] = DataKind.TRANSITIONS
+        provides: ClassVar[DataKind] = DataKind.TRANSITIONS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
                  seed: int) -> None:
         super().__init__(options, device=device, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed)
-        self.told: list[tuple[np.ndarray, np.ndarray]] = []
+        self.recorded_errors: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> StateDict:
         """Return all inserted numbers, and the numbers that can be drawn."""
@@ -373,7 +373,7 @@ class SyntheticReplay(SyntheticStorage):
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Record the ids and errors, for tests."""
-        self.told.append((ids, errors))
+        self.recorded_errors.append((ids, errors))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -398,5 +398,5 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
     if capacity is not None:
         storage = SyntheticReplay.create_factory(capacity, rollout_size=size, learning_starts=learning_starts)
     algorithm = SyntheticAlgorithm.create_factory(
-        num_epochs=num_epochs, num_mini_batch=num_mini_batch, learns_from=storage.options.gives)
+        num_epochs=num_epochs, num_mini_batch=num_mini_batch, learns_from=storage.options.provides)
     return (algorithm, SyntheticActor.create_factory(), storage, SyntheticEnvs.create_factory(num_envs))

@@ -64,7 +64,7 @@ class Preset:
         if isinstance(algo_factory, Factory):
             found = learned_kind(algo_factory)
             if found not in self.kinds:
-                problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, but "
+                problems.append(f"{self.name} provides {', '.join(kind.value for kind in self.kinds)}, but "
                                 f"{algo_factory.cls.__name__} learns from {found.value}; algorithms for "
                                 f"{self.name}: {algorithms_for(*self.kinds)}")
         if problems:

@@ -39,8 +39,8 @@ class Decoding(PPO):
 
 
 class HalfAdvantages(GAEBuffer):
-    def estimate(self, rollout, anew=False):
-        advantages, returns = super().estimate(rollout, anew)
+    def estimate(self, rollout, recompute=False):
+        advantages, returns = super().estimate(rollout, recompute)
         return 0.5 * advantages, returns
 
 

@@ -250,7 +250,7 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
         CheckpointError: The file cannot be read, or does not contain the state of such an actor.
     """
     if not Path(path).is_file():
-        raise CheckpointError(f"checkpoint {path!r} is not a file; give a model that save_model wrote")
+        raise CheckpointError(f"checkpoint {path!r} is not a file; pass a file written by save_model")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
@@ -259,7 +259,7 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
     networks = {name: list(network.parameters()) for name, network in actor.acting_networks().items()}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in networks):
         raise CheckpointError(f"checkpoint {path!r} must contain the acting_state of an actor with the networks "
-                              f"{', '.join(networks)}; give a model that save_model wrote for such an actor")
+                              f"{', '.join(networks)}; pass a file written by save_model for such an actor")
     for name, parameters in networks.items():
         size = sum(parameter.numel() for parameter in parameters)
         if state[name].shape != (size,):

@@ -147,8 +147,8 @@ class OnPolicyActor(Actor):
                          value_head="a module from features (B, F) to (B, 1)")
         if not self.is_shared and not overrides(self, OnPolicyActor, "value_features") and not hasattr(self, "value"):
             raise violation(self, "build_networks()", "networks for policy_features() alone",
-                            "a method value_features() too, or is_shared = True where the value head takes the "
-                            "policy's features")
+                            "a method value_features() too, or is_shared = True if the value head is "
+                            "applied to the policy's features")
         if not overrides(self, OnPolicyActor, "policy_features") and not hasattr(self, "policy"):
             raise violation(
                 self, "build_networks()", "no network for policy_features()", "a method policy_features() too")

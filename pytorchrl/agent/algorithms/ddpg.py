@@ -45,7 +45,8 @@ class DDPG(ReplayAlgorithm):
         noise_std: float | Schedule = option(
             0.1, help="Standard deviation of Gaussian noise, in units of half the range of an action.", low=0.0,
             updatable=True)
-        ou_theta: float = option(0.15, help="Theta of Ornstein-Uhlenbeck noise, its rate of return to 0.", low=0.0)
+        ou_theta: float = option(
+            0.15, help="Theta of Ornstein-Uhlenbeck noise, the rate at which the noise decays to 0.", low=0.0)
         ou_sigma: float = option(0.2, help="Sigma of Ornstein-Uhlenbeck noise, its scale.", low=0.0)
         ou_dt: float = option(1.0, help="Time step of Ornstein-Uhlenbeck noise.", low=0.0, exclusive=True)
 

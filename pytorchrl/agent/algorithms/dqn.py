@@ -27,7 +27,8 @@ from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
 
-EPSILON_PER_WORKER_HELP = "Give each collector its own constant epsilon: 0.4 for the first, less for every further one."
+EPSILON_PER_WORKER_HELP = (
+    "Give each collector its own constant epsilon: 0.4 for the first collector, smaller for each later one.")
 _EPSILON = "epsilon"
 
 
@@ -108,7 +109,7 @@ class DQN(ReplayAlgorithm):
         self._ladder_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
-    def take_place(self, index: int, num_collectors: int) -> None:
+    def set_collector_index(self, index: int, num_collectors: int) -> None:
         """Use the constant epsilon of collector `index` if `epsilon_per_worker` is set; see `Algorithm`.
 
         Raises:

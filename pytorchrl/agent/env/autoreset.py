@@ -22,7 +22,7 @@ from pytorchrl.errors import EnvError
 NO_INDEX = np.empty(0, dtype=np.int64)
 
 
-class Settled(NamedTuple):
+class ResolvedStep(NamedTuple):
     """A vector step in which an episode ended or began.
 
     E = environments, K = environments whose last observation is not in `observations`.
@@ -50,9 +50,9 @@ class Autoreset(Protocol):
     """The interface of the adapters for autoreset modes."""
 
     pending: bool
-    """Whether `settle` must be called after the next step even if no episode ends in that step."""
+    """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
-    def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
+    def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Interpret a step in which episodes ended (`done`, (E,) bool), or before which `pending` was true."""
 
     def reset(self) -> None:
@@ -66,7 +66,7 @@ class SameStep:
         self.pending = False
         self._reader = reader
 
-    def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
+    def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Interpret a step in which episodes ended; see `Autoreset`."""
         if "final_obs" not in info:
             raise EnvError(
@@ -85,7 +85,7 @@ class SameStep:
             mask = self._reader.mask(final)
             final_mask = None if mask is None else mask[index]
         last_info = info.get("final_info", info)
-        return Settled(observations, info, None, done, index, final_obs, lambda i: _row(last_info, i), final_mask)
+        return ResolvedStep(observations, info, None, done, index, final_obs, lambda i: _row(last_info, i), final_mask)
 
     def reset(self) -> None:
         """Do nothing, because resets are never pending; see `Autoreset`."""
@@ -98,12 +98,12 @@ class NextStep:
         self.pending = False
         self._previous_done = np.zeros(num_envs, dtype=np.bool_)
 
-    def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
+    def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Interpret a step in which episodes ended or were reset; see `Autoreset`."""
         first = self._previous_done
         self._previous_done = done
         self.pending = bool(np.count_nonzero(done))
-        return Settled(observations, info, ~first, first, NO_INDEX, {}, lambda i: _row(info, i))
+        return ResolvedStep(observations, info, ~first, first, NO_INDEX, {}, lambda i: _row(info, i))
 
     def reset(self) -> None:
         """Discard pending resets; see `Autoreset`."""
@@ -119,7 +119,7 @@ class MaskedReset:
         self._reader = reader
         self._envs = envs
 
-    def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
+    def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Reset the environments whose episodes ended, and interpret the step; see `Autoreset`."""
         index = np.flatnonzero(done)
         # Indexing with an array copies, so the vector environment may reuse the memory for the new observations.
@@ -131,7 +131,7 @@ class MaskedReset:
         new_info = dict(info)
         if MASK_LEAF in info and MASK_LEAF in reset_info:
             new_info[MASK_LEAF] = np.where(done[:, None], reset_info[MASK_LEAF], info[MASK_LEAF])
-        return Settled(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i), final_mask)
+        return ResolvedStep(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i), final_mask)
 
     def reset(self) -> None:
         """Do nothing, because resets are never pending; see `Autoreset`."""

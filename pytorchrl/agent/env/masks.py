@@ -58,7 +58,7 @@ class ActionMasks:
                 f"{self._where}: expected info['{MASK_LEAF}'] in every step, because the first reset had it; got none")
         return np.asarray(info[MASK_LEAF], dtype=np.bool_)
 
-    def settled(
+    def read_at_end(
         self, observations: Observation, info: Info, done: np.ndarray, truncated: np.ndarray,
     ) -> np.ndarray | None:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).

@@ -55,9 +55,9 @@ def flatten_space(
             raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without a '/'")
         if path[-1:] != (MASK_LEAF,):
             _refuse_empty(leaf, f"observation leaf {name!r}", "a wrapper can drop it")
-            leaves[name] = _seen_as(leaf, keep_float64)
+            leaves[name] = _learner_space(leaf, keep_float64)
     if not leaves:
-        raise SpaceError(f"the observation space {space} has no leaf to observe")
+        raise SpaceError(f"the observation space {space} has no leaves other than {MASK_LEAF!r}")
     return leaves
 
 
@@ -72,7 +72,7 @@ def flatten_action_space(space: AnySpace) -> AnySpace:
             f"the action space is {space}; allowed are Box, Discrete, MultiDiscrete and MultiBinary; "
             "a wrapper can flatten other spaces")
     _refuse_empty(space, "the action space", "there would be nothing to decide")
-    return space if isinstance(space, spaces.Box) else _seen_as(space)
+    return space if isinstance(space, spaces.Box) else _learner_space(space)
 
 
 def action_start(space: AnySpace) -> np.ndarray | None:
@@ -187,7 +187,7 @@ def _has_channels_last(space: AnySpace) -> bool:
     )
 
 
-def _seen_as(space: AnySpace, keep_float64: bool = False) -> AnySpace:
+def _learner_space(space: AnySpace, keep_float64: bool = False) -> AnySpace:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)) if space.start else space
     if isinstance(space, spaces.MultiDiscrete):

@@ -73,7 +73,7 @@ class EpisodeStatistics:
         self._lengths[ended] = 0
         return episodes
 
-    def forget(self, cut: np.ndarray) -> None:
+    def discard(self, cut: np.ndarray) -> None:
         """Discard the sums of the environments at which `cut`, (E,) bool, is true: a fault ended their episodes."""
         self._returns[cut] = 0.0
         self._lengths[cut] = 0

@@ -271,7 +271,7 @@ class VecEnv(Part):
         self._num_steps += 1
         done = terminated | truncated
         if self._autoreset.pending or self._lives is not None or np.count_nonzero(done):
-            return self._settle(done, observations, reward, terminated, truncated, info)
+            return self._resolve(done, observations, reward, terminated, truncated, info)
         self._statistics.add(reward)
         if self._transform is not None:
             reward = self._transform(reward)
@@ -289,22 +289,22 @@ class VecEnv(Part):
         self._statistics.close()
         close_vector(self.vector, self._failed)
 
-    def _settle(
+    def _resolve(
         self, done: np.ndarray, observations: Observation, reward: np.ndarray, terminated: np.ndarray,
         truncated: np.ndarray, info: Info,
     ) -> Step:
         """Return the result of a step in which an episode may have ended or begun."""
         if self._autoreset.pending or np.count_nonzero(done):
             try:
-                settled = self._autoreset.settle(done, observations, info)
+                resolved = self._autoreset.resolve(done, observations, info)
             except Exception as failure:  # noqa: BLE001 - raised again with its location
                 self._fail("reset", failure)
             cut = cut_in(info)
-            observations, info, valid, first, final_index, final_obs, last_info_of, final_mask = settled
+            observations, info, valid, first, final_index, final_obs, last_info_of, final_mask = resolved
             final_mask = self._masks.final(final_mask, final_index, last_info_of)
             if cut is not None:
                 valid = ~cut if valid is None else valid & ~cut
-                self._statistics.forget(cut)
+                self._statistics.discard(cut)
                 info = self._completed(info, cut)
             self._statistics.add(reward, valid)
             episodes = self._statistics.finish(done if cut is None else done & ~cut, terminated, last_info_of)
@@ -325,7 +325,7 @@ class VecEnv(Part):
         return Step(
             self._reader.read(observations), reward.astype(np.float32, copy=False), terminated, truncated,
             self._all if valid is None else valid, first, final_index, final_obs,
-            self._masks.settled(observations, info, done, truncated), episodes, final_mask)
+            self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
         """Return `info`; under NEXT_STEP, add lives and masks for environments with exceptions (`cut`, (E,) bool)."""

@@ -127,10 +127,10 @@ class MultiAgentAlgorithm(Algorithm):
 
     # Acting
 
-    def take_place(self, index: int, num_collectors: int) -> None:
+    def set_collector_index(self, index: int, num_collectors: int) -> None:
         """Act as collector number `index`, with the algorithms of all policies; see `Algorithm`."""
         for algo in self.algorithms.values():
-            algo.take_place(index, num_collectors)
+            algo.set_collector_index(index, num_collectors)
 
     def acting_step(  # type: ignore[override] # takes mappings from policies
         self, obs: Mapping[str, Arrays], rhs: Mapping[str, Arrays], done: Mapping[str, np.ndarray] | np.ndarray,
@@ -250,7 +250,7 @@ class MultiAgentAlgorithm(Algorithm):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
             trainable = {**self._trainable, **dict.fromkeys(found or self.algorithms, float(value))}
             if not any(trainable.values()):
-                raise ConfigError(f"{name}={value!r} would leave no policy that learns; keep at least one trainable")
+                raise ConfigError(f"{name}={value!r} would leave no trainable policy; keep at least one trainable")
             self._trainable = trainable
             return
         unknown = 0

@@ -131,7 +131,7 @@ def agents_by_policy(agents: Sequence[str], policy_of: PolicyOf) -> dict[str, tu
     for agent in agents:
         policy = name_of(agent)
         if not isinstance(policy, str) or not policy or SEPARATOR in policy:
-            raise ConfigError(f"policy_of must give a name without {SEPARATOR!r} for each of {list(agents)}, "
+            raise ConfigError(f"policy_of must map each of {list(agents)} to a name without {SEPARATOR!r}, "
                               f"got {policy!r} for {agent!r}")
         found[policy] = (*found.get(policy, ()), agent)
     return found

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.fit import check_policies, given_kind
+from pytorchrl.agent.fit import check_policies, provided_kind
 from pytorchrl.agent.multi.actor import MultiAgentActor
 from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -59,7 +59,7 @@ def multi_agent(
     of_algorithm = _by_policy("algorithms", algorithms, envs.policies)
     of_storage = _by_policy("storages", storages, envs.policies)
     check_policies(of_algorithm, of_actor, of_storage)
-    keeps = any(given_kind(factory).is_kept for factory in of_storage.values())
+    keeps = any(provided_kind(factory).is_kept for factory in of_storage.values())
     storage = (MultiAgentReplay if keeps else MultiAgentStorage).create_factory(of_storage, envs.agents)
     algorithm = MultiAgentAlgorithm.create_factory(
         of_algorithm, envs.agents, None if trainable is None else tuple(trainable))

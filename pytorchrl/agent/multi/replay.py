@@ -88,7 +88,7 @@ class MultiAgentReplay(MultiAgentStorage):
             num_agents = len(self.options.agents[policy])
             # A ring stores each rollout column by column; see `Ring`.
             rows = kept.start * num_agents + np.arange(num_columns) * num_steps + np.arange(num_steps)[:, None]
-            there = valid & (rows >= self.storages[policy].num_rows_given_up)
+            there = valid & (rows >= self.storages[policy].num_rows_evicted)
             is_resident = is_resident | there.reshape(num_steps, -1, num_agents).any(-1)
         return int(np.count_nonzero(is_resident))
 

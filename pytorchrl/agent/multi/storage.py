@@ -15,7 +15,7 @@ import torch
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData
-from pytorchrl.agent.fit import freshest, given_kind
+from pytorchrl.agent.fit import freshest, provided_kind
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -54,9 +54,9 @@ class MultiAgentStorage(Storage):
         size: int = option(help="Steps per environment in a rollout; for replay, the capacity in env steps.", low=1)
 
         @property
-        def gives(self) -> DataKind:
+        def provides(self) -> DataKind:
             """Kind of data that the storages provide; if their kinds differ, the kind that must be freshest."""
-            return freshest(map(given_kind, self.policies.values()))
+            return freshest(map(provided_kind, self.policies.values()))
 
         @property
         def rollout_size(self) -> int:
@@ -72,10 +72,10 @@ class MultiAgentStorage(Storage):
         Raises:
             ConfigError: Only some storages are replays, a replay is of an unsupported class, or sizes differ.
         """
-        keep = {policy: given_kind(factory).is_kept for policy, factory in policies.items()}
+        keep = {policy: provided_kind(factory).is_kept for policy, factory in policies.items()}
         if len(set(keep.values())) > 1:
             raise ConfigError(
-                f"the storages of all policies must be replays, or none, got {keep}; "
+                f"either all storages must be replay storages, or none, got {keep}; "
                 "use replay for all policies or for none")
         for name in ("size", "rollout_size"):
             values = {policy: getattr(factory.options, name, None) for policy, factory in policies.items()}
@@ -85,7 +85,7 @@ class MultiAgentStorage(Storage):
         unsupported = [
             factory.cls.__name__ for policy, factory in policies.items()
             if keep[policy]
-            and (given_kind(factory) is not DataKind.TRANSITIONS or not issubclass(factory.cls, ReplayBuffer))]
+            and (provided_kind(factory) is not DataKind.TRANSITIONS or not issubclass(factory.cls, ReplayBuffer))]
         if unsupported:
             raise ConfigError(
                 f"replay of several policies supports ReplayBuffer and PERBuffer, got {', '.join(unsupported)}")
@@ -98,7 +98,7 @@ class MultiAgentStorage(Storage):
     ) -> None:
         """Build the storages of all policies; see `Storage` for the arguments."""
         self.options, self._num_envs = options, num_envs
-        self.gives = options.gives
+        self.provides = options.provides
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         self.storages: dict[str, Any] = {}  # replays have more methods than `Storage`
         for index, (policy, factory) in enumerate(options.policies.items()):
@@ -109,7 +109,7 @@ class MultiAgentStorage(Storage):
                 num_envs=num_envs * num_agents, seed=derive_seed(seed, Stream.BATCHES, index))
         self._normalizing = [
             policy for policy, algo in algorithm.algorithms.items() if algo.advantage_normalization == "batch"]
-        self._held_env_steps = self._held_agent_steps = self._inserted = self._sampled = 0
+        self._resident_env_steps = self._resident_agent_steps = self._inserted = self._sampled = 0
 
     def _own_size(self, num_agents: int) -> int:
         """Return the size of the storage of a policy with `num_agents` agents."""
@@ -187,9 +187,9 @@ class MultiAgentStorage(Storage):
                 storage.insert_data_slice(own)
             else:
                 storage.insert_data_slice(own, sources)
-        self._held_env_steps = sum(rollout.num_valid() for rollout in rollouts)
-        self._held_agent_steps = sum(part.num_valid() for rollout in rollouts for part in rollout.parts.values())
-        self._inserted += self._held_env_steps
+        self._resident_env_steps = sum(rollout.num_valid() for rollout in rollouts)
+        self._resident_agent_steps = sum(part.num_valid() for rollout in rollouts for part in rollout.parts.values())
+        self._inserted += self._resident_env_steps
 
     def before_gradients(self) -> None:
         """Prepare the rollouts of all policies for `generate_batches`; see `Storage`."""
@@ -250,7 +250,7 @@ class MultiAgentStorage(Storage):
             new: The same two numbers, but only for new samples.
         """
         def share(before: int, count: int) -> int:
-            env_steps, agent_steps = self._held_env_steps, self._held_agent_steps
+            env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps
             return (before + count) * env_steps // agent_steps - before * env_steps // agent_steps
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
@@ -259,14 +259,14 @@ class MultiAgentStorage(Storage):
 
     def reset(self) -> None:
         """Discard the data of all policies; see `Storage`."""
-        self._held_env_steps = 0
+        self._resident_env_steps = 0
         for storage in self.storages.values():
             storage.reset()
 
     @property
     def counters(self) -> dict[str, int]:
         """Numbers of env steps: `inserted` and `sampled` so far, `resident` now."""
-        return {"inserted": self._inserted, "sampled": self._sampled, "resident": self._held_env_steps}
+        return {"inserted": self._inserted, "sampled": self._sampled, "resident": self._resident_env_steps}
 
     # Parameters, states
 

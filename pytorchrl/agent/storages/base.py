@@ -40,7 +40,7 @@ class Storage(Part, Updatable, ABC):
     storage and draws batches. If collector and learner take turns, one object serves both. Memory is allocated only
     when the first transition arrives.
 
-    A subclass defines `gives`, a class `Options` with the option `size`, and these methods for the learner:
+    A subclass defines `provides`, a class `Options` with the option `size`, and these methods for the learner:
     `insert_data_slice`, `generate_batches`, `reset` and `counters`. A subclass whose options may change
     during training also defines `update_storage_parameter`.
 
@@ -54,10 +54,10 @@ class Storage(Part, Updatable, ABC):
     """
 
     home: ClassVar[str] = "rollouts"
-    gives: DataKind
+    provides: DataKind
     """Kind of data in the batches, from which the algorithm must be able to learn; each class declares or inherits it.
 
-    If `gives.is_kept`, `counters` also contains `evicted`.
+    If `provides.is_kept`, `counters` also contains `evicted`.
     """
     draws_rollouts: ClassVar[bool] = False
     """Whether a replay storage keeps and draws whole rollouts."""

@@ -44,7 +44,7 @@ class SlotPool:
         taken, self._free = self._free[keep:], self._free[:keep]
         return taken[::-1].copy()
 
-    def give_back(self, numbers: np.ndarray) -> None:
+    def release(self, numbers: np.ndarray) -> None:
         """Release the slots `numbers`, (N,) int64."""
         self._free = np.concatenate([self._free, numbers])
 
@@ -222,7 +222,7 @@ class StackedColumn(ObservationColumn):
         frames = np.zeros((*base.shape, self._num_frames), dtype=np.int32)
         known = np.flatnonzero(previous)
         if len(known):
-            frames[0, known] = self._taken_over(previous[known], newest[0, known], places[0, known])
+            frames[0, known] = self._inherit_frames(previous[known], newest[0, known], places[0, known])
         fresh = base.copy()
         fresh[0, known] = False
         frames[fresh] = self._whole(stacks[fresh], newest[fresh], places[fresh])
@@ -260,7 +260,7 @@ class StackedColumn(ObservationColumn):
         owned = np.unique(extra[self.owners[extra] == places[row]])
         if len(owned):
             self.owners[owned] = self._black
-            self.slots.give_back(owned)
+            self.slots.release(owned)
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Return whether each row needs data of evicted rows; see `ObservationColumn`."""
@@ -318,7 +318,7 @@ class StackedColumn(ObservationColumn):
             frames[other, k] = self._keep(stacks[other, k], owners[other])
         return frames
 
-    def _taken_over(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _inherit_frames(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the frame numbers of rows that replace extra observations; make the rows the owners of the frames.
 
         Args:

@@ -58,7 +58,7 @@ class VanillaOnPolicyBuffer(Storage):
         sequence_length: int | None = option(
             None, help="Steps per training sequence, for actors with memory; None uses whole rollouts.", low=1)
 
-    gives = DataKind.ROLLOUTS
+    provides = DataKind.ROLLOUTS
     options: Options
     actor: OnPolicyStorageActor
     algorithm: RolloutLearner
@@ -114,7 +114,7 @@ class VanillaOnPolicyBuffer(Storage):
         self._samples, self._normalized = None, False
         if not self._rollouts:
             return
-        self._samples = self._lay_out(anew=False)
+        self._samples = self._lay_out(recompute=False)
         self._counters["inserted"] += self._samples.num_valid
 
     def advantage_moments(self) -> tuple[int, float, float]:
@@ -153,7 +153,7 @@ class VanillaOnPolicyBuffer(Storage):
         num_parts = -(-count // mini_batch_size) if mini_batch_size else min(num_mini_batch, count)
         for epoch in range(num_epochs):
             if epoch and self.algorithm.recompute_advantages:
-                samples = self._samples = self._lay_out(anew=True)
+                samples = self._samples = self._lay_out(recompute=True)
             order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
             for part, index in enumerate(torch.tensor_split(order, num_parts)):
                 batch = samples.select(index)
@@ -172,27 +172,27 @@ class VanillaOnPolicyBuffer(Storage):
         """Numbers of valid transitions: `inserted` and `sampled` so far, `resident` now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
-    def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Compute advantages and returns; a subclass may override this estimate.
 
         Args:
             rollout: T steps of E environments.
-            anew: Whether to compute values with the current weights instead of using the stored values.
+            recompute: Whether to compute values with the current weights instead of using the stored values.
 
         Returns:
             Advantages and returns, (T, E) float32 NumPy arrays; entries of invalid steps are ignored.
         """
-        value, final_value = self.values_of(rollout, anew)
+        value, final_value = self.values_of(rollout, recompute)
         return gae(rollout, value, final_value, self.algorithm.gamma, self.gae_lambda, self.rewards_of(rollout))
 
-    def values_of(self, rollout: RolloutData, anew: bool = False) -> tuple[Tensor, Tensor]:
+    def values_of(self, rollout: RolloutData, recompute: bool = False) -> tuple[Tensor, Tensor]:
         """Return the float32 values of a rollout's observations, (T + 1, E), and of its K final observations, (K,).
 
         Args:
             rollout: T steps of E environments.
-            anew: Whether to compute values with the current weights instead of using the stored values.
+            recompute: Whether to compute values with the current weights instead of using the stored values.
         """
-        if anew:
+        if recompute:
             return self.algorithm.compute_values(rollout)
         return rollout.other["value"], rollout.other["final_value"]
 
@@ -203,13 +203,13 @@ class VanillaOnPolicyBuffer(Storage):
             reward = np.clip(reward * self.actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
         return reward
 
-    def _lay_out(self, anew: bool) -> Samples:
-        """Return the samples with their advantages and returns; see `estimate` for `anew`."""
-        needed = ("logp", "value", "final_value") if self.gives is DataKind.ROLLOUTS else ("logp",)
+    def _lay_out(self, recompute: bool) -> Samples:
+        """Return the samples with their advantages and returns; see `estimate` for `recompute`."""
+        needed = ("logp", "value", "final_value") if self.provides is DataKind.ROLLOUTS else ("logp",)
         estimates = []
         for rollout in self._rollouts:
             check_rollout(self.algorithm, rollout, needed)
-            estimates.append(self.estimate(rollout, anew))
+            estimates.append(self.estimate(rollout, recompute))
             check_estimate(self, estimates[-1], rollout.reward.shape)
         advantages, returns = map(list, zip(*estimates, strict=True))
         if self.actor.is_recurrent:

@@ -33,7 +33,7 @@ class ReplayBuffer(Storage):
     """
 
     home: ClassVar[str] = "replay"
-    gives = DataKind.TRANSITIONS
+    provides = DataKind.TRANSITIONS
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -131,7 +131,7 @@ class ReplayBuffer(Storage):
         return ids
 
     @property
-    def num_rows_given_up(self) -> int:
+    def num_rows_evicted(self) -> int:
         """Number of evicted rows, including rows without a transition."""
         return self.ring.first
 

@@ -136,7 +136,7 @@ class Ring:
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
         shown = link[-1] == heads  # else the episode ended in the last row, and no row links to the head
-        self._give_back(heads[~shown])
+        self._release(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count
         num_valid = int(np.count_nonzero(valid))
@@ -170,7 +170,7 @@ class Ring:
         self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
         for leaf in self.observations.values():
             leaf.free(rows)
-        self._give_back(link[link < 0])
+        self._release(link[link < 0])
         self.first += count
         self._heads = {source: head for source, head in self._heads.items() if head.ids.max() >= self.first}
         return self._break(link[link >= 0], start, count)
@@ -371,14 +371,14 @@ class Ring:
                 last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
                 everything = np.ones((len(t), *leaves[name].shape[2:]), np.bool_)
                 leaf.write_finals(everything if last is None else last.numpy(), finals, places[t, e])
-        self._give_back(previous[previous < 0])
+        self._release(previous[previous < 0])
         return finals
 
-    def _give_back(self, extras: np.ndarray) -> None:
+    def _release(self, extras: np.ndarray) -> None:
         if len(extras):
             for leaf in self.observations.values():
                 leaf.free(extras)
-            self.extras.give_back(-1 - extras)
+            self.extras.release(-1 - extras)
 
 
 def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:

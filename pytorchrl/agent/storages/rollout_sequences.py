@@ -48,7 +48,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
     transition are not stored.
     """
 
-    gives = DataKind.SEQUENCES
+    provides = DataKind.SEQUENCES
     draws_rollouts: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,7 @@ class SequenceBuffer(PERBuffer):
     because its worker was lost, is never drawn.
     """
 
-    gives = DataKind.SEQUENCES
+    provides = DataKind.SEQUENCES
 
     @dataclass(frozen=True, kw_only=True)
     class Options(PERBuffer.Options):
@@ -199,8 +199,8 @@ class SequenceBuffer(PERBuffer):
         least = options.burn_in + options.length
         if size < least:
             raise ConfigError(
-                f"a shard must hold burn_in + length = {least} steps, got {size}; raise size, or lower burn_in or "
-                "length")
+                f"a shard must store at least burn_in + length = {least} steps, got {size}; raise size, or lower "
+                "burn_in or length")
         # The largest number of rollouts over which the steps of a window and its last targets can extend.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
@@ -234,7 +234,7 @@ class SequenceBuffer(PERBuffer):
             windows += found
         self._episodes[source] = episodes
         self._episodes = {other: self._episodes[other] for other in ring.sources}
-        self._offer(windows)
+        self._make_windows_drawable(windows)
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
@@ -274,7 +274,7 @@ class SequenceBuffer(PERBuffer):
         for name, states in self._states.items():
             self._states[name] = write_extras(states, slots, rollout.rhs[name].numpy()[np.array(ids) - first_id, e])
 
-    def _offer(self, windows: list[_Window]) -> None:
+    def _make_windows_drawable(self, windows: list[_Window]) -> None:
         """Make windows drawable, except windows that have already lost a row."""
         ring, book = self.ring, self.windows
         whole = [window for window in windows
@@ -301,7 +301,7 @@ class SequenceBuffer(PERBuffer):
             self.ring.make_drawable(starts, False)
             self._set_leaves(starts, 0.0)
         slots = book.slot[rows]
-        self.state_slots.give_back(slots[slots >= 0])
+        self.state_slots.release(slots[slots >= 0])
         book.slot[rows] = -1
 
     # Drawing

@@ -40,15 +40,15 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
             1.0, help="Largest importance weight of corrections from later steps.", low=0.0, exclusive=True)
         vtrace_lambda: float = option(1.0, help="Bias-variance trade-off of the targets.", low=0.0, high=1.0)
 
-    gives = DataKind.OLDER_ROLLOUTS
+    provides = DataKind.OLDER_ROLLOUTS
     options: Options
     algorithm: VTraceLearner
 
-    def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return advantages and V-trace targets of a rollout with the current weights, (T, E) float32 each."""
         options = self.options
         logp, value, final_value = self.algorithm.evaluate_rollout(rollout, options.sequence_length)
-        if not anew:  # a clipped value loss is relative to the values before the first update with this rollout
+        if not recompute:  # a clipped value loss is relative to the values before the first update with this rollout
             rollout.other["value"] = value
         return vtrace(
             rollout, logp, value, final_value, self.algorithm.gamma, rho_bar=options.rho_bar, c_bar=options.c_bar,

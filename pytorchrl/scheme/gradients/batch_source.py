@@ -236,7 +236,7 @@ class BatchSource:
 
         Train batches are loaded until one of them yields a batch; replay yields no batch before learning starts.
         """
-        if isinstance(self._source, ReplaySource) and self._storage.gives.is_kept:
+        if isinstance(self._source, ReplaySource) and self._storage.provides.is_kept:
             return cast("Batch", self._source.draw())
         batch = None if self._batches is None else next(self._batches, None)
         while batch is None:
@@ -269,7 +269,7 @@ class BatchSource:
                                   [queued.rollout.source for queued in current.rollouts])
         self._storage.before_gradients()
         self.is_loaded = True
-        if self._storage.gives.is_kept:
+        if self._storage.provides.is_kept:
             self._book_as_resident()
 
     def _book_as_resident(self) -> None:
@@ -350,7 +350,7 @@ class BatchSource:
     def counters(self) -> WorkerCounters:
         """Return the counters of the source and the storage."""
         counters = self._source.counters()
-        if self._storage.gives.is_kept:
+        if self._storage.provides.is_kept:
             counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)
         return counters
 

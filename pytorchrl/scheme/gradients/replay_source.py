@@ -34,14 +34,14 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     """
     storage, num_envs = worker.storage, worker.num_envs
     options = collection if isinstance(collection, RWorkerSet.Options) else RWorkerSet.Options()
-    draws_rollouts = storage.draws_rollouts or not storage.gives.is_kept
+    draws_rollouts = storage.draws_rollouts or not storage.provides.is_kept
     rollout = storage.rollout_size * num_envs
     batch_size = getattr(collection, "train_batch_size", None) or (
-        getattr(worker.algo.options, "mini_batch_size", None) if storage.gives.is_kept else None) or rollout
+        getattr(worker.algo.options, "mini_batch_size", None) if storage.provides.is_kept else None) or rollout
     learning_starts = options.learning_starts
     if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
-        learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.gives.is_kept else batch_size
-    if not storage.gives.is_kept:  # as little as one step of the last sampled rollout may be needed
+        learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.provides.is_kept else batch_size
+    if not storage.provides.is_kept:  # as little as one step of the last sampled rollout may be needed
         batch_steps = batch_size + rollout - 1
     elif storage.draws_rollouts:  # as little as one sequence of the last sampled rollout may be needed
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.fit import StorageDeclarations, given_kind, known_storages, names
+from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
@@ -23,7 +23,7 @@ STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 
 def kind_of(factory: Factory[Storage]) -> str | None:
     """Return the kind of data that shards sample from a storage, one of `KINDS`; None if its data must be fresh."""
-    return _drawn(given_kind(factory), factory.cls)
+    return _drawn(provided_kind(factory), factory.cls)
 
 
 def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
@@ -41,11 +41,11 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
         ConfigError: Data of the storage must come from the current policy, or the size is missing.
     """
     if kind_of(storage) is None:
-        fitting = [cls for cls in known_storages() if cls.gives in _DRAWN]
+        fitting = [cls for cls in known_storages() if cls.provides in _DRAWN]
         raise ConfigError(
-            f"replay cannot use the {given_kind(storage).value} of {storage.cls.__name__}, which must come from the "
+            f"replay cannot use the {provided_kind(storage).value} of {storage.cls.__name__}, which must come from the "
             f"current policy; choose a storage whose data may be older: {names(fitting)}")
-    if not given_kind(storage).is_kept:
+    if not provided_kind(storage).is_kept:
         if size is None:
             raise ConfigError("replay of whole rollouts needs size, the total number of env steps that the shards "
                               f"keep; the size of {storage.cls.__name__} is the length of one rollout")
@@ -54,7 +54,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
     """Return the factory of the shards' storage, which is `RolloutReplay` if the agent's own storage keeps no data."""
-    return factory if given_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
+    return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
 def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
@@ -91,7 +91,7 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
         factory = kind.create_factory(**{
             field.name: getattr(factory.options, field.name) for field in dataclasses.fields(factory.options)
             if field.name in names})
-    own = [name for name in STORAGE_OPTIONS if name != "size" or given_kind(factory).is_kept]
+    own = [name for name in STORAGE_OPTIONS if name != "size" or provided_kind(factory).is_kept]
     values = {name: given[name] for name in own if given.get(name) is not None}
     names = {field.name for field in dataclasses.fields(factory.options)}
     if unknown := [name for name in values if name not in names]:

@@ -118,7 +118,7 @@ def test_the_value_of_an_enum_member_stands_for_it(name):
 
 @dataclass(frozen=True, kw_only=True)
 class Queue(Options):
-    size: int = option(help="Batches that wait.", low=1)
+    size: int = option(help="Maximum number of queued batches.", low=1)
     lag: int | None = option(None, help="A bound.", low=0, exclusive=True, updatable=True)
     order: Order = option(Order.FIRST, help="An order.")
     kind: str = option("a", help="A kind.", choices=("a", "b"))

@@ -149,10 +149,10 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
 @pytest.mark.parametrize(("algorithm", "name", "message"), [
     ("ppo", "learning_rate", "did you mean 'lr'?"), ("sac", "learning_rate", "did you mean 'lr_q' and 'lr_pi'?"),
     ("sac", "lr", "did you mean 'lr_q' and 'lr_pi'?"),
-    ("sac", "tau", "did you mean 'polyak' (polyak = 1 - tau)?"), ("ppo", "tau", "here that is 'polyak' of another "
-                                                                                "algorithm (polyak = 1 - tau)"),
+    ("sac", "tau", "did you mean 'polyak' (polyak = 1 - tau)?"),
+    ("ppo", "tau", "in this package, use 'polyak' of another algorithm (polyak = 1 - tau)"),
     ("dqn", "buffer_size", "did you mean 'replay_size'?"), ("impala", "buffer_size", "did you mean 'replay_size'?"),
-    ("ppo", "buffer_size", "here that is 'size' of the replay storage or"), ("dqn", "size", "did you mean "
+    ("ppo", "buffer_size", "in this package, use 'size' of the replay storage or"), ("dqn", "size", "did you mean "
                                                                                             "'replay_size'?"),
     ("impala", "size", "did you mean 'num_steps' or 'replay_size'?"), ("dqn", "batch_size", "did you mean "
                                                                                             "'mini_batch_size'?"),
@@ -182,9 +182,8 @@ def test_train_says_which_option_was_meant(algorithm, name, message):
 
 def test_all_unknown_names_are_reported_at_once(agent):
     message = message_of(Scheme, *agent, tau=1, buffer_size=2)
-    assert message == ("Scheme has no option 'tau'; here that is 'polyak' of the algorithm (polyak = 1 - tau); Scheme "
-                       "has no option "
-                       "'buffer_size'; did you mean 'size'?")
+    assert message == ("Scheme has no option 'tau'; in this package, use 'polyak' of the algorithm (polyak = 1 - tau); "
+                       "Scheme has no option 'buffer_size'; did you mean 'size'?")
 
 
 @pytest.mark.parametrize(("call", "message"), [
@@ -197,7 +196,7 @@ def test_all_unknown_names_are_reported_at_once(agent):
                                                      "'target_steps'?"),
     (lambda agent: Learner(None), "Learner needs target_steps"),
     (lambda agent: PPO.create_factory(n_steps=1),
-     "PPO has no option 'n_steps'; here that is 'size' of the storage of rollouts (steps of each environment)"),
+     "PPO has no option 'n_steps'; in this package, use 'size' of the storage of rollouts (steps of each environment)"),
     (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['a2c', 'appo', 'ddpg', 'dqn', 'impala', "
                                                 "'ppo', 'r2d2', 'sac', 'td3'], "
      "a class or 'module:Class', got 'PPO'; did you mean 'ppo'?"),

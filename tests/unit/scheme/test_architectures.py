@@ -106,7 +106,7 @@ def test_r2d2_is_apex_with_sequences():
     assert differing == {"queue_size", "routing"}
     assert [scheme.settings[name] for name in ("queue_size", "routing")] == [4, "by_stream"]
     _, actor, _, envs = small_r2d2()
-    with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, but DQN learns from single .*; "
+    with pytest.raises(ConfigError, match=r"r2d2 provides sequences of steps .*, but DQN learns from single .*; "
                                           r"algorithms for r2d2: .*R2D2"):
         Scheme.r2d2(DQN.create_factory(), actor, PERBuffer.create_factory(1000), envs)
 
@@ -114,8 +114,8 @@ def test_r2d2_is_apex_with_sequences():
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
 def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
     _, actor, storage, envs = synthetic_agent(4)
-    with pytest.raises(ConfigError, match=f"{name} gives .*, but A2C learns from rollouts with advantages; algorithms "
-                                          f"for {name}: .*APPO"):
+    with pytest.raises(ConfigError, match=f"{name} provides .*, but A2C learns from rollouts with advantages; "
+                                          f"algorithms for {name}: .*APPO"):
         named(name, (A2C.create_factory(), actor, storage, envs))
 
 
@@ -162,7 +162,7 @@ def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
 def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
     preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
-        text = f"replay gives {allowed[0].value}.*, but {algo.cls.__name__} learns from rollouts with advantages"
+        text = f"replay provides {allowed[0].value}.*, but {algo.cls.__name__} learns from rollouts with advantages"
         with pytest.raises(ConfigError, match=text):
             preset.settings(algo, {})
     else:

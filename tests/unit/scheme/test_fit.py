@@ -216,7 +216,7 @@ class OnlyKind(Undeclared):
 
 
 class UndeclaredStorage(Storage):
-    """A storage that does not declare the kind of data it gives."""
+    """A storage that does not declare the kind of data it provides."""
 
     Options = GAEBuffer.Options
     create_factory = classmethod(GAEBuffer.create_factory.__func__)
@@ -230,7 +230,7 @@ class UndeclaredStorage(Storage):
     ({"algo_factory": OnlyKind.create_factory()},
      "OnlyKind must declare actor_class, the class of actor that it trains, got None"),
     ({"storage_factory": UndeclaredStorage.create_factory(8)},
-     r"UndeclaredStorage must declare gives, .* got None; .* DataKind.ROLLOUTS"),
+     r"UndeclaredStorage must declare provides, .* got None; .* DataKind.ROLLOUTS"),
 ])
 def test_a_class_without_a_declaration_is_refused(changed, text):
     with pytest.raises(ConfigError, match=text):
@@ -246,8 +246,8 @@ def test_the_scheme_checks_the_parts_of_each_policy():
     wrong = type(algorithms)(algorithms.cls, type(algorithms.options)(
         policies={**algorithms.options.policies, "agent_1": IMPALA.create_factory(num_epochs=4, num_mini_batch=4)},
         agents=algorithms.options.agents, trainable=algorithms.options.trainable))
-    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, but GAEBuffer gives .*; storages "
-                                          r"for IMPALA: .*VTraceBuffer"):
+    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, but GAEBuffer provides .*; "
+                                          r"storages for IMPALA: .*VTraceBuffer"):
         Scheme(wrong, actors, storages, envs)
 
 

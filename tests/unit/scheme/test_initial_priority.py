@@ -197,11 +197,11 @@ class WithoutErrors(SyntheticAlgorithm):
     ({"prioritized": False, "initial_priority": "worker"},
      "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS)},
-     r"PERBuffer draws by TD errors, but WithoutErrors has no td_errors\(\) to compute them; storages for "
+     r"PERBuffer computes priorities from TD errors, but WithoutErrors has no td_errors\(\); storages for "
      r"WithoutErrors: .*ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS), "prioritized": True,
       "initial_priority": "max"},
-     "PERBuffer draws by TD errors, but WithoutErrors has no td_errors"),
+     "PERBuffer computes priorities from TD errors, but WithoutErrors has no td_errors"),
 ])
 def test_what_nothing_would_set_is_refused(make_apex, settings, text):
     with pytest.raises(ConfigError, match=text):

@@ -163,8 +163,8 @@ class WrongTerm(Reconstructing):
 
 
 class WrongEstimate(GAEBuffer):
-    def estimate(self, rollout, anew=False):
-        return tuple(array.astype(np.float64) for array in super().estimate(rollout, anew))
+    def estimate(self, rollout, recompute=False):
+        return tuple(array.astype(np.float64) for array in super().estimate(rollout, recompute))
 
 
 WRONG = {

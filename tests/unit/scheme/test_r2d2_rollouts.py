@@ -267,7 +267,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make, storage, settings
 
 def test_algorithms_of_single_transitions_are_refused():
     parts = make_agent()
-    with pytest.raises(ConfigError, match=r"DQN learns from single .*, but RolloutSequenceBuffer gives sequences .*; "
-                                          r"storages for DQN: "):
+    with pytest.raises(ConfigError, match=r"DQN learns from single .*, but RolloutSequenceBuffer provides sequences "
+                                          r".*; storages for DQN: "):
         Scheme(DQN.create_factory(), *parts[1:])
     assert not PERBuffer.draws_rollouts

@@ -25,7 +25,7 @@ def test_impala_runs_in_all_patterns(make_scheme, pattern):
 
 @pytest.mark.parametrize(("algorithm", "storage"), [(IMPALA, GAEBuffer), (PPO, VTraceBuffer)])
 def test_storage_that_does_not_fit_is_refused_before_anything_starts(make_scheme, algorithm, storage):
-    with pytest.raises(ConfigError, match=f"{algorithm.__name__} learns from .*, but {storage.__name__} gives"):
+    with pytest.raises(ConfigError, match=f"{algorithm.__name__} learns from .*, but {storage.__name__} provides"):
         make_scheme(algo=algorithm.create_factory(), storage=storage)
 
 

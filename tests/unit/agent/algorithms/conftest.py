@@ -85,7 +85,7 @@ def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, a
         space, action_space or gym.spaces.Discrete(NUM_ACTIONS), **{"hidden_sizes": (8,), **(actor or {})})(
             device="cpu", seed=seed)
     algorithm = cls.create_factory(**options)(actor=made_actor, device="cpu", seed=seed)
-    kind = GAEBuffer if cls.learns_from is GAEBuffer.gives else VTraceBuffer
+    kind = GAEBuffer if cls.learns_from is GAEBuffer.provides else VTraceBuffer
     made_storage = kind.create_factory(size=size, **(storage or {}))(
         actor=made_actor, algorithm=algorithm, num_envs=num_envs, device="cpu", seed=seed)
     return Parts(made_actor, algorithm, made_storage)

@@ -189,8 +189,8 @@ MISTAKES = {
     "a number": (returns(terms=lambda found: {**found, "entropy": 0.5}), "'entropy' as 0.5"),
     "lists": (returns(terms=lambda found: list(found.values())), "a list and a dict; expected two dictionaries"),
     "a weight that is text": (returns(weights=lambda found: {**found, "entropy": "big"}), r"MyPPO.loss_weights\(\)"),
-    "a name twice": (returns(measures=lambda found: {"entropy": found["kl"]}), "the name entropy twice"),
-    "the name of the loss": (returns(measures=lambda found: {"loss": found["kl"]}), "the name loss twice"),
+    "a name twice": (returns(measures=lambda found: {"entropy": found["kl"]}), "the duplicate name entropy"),
+    "the name of the loss": (returns(measures=lambda found: {"loss": found["kl"]}), "the duplicate name loss"),
     "no gradient": (returns(terms=lambda found: {name: term.detach() for name, term in found.items()}),
                     "terms without a gradient"),
 }

@@ -139,7 +139,8 @@ MISTAKES = {
     "a measure a sample": (returning(measures=lambda found: {"mine": torch.zeros(SIZE)}),
                            r"'mine' as a tensor of shape \(16,\)"),
     "a measure that is no tensor": (returning(measures=lambda found: {"mine": 1.5}), "'mine' as 1.5"),
-    "a taken name": (returning(measures=lambda found: {"loss": found["q"]}), "measures named loss"),
+    "a taken name": (returning(measures=lambda found: {"loss": found["q"]}),
+                     "measures named loss; expected names other than errors, loss, loss_"),
     "a mean of errors": (returning(errors=torch.mean), r"'errors' as a tensor of shape \(\) .*expected a tensor of "
                                                        r"shape \(16,\)"),
 }

@@ -234,7 +234,7 @@ def test_tested_actions_are_the_best_ones_also_while_others_are_random_and_netwo
 
 def test_epsilon_is_a_ladder_over_collectors_and_greedy_when_tested():
     algorithm = make()
-    algorithm.take_place(0, 1)
+    algorithm.set_collector_index(0, 1)
     rhs, done = {"q": np.zeros((1, 6), np.float32)}, np.ones(1, bool)
     greedy = algorithm.acting_step(rows_of(1), rhs, done, deterministic=True).action[0]
     share = np.mean([algorithm.acting_step(rows_of(1), rhs, done).action[0] == greedy for _ in range(2000)])
@@ -295,11 +295,11 @@ def test_algorithms_storages_and_actors_that_do_not_fit_are_refused():
         DQN.create_factory()(actor=recurrent(seed=1), seed=1)
     policy = OffPolicyActor.create_factory(SPACE, discrete)
     for cls in (ReplayBuffer, PERBuffer):
-        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, but {cls.__name__} gives single .*for "
-                                              "R2D2: .*SequenceBuffer"):
+        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, but {cls.__name__} provides single .*"
+                                              "for R2D2: .*SequenceBuffer"):
             check_fit(R2D2.create_factory(), recurrent, cls.create_factory(100))
         check_fit(DQN.create_factory(), plain, cls.create_factory(100))
-    with pytest.raises(ConfigError, match=r"SAC learns from single .*, but SequenceBuffer gives seq.*; storages for "
+    with pytest.raises(ConfigError, match=r"SAC learns from single .*, but SequenceBuffer provides seq.*; storages for "
                                           r"SAC: .*PERBuffer.*Repl"):
         check_fit(SAC.create_factory(), policy, SequenceBuffer.create_factory(1000))
     with pytest.raises(ConfigError, match="recurrent_size=8 needs recurrent_net"):

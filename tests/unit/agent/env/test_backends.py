@@ -143,7 +143,8 @@ def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
     env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async", on_env_error="raise")(seed=3)
     with pytest.raises(EnvError, match=match) as caught:
         run(env)
-    assert "raise RuntimeError(" in "".join(traceback.format_exception(caught.value)), "the process's traceback"
+    text = "".join(traceback.format_exception(caught.value))
+    assert "raise RuntimeError(" in text, "the error must contain the traceback of the process"
     env.close()
     assert set(multiprocessing.active_children()) == before
 

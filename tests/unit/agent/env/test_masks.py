@@ -43,7 +43,7 @@ def test_first_reset_decides_whether_info_has_masks():
 def test_masks_at_an_end_allow_all_actions_unless_they_are_used(shows_last, has_one_choice, truncated, first_row):
     own = masks(shows_last=shows_last, has_one_choice=has_one_choice)
     own.reset(OBS, {"action_mask": GIVEN})
-    found = own.settled(OBS, {"action_mask": GIVEN}, BOTH, truncated)
+    found = own.read_at_end(OBS, {"action_mask": GIVEN}, BOTH, truncated)
     assert found.tolist() == [first_row, [True, True] if shows_last else [False, False]]
 
 

@@ -115,7 +115,8 @@ def test_advantages_across_a_cut_equal_brute_force(autoreset, cut_at):
     sums = discounted_sums(data, gamma, np.zeros(NUM_ENVS))
     for e in range(NUM_ENVS):
         for episode, _ in episodes_of(rows, e):
-            assert sums[episode[0], e] == float(data.reward[episode[0], e]), "nothing of the episode before"
+            first_reward = float(data.reward[episode[0], e])
+            assert sums[episode[0], e] == first_reward, "the sum must not include the previous episode"
     assert not found[~data.valid.numpy()].any()
     assert int(data.valid.sum()) == data.num_valid() < num_steps * NUM_ENVS
 
@@ -166,7 +167,7 @@ def test_faults_in_processes_give_what_they_give_in_one_process_and_leave_none(a
         rows = play(env, 100)
         assert env.num_restarts == len(caplog.records) > 5
         assert "raised at random" in caplog.text
-        assert 'raise RuntimeError("raised at random")' in caplog.text, "the traceback"
+        assert 'raise RuntimeError("raised at random")' in caplog.text, "the log must contain the traceback"
         runs.append(([seen_by(rows, index) for index in range(2)], env.num_restarts))
         env.close()
     assert runs[0] == runs[1]

@@ -68,7 +68,7 @@ def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
     factory = VecEnv.create_factory(
         CountingEnv, {"episode_length": 4, "truncate": True}, 2, log_dir=str(tmp_path), info_keywords=("lacking",))
     path = tmp_path / "monitor_train_GWorker_1_CWorker_2.csv"
-    assert not path.exists(), "the probe writes nothing"
+    assert not path.exists(), "the probe must not write a file"
     play(factory(seed=0, index_grad_worker=1, index_col_worker=2), 9)
     rows = read(path)
     assert list(rows[0]) == ["r", "l", "t", "env", "ended", "lacking"]
@@ -122,7 +122,7 @@ class WithInfo(gym.Wrapper):
 def test_a_cut_episode_leaves_no_return_and_no_length_to_the_next_one():
     statistics = EpisodeStatistics(2, now=iter([10.0, 12.5]).__next__)
     statistics.add(np.array([7.0, 7.0]))
-    statistics.forget(np.array([True, False]))
+    statistics.discard(np.array([True, False]))
     statistics.add(np.array([1.0, 2.0]))
     episodes = statistics.finish(np.array([True, True]), np.array([True, True]), lambda _: {})
     assert [e[:2] for e in episodes] == [(1.0, 1), (9.0, 2)]

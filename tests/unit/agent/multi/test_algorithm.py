@@ -142,7 +142,7 @@ def test_policies_that_do_not_learn_act_only(make_agent):
     with pytest.raises(ConfigError, match="must be True or False"):
         agent.algo.update_algorithm_parameter("shared/trainable", 2)
     for name in ("early/trainable", "trainable"):
-        with pytest.raises(ConfigError, match="would leave no policy that learns"):
+        with pytest.raises(ConfigError, match="would leave no trainable policy"):
             agent.algo.update_algorithm_parameter(name, False)
     assert [vector is None for vector in agent.algo.compute_gradients(batch)[0]] == [False, True]
 

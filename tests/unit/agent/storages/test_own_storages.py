@@ -23,8 +23,8 @@ DISCOUNT = 0.9
 class MonteCarlo(VanillaOnPolicyBuffer):
     """Storage whose returns are discounted sums of rewards to the end of the episode or rollout, without bootstrap."""
 
-    def estimate(self, rollout, anew=False):
-        value, _ = self.values_of(rollout, anew)
+    def estimate(self, rollout, recompute=False):
+        value, _ = self.values_of(rollout, recompute)
         reward, ended = self.rewards_of(rollout), (rollout.terminated | rollout.truncated).numpy()
         returns = np.zeros_like(reward)
         following = np.zeros(rollout.num_envs, np.float32)
@@ -95,7 +95,7 @@ class Recent(ReplayBuffer):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayBuffer.Options):
-        newest: int = option(3, help="How many.", low=1)
+        newest: int = option(3, help="Number of newest transitions to sample from.", low=1)
 
     def draw(self, count):
         rows = self.drawable_rows()[-self.options.newest:]
@@ -199,8 +199,8 @@ def test_a_storage_from_scratch_collects_and_learns(steps):
 
 def estimating(advantages=lambda array: array, returns=lambda array: array):
     class MyBuffer(GAEBuffer):
-        def estimate(self, rollout, anew=False):
-            found = super().estimate(rollout, anew)
+        def estimate(self, rollout, recompute=False):
+            found = super().estimate(rollout, recompute)
             return advantages(found[0]), returns(found[1])
     return MyBuffer
 
@@ -238,7 +238,7 @@ MISTAKES = {
     "advantages of another shape": (estimating(advantages=np.transpose), PPO, r"advantages as a numpy array of shape "
                                                                               r"\(4, 7\)"),
     "tensors": (estimating(advantages=torch.from_numpy), PPO, "advantages as a tensor"),
-    "no pair": (type("MyBuffer", (GAEBuffer,), {"estimate": lambda self, rollout, anew=False: None}), PPO,
+    "no pair": (type("MyBuffer", (GAEBuffer,), {"estimate": lambda self, rollout, recompute=False: None}), PPO,
                 r"MyBuffer.estimate\(\) returned None; expected advantages and returns"),
     "float64 in a batch": (batching(changed(ret=torch.Tensor.double)), PPO,
                            r"MyBuffer.generate_batches\(\) returned 'ret' as a tensor of shape \(28,\) and dtype "

@@ -335,7 +335,7 @@ def test_defaults_are_those_of_the_paper():
 
 
 def test_a_size_without_room_for_a_sequence_is_refused(build_replay):
-    with pytest.raises(ConfigError, match=r"a shard must hold burn_in \+ length = 120 steps, got 100"):
+    with pytest.raises(ConfigError, match=r"a shard must store at least burn_in \+ length = 120 steps, got 100"):
         build_replay(SequenceBuffer, 100)
     options = SequenceBuffer.create_factory(1000, rollout_size=50).options
     SequenceBuffer.check_size(options, 4, 1)

@@ -323,9 +323,9 @@ def actor_factory():
 
 
 @pytest.mark.parametrize(("storage", "algorithm", "message"), [
-    (VTraceBuffer, PPO, "PPO learns from rollouts with advantages, but VTraceBuffer gives .*; storages for PPO: "
+    (VTraceBuffer, PPO, "PPO learns from rollouts with advantages, but VTraceBuffer provides .*; storages for PPO: "
                         "GAEBuffer"),
-    (GAEBuffer, IMPALA, "IMPALA learns from .*, but GAEBuffer gives rollouts with advantages; storages for IMPALA: "
+    (GAEBuffer, IMPALA, "IMPALA learns from .*, but GAEBuffer provides rollouts with advantages; storages for IMPALA: "
                         "VTraceBuffer")])
 def test_storage_that_does_not_fit_the_algorithm_is_refused(storage, algorithm, message):
     with pytest.raises(ConfigError, match=message):

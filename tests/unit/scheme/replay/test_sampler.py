@@ -145,7 +145,7 @@ def test_errors_reach_the_shard_of_the_batch(make):
     side.sampler.update_priorities(batch.ids, np.full(BATCH, 2.5))
     while side.sampler.send_priorities():
         side.runtime.sleep(0.1)
-    told = [handle.native.worker._storage.told for handle in side.handles]
+    told = [handle.native.worker._storage.recorded_errors for handle in side.handles]
     assert told[1 - shard] == []
     ((ids, errors),) = told[shard]
     assert ids.tolist() == batch.ids.tolist()
@@ -159,7 +159,7 @@ def test_errors_for_a_shard_that_was_replaced_are_discarded(make):
     side.states.reset(0)
     side.sampler.update_priorities(batch.ids, np.zeros(BATCH))
     assert not side.sampler.send_priorities()
-    assert side.handles[0].native.worker._storage.told == []
+    assert side.handles[0].native.worker._storage.recorded_errors == []
 
 
 def test_a_shard_that_hangs_is_left_and_reported(make):
