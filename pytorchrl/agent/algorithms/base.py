@@ -139,7 +139,7 @@ class Algorithm(Part, Updatable, ABC):
 
     # Acting
 
-    def set_collector_index(self, index: int, num_collectors: int) -> None:
+    def take_place(self, index: int, num_collectors: int) -> None:
         """Act as collector number `index` (from 0) of the `num_collectors` collectors in the whole worker tree.
 
         By default, all collectors act alike.

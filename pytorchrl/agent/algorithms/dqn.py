@@ -109,7 +109,7 @@ class DQN(ReplayAlgorithm):
         self._ladder_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
-    def set_collector_index(self, index: int, num_collectors: int) -> None:
+    def take_place(self, index: int, num_collectors: int) -> None:
         """Use the constant epsilon of collector `index` if `epsilon_per_worker` is set; see `Algorithm`.
 
         Raises:

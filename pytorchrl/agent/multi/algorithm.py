@@ -127,10 +127,10 @@ class MultiAgentAlgorithm(Algorithm):
 
     # Acting
 
-    def set_collector_index(self, index: int, num_collectors: int) -> None:
+    def take_place(self, index: int, num_collectors: int) -> None:
         """Act as collector number `index`, with the algorithms of all policies; see `Algorithm`."""
         for algo in self.algorithms.values():
-            algo.set_collector_index(index, num_collectors)
+            algo.take_place(index, num_collectors)
 
     def acting_step(  # type: ignore[override] # takes mappings from policies
         self, obs: Mapping[str, Arrays], rhs: Mapping[str, Arrays], done: Mapping[str, np.ndarray] | np.ndarray,

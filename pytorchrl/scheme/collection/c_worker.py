@@ -83,7 +83,7 @@ class CWorker(Worker):
         self.actor = recipe.actor_factory(device=device, seed=derive_seed(recipe.seed, Stream.INIT))
         self.algo: UserPart = recipe.algo_factory(
             device=device, actor=self.actor, seed=derive_seed(recipe.seed, Stream.ACTING, *path))
-        self.algo.set_collector_index(*recipe.place_of(index_parent, index_worker))
+        self.algo.take_place(*recipe.place_of(index_parent, index_worker))
         self.storage: UserPart = recipe.storage_factory(
             device=device, actor=self.actor, algorithm=self.algo, num_envs=envs.num_envs,
             seed=derive_seed(recipe.seed, Stream.BATCHES, *path))

@@ -57,14 +57,14 @@ def test_ladder_of_epsilon_has_known_values():
 
 def test_epsilon_per_worker_stays_whatever_weights_say():
     algorithm = make("dqn", start_steps=0, epsilon_per_worker=True)
-    algorithm.set_collector_index(7, 8)
+    algorithm.take_place(7, 8)
     algorithm.follow_schedules(0, 100)
     greedy = act(algorithm, deterministic=True)
     assert (act(algorithm, 200).reshape(-1, 6) != greedy).mean() < 0.01
-    algorithm.set_collector_index(0, 8)
+    algorithm.take_place(0, 8)
     assert (act(algorithm, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.3, abs=0.04)
     plain = make("dqn", start_steps=0)
-    plain.set_collector_index(7, 8)
+    plain.take_place(7, 8)
     assert (act(plain, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.75, abs=0.04)
 
 

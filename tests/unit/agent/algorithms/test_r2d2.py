@@ -234,7 +234,7 @@ def test_tested_actions_are_the_best_ones_also_while_others_are_random_and_netwo
 
 def test_epsilon_is_a_ladder_over_collectors_and_greedy_when_tested():
     algorithm = make()
-    algorithm.set_collector_index(0, 1)
+    algorithm.take_place(0, 1)
     rhs, done = {"q": np.zeros((1, 6), np.float32)}, np.ones(1, bool)
     greedy = algorithm.acting_step(rows_of(1), rhs, done, deterministic=True).action[0]
     share = np.mean([algorithm.acting_step(rows_of(1), rhs, done).action[0] == greedy for _ in range(2000)])
