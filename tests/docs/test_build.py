@@ -83,7 +83,7 @@ def test_every_error_is_described(names):
             assert f"pytorchrl.errors.{name}" in names
 
 
-def test_references_of_pages_lead_somewhere(names):
+def test_references_of_pages_are_public_names(names):
     found = 0
     for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
@@ -120,11 +120,11 @@ def test_command_line_page_lists_every_flag_of_the_help(site, run_python):
         assert re.search(rf"{flag}(?![a-z-])", page), flag
 
 
-def test_pages_refer_to_no_other_host(site):
+def test_pages_load_nothing_from_other_hosts(site):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', text), page
 
 
-def test_build_leaves_the_sources_alone(site):
+def test_build_does_not_change_the_sources(site):
     assert not [name for name in os.listdir(DOCS) if name.startswith(("jupyter", ".jupyter"))]

@@ -91,14 +91,14 @@ def test_pages_have_code_to_run():
         "index", "quickstart", "worker_tree", "compose", "scaling", "ledger", "reproducibility", "command_line")}
 
 
-def test_every_block_has_a_language_that_is_dealt_with():
+def test_every_code_block_has_a_known_language():
     for page in PAGES:
         found = {info for info, _ in _BLOCK.findall(page.read_text(encoding="utf-8"))}
         languages = {info for info in found if not info.startswith("{")}  # the other blocks are Sphinx directives
         assert languages <= {"python", "text", "bash", "console", "sh", "yaml"}, page
 
 
-def test_scripts_and_files_that_are_only_shown_can_be_read():
+def test_shell_scripts_and_yaml_files_on_pages_have_valid_syntax():
     found = {language: [body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), language)]
              for language in ("sh", "yaml")}
     for script in found["sh"]:

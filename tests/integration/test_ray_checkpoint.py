@@ -22,7 +22,7 @@ def go_on(scheme, count):
     {"num_col_workers": 2, "col_worker_resources": FREE},
     {"num_grad_workers": 2, "grad_worker_resources": FREE, "compress_grads_to_send": "topk"},
     {"num_grad_workers": 2, "grad_worker_resources": FREE, "distribute_gradients": True}])
-def test_what_ran_on_ray_is_resumed_anywhere(stop, settings):
+def test_a_run_on_ray_can_be_resumed_on_any_runtime(stop, settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
                                          normalize_obs=True)
@@ -41,7 +41,7 @@ def test_what_ran_on_ray_is_resumed_anywhere(stop, settings):
     assert straight.stop() == resumed.stop()
 
 
-def test_replay_in_shards_goes_on(stop):
+def test_a_run_with_replay_shards_can_be_resumed(stop):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
 
     def make():

@@ -42,32 +42,32 @@ def found(directory):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_step_has_its_place_whatever_was_lost(found, case):
+def test_every_step_is_accounted_for_after_losses(found, case):
     assert found[case]["ledger_exact"]
     assert found[case]["updates_after"] > 0
 
 
 @pytest.mark.parametrize(("case", "num_workers"),
                          [("collectors", 4), ("rounds", 4), ("gradients", 6), ("colocated", 6)])
-def test_workers_are_spread_and_come_back_on_the_node_that_is_left(found, case, num_workers):
+def test_workers_are_spread_and_restart_on_the_remaining_node(found, case, num_workers):
     result = found[case]
     assert result["before"]["workers_by_node"] == [num_workers // 2] * 2
     assert result["after"]["workers_by_node"] == [num_workers]
     assert result["workers_restarted"] >= (2 if case in ("collectors", "rounds") else 1)
 
 
-def test_colocated_gradient_workers_are_with_their_own(found):
+def test_gradient_workers_are_colocated_with_their_collectors(found):
     assert found["colocated"]["before"]["together"] == 2
     assert found["colocated"]["workers_restarted"] == 1  # the other gradient worker lost no workers
 
 
-def test_without_room_for_a_replacement_the_run_ends_and_says_so(found):
+def test_a_replacement_without_resources_ends_the_run_with_an_error(found):
     result = found["no-room"]
     assert result["error"] == "InsufficientResourcesError"
     assert "s for resources: it requests CPU=2" in result["text"]
 
 
-def test_nothing_is_left(found, directory):
+def test_no_processes_or_files_are_left(found, directory):
     deadline = time.monotonic() + 10
     def processes():
         return [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _names(pid, directory)]

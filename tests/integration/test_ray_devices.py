@@ -72,25 +72,25 @@ def result(tmp_path_factory):
     return result_of(done)
 
 
-def test_the_driver_has_what_torch_sees(result):
+def test_the_driver_has_the_gpus_that_torch_sees(result):
     assert result["driver"] is None
 
 
 @pytest.mark.parametrize(("share", "count"), [("0.25", 1), ("1", 1), ("2", 2)])
-def test_a_worker_has_what_ray_gave_it_and_cuda_is_the_first(result, share, count):
+def test_a_worker_has_its_assigned_gpus_and_cuda_is_the_first(result, share, count):
     shown, own, device = result[share]
     assert len(shown) == count
     assert own == list(range(count))
     assert device == "cuda:0"
 
 
-def test_a_worker_without_a_share_has_no_gpu(result):
+def test_a_worker_without_assigned_gpus_has_none(result):
     shown, own, error = result["0"]
     assert shown == own == []
     assert "device must be one of the devices visible to torch, ['cpu'], got 'cuda'" in error
 
 
-def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(result):
+def test_a_gpu_that_torch_lacks_is_reported_before_the_first_step(result):
     """Check the error if Ray assigns a share of a GPU that torch does not see, as with a torch built without CUDA."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

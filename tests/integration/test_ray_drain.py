@@ -21,7 +21,7 @@ def drain(scheme):
 
 
 @pytest.mark.parametrize("name", ["apex", "a3c"])
-def test_a_scheme_goes_on_after_draining(stop, name):
+def test_a_scheme_continues_after_draining(stop, name):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     if name == "apex":
         scheme = Scheme.apex(
@@ -49,7 +49,7 @@ def test_a_scheme_goes_on_after_draining(stop, name):
     assert final["in_flight"] == final["queued"] == 0
 
 
-def test_a_slow_rank_is_stopped(stop):
+def test_a_slow_rank_is_preempted(stop):
     """Check that a rank whose steps take twenty times as long is preempted; two ranks of three are enough."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.01}, 1)
     scheme = Scheme.ddppo(

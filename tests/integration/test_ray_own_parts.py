@@ -67,7 +67,7 @@ def make_own(shared_ray, stop):
     return make
 
 
-def test_own_parts_train_with_two_remote_workers(make_own):
+def test_user_defined_parts_train_with_two_remote_workers(make_own):
     scheme = make_own(Decoding)
     infos = [scheme.step() for _ in range(30)]
     assert infos[-1]["decoding"] < infos[0]["decoding"]
@@ -75,7 +75,7 @@ def test_own_parts_train_with_two_remote_workers(make_own):
     assert ledger["consumed_unique"] == 30 * 16
 
 
-def test_a_mistake_in_a_remote_worker_is_named(make_own):
+def test_a_contract_violation_in_a_remote_worker_is_reported(make_own):
     scheme = make_own(WrongStep)
     with pytest.raises(ContractError,
                        match=r"WrongStep.acting_step\(\) returned 'action' as a numpy array of shape \(1,\)"):

@@ -82,7 +82,7 @@ def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
     {"num_grad_workers": 2, "compress_grads_to_send": True},
     {"num_grad_workers": 2, "distribute_gradients": True},
 ], ids=["2 collectors", "2 gradient workers", "decentralised"])
-def test_ray_computes_what_threads_compute(make_scheme, settings):
+def test_ray_and_threads_compute_equal_parameters(make_scheme, settings):
     """Check that the same seed gives bit-for-bit equal parameters after 20 updates with Ray and with threads."""
     states = []
     for runtime in ("threads", "ray"):
@@ -109,7 +109,7 @@ def _free_cpus(ray, expected):
     return free
 
 
-def test_collectors_have_weights_and_resources_and_an_evaluator_beside(make_scheme, shared_ray, child_processes):
+def test_collectors_and_an_evaluator_have_weights_and_resources(make_scheme, shared_ray, child_processes):
     scheme = make_scheme("CartPole-v1", num_col_workers=2, col_worker_resources={"num_cpus": 0.75}, evaluates=True,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
     free = _free_cpus(shared_ray, RAY_CPUS)
@@ -185,7 +185,7 @@ def test_error_of_a_constructor(make_scheme, stop_in_balance):
     stop_in_balance(scheme)
 
 
-def test_killed_collector_raises_where_asked(make_scheme, stop_in_balance, shared_ray):
+def test_a_killed_collector_raises_if_requested(make_scheme, stop_in_balance, shared_ray):
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, on_worker_failure="raise")
     scheme.step()
     shared_ray.kill(scheme.update_worker.local_worker.remote_workers[1].native)
@@ -197,7 +197,7 @@ def test_killed_collector_raises_where_asked(make_scheme, stop_in_balance, share
 
 
 @pytest.mark.parametrize("distribute", [False, True], ids=["averaged", "decentralised"])
-def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance, shared_ray, distribute):
+def test_a_killed_gradient_worker_raises_if_requested(make_scheme, stop_in_balance, shared_ray, distribute):
     scheme = make_scheme(num_grad_workers=2, on_worker_failure="raise", distribute_gradients=distribute)
     scheme.step()
     shared_ray.kill(scheme.update_worker.remote_workers[1].native)
@@ -209,7 +209,7 @@ def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance,
 
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
-def test_ranks_go_on_after_one_is_killed(make_scheme, stop_in_balance, policy):
+def test_ranks_continue_after_one_is_killed(make_scheme, stop_in_balance, policy):
     """Kill a rank while the others wait for its gradient, and check that the new group has bit-for-bit equal states."""
     scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
                          on_worker_failure=policy,
@@ -270,7 +270,7 @@ class FixedPath(CountingEnv):
     {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}, "num_grad_workers": 2,
      "grad_communication": ASYNC, "faults": "kill col.1.2 @ step 60"},
 ], ids=["collection", "gradients", "all, one killed"])
-def test_a_recorded_run_is_repeated_bit_for_bit_in_this_process(make_scheme, stop_in_balance, tmp_path, settings):
+def test_a_recorded_run_is_replayed_bit_for_bit_in_this_process(make_scheme, stop_in_balance, tmp_path, settings):
     scheme = make_scheme(record=tmp_path / "run", **settings)
     while scheme.version < 40 or ("faults" in settings and not scheme.metrics()["workers_restarted"]):
         scheme.step()

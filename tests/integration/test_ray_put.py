@@ -39,7 +39,7 @@ def told(runtime, handles, weights):
     return reference, [runtime.outcome(call, 60).unwrap() for call in calls]
 
 
-def test_small_and_large_weights_arrive_alike(readers):
+def test_small_and_large_weights_arrive_unchanged(readers):
     for number in (10, _MAX_ENCLOSED_BYTES // 4 - 500, _MAX_ENCLOSED_BYTES // 4, 400_000):
         values = np.ones(number, np.float32)
         reference, answers = told(*readers, Weights(3, {"all": values}, {"lr": 0.5}))
@@ -47,7 +47,7 @@ def test_small_and_large_weights_arrive_alike(readers):
         assert isinstance(reference, Enclosed) == (4 * number < _MAX_ENCLOSED_BYTES - 1000)
 
 
-def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
+def test_shared_values_do_not_follow_later_changes_in_place(readers):
     """Check that later changes in place, such as those by a learner, do not affect shared values."""
     runtime, handles = readers
     values = np.ones(100, np.float32)
@@ -56,7 +56,7 @@ def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
     assert runtime.outcome(handles[0].submit(Reader.read, reference), 60).unwrap()[1] == 100.0
 
 
-def test_a_codec_of_ones_own_goes_along(readers, monkeypatch):
+def test_a_user_defined_codec_is_sent_with_the_weights(readers, monkeypatch):
     """Check that a codec is sent together with the weights, because its functions cannot be pickled by name."""
     monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # undo the registration for other tests
     codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype,

@@ -53,7 +53,7 @@ def _run(run_python, settings, *more):
     return result_of(run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
 
 
-def test_a_local_ray_leaves_nothing(run_python, child_processes):
+def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
     before = set(child_processes())
     result = _run(run_python, {})
     assert len(result["directories"]) == 1
@@ -70,7 +70,7 @@ def test_a_local_ray_leaves_nothing(run_python, child_processes):
     assert set(child_processes()) <= before
 
 
-def test_a_ray_that_the_user_imported_first(run_python):
+def test_ray_may_be_imported_before_a_run(run_python):
     """Check that a run works if the user has imported Ray, which reads some variables only during its import."""
     assert _run(run_python, {}, "import ray")["directories"]
 
@@ -89,7 +89,7 @@ def _processes_of(directory):
     return found
 
 
-def test_a_cluster_that_is_not_there(run_python):
+def test_an_unreachable_cluster_is_an_error(run_python):
     result = _run(run_python, {"address": "127.0.0.1:1"})
     assert result["error"] == "RayConnectionError"
     assert "'127.0.0.1:1'" in result["text"]
@@ -119,7 +119,7 @@ print("result:", json.dumps(said))
 """
 
 
-def test_a_cluster_other_than_the_one_in_use(run_python):
+def test_an_address_of_another_cluster_is_used_or_refused(run_python):
     """Check that an address is used or causes an error; it is not ignored if Ray is already connected to a cluster."""
     localhost, own, another_port, another_host = result_of(run_python("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
@@ -128,7 +128,7 @@ def test_a_cluster_other_than_the_one_in_use(run_python):
         assert "ray.shutdown()" in said
 
 
-def test_resources_that_a_fresh_local_ray_lacks(run_python):
+def test_resources_that_a_new_local_ray_lacks_are_refused(run_python):
     result = _run(run_python, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
     assert result["error"] == "InsufficientResourcesError"
     assert "num_gpus=64" in result["text"]
@@ -157,7 +157,7 @@ scheme.stop()
 """
 
 
-def test_a_worker_that_cannot_be_built_says_why(run_python):
+def test_an_error_in_building_a_worker_is_reported(run_python):
     result = run_python("-c", NOT_IMPORTABLE, timeout=160)
     assert "CWorker 1 is lost" in result.stdout, result.stderr
     assert "its start failed: ModuleNotFoundError: No module named 'only_here'" in result.stdout
@@ -191,7 +191,7 @@ def test_threads_of_collection_workers(run_python):
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_a_start_says_at_once_what_it_waits_for(run_python, is_shown):
+def test_startup_reports_immediately_what_it_waits_for(run_python, is_shown):
     arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200",
                  "--num-steps", "32",
                  "--log-dir", "runs/"]

@@ -75,14 +75,14 @@ def test_apex_counts_every_step(run):
     assert final["consumed"] >= metrics["updates"] * 32
 
 
-def test_apex_goes_on_without_a_shard_and_a_collector_that_were_killed(run):
+def test_apex_continues_after_a_shard_and_a_collector_are_killed(run):
     _, final = run(apex(faults="kill shard.1 @ sample 20; kill col.2 @ step 200", max_replay_ratio=1.0), 150,
                    until=lambda metrics: metrics["workers_restarted"])
     assert final["dropped"]["worker_lost"] > 0
 
 
 @pytest.mark.parametrize("faults", [None, "kill shard.1 @ sample 10; kill col.2 @ step 200"])
-def test_r2d2_counts_every_step_whoever_is_killed(run, faults):
+def test_r2d2_counts_every_step_when_workers_are_killed(run, faults):
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"delay": 5}, 2)
     scheme = Scheme.r2d2(
         R2D2.create_factory(start_steps=100, mini_batch_size=8), QActor.create_factory(
@@ -108,7 +108,7 @@ def test_impala_counts_every_step(run):
     assert final["consumed"] >= 30 * 100
 
 
-def test_impala_from_rollouts_in_shards_counts_every_step_whoever_is_killed(run):
+def test_impala_with_shards_counts_every_step_when_workers_are_killed(run):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     scheme = Scheme.apex(
         IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
@@ -126,7 +126,7 @@ def test_impala_from_rollouts_in_shards_counts_every_step_whoever_is_killed(run)
 @pytest.mark.parametrize("settings", [
     {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": "asynchronous", "aggregate": 2}])
-def test_several_policies_cross_between_processes(run, settings):
+def test_several_policies_train_across_processes(run, settings):
     """Check that each policy sees every step of its agents: 12 and 14 agent steps in 12 env steps of a worker."""
     envs = MultiAgentVecEnv.create_factory(
         ChangingAgents, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
@@ -138,7 +138,7 @@ def test_several_policies_cross_between_processes(run, settings):
     assert final["consumed_unique"] > 0
 
 
-def test_several_policies_fill_shards_in_other_processes(run):
+def test_several_policies_fill_remote_shards(run):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of=lambda agent: agent)
     agent = multi_agent(envs, DQN.create_factory(start_steps=32, mini_batch_size=8), QActor.create_factory,
                         PERBuffer.create_factory(200, rollout_size=8))

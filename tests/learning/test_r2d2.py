@@ -40,7 +40,7 @@ def test_memory_recalls_the_cue(seed):
 
 @pytest.mark.learning
 @pytest.mark.timeout(900)
-def test_without_memory_there_is_chance():
+def test_returns_without_memory_are_at_chance():
     share, summary = play("dqn", 40_000)
     assert share == pytest.approx(CHANCE, abs=0.12), summary
     assert summary["updates"] > 1000
@@ -51,7 +51,7 @@ def test_without_memory_there_is_chance():
 @pytest.mark.parametrize("settings", [{**SHARDS, "runtime": "simulated", "costs": {"step": 1e-3, "grad": 1e-3}},
                                       {**SHARDS, "runtime": "threads"}, pytest.param(SHARDS, marks=pytest.mark.ray)],
                          ids=["simulated", "threads", "ray"])
-def test_from_shards(settings):
+def test_memory_recalls_the_cue_with_replay_shards(settings):
     share, summary = play("r2d2", 60_000, **settings)
     assert share >= 0.9, summary
 
@@ -77,7 +77,7 @@ class TwoArms(gym.Env):
 @pytest.mark.learning
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_a_memory_that_is_shown_actions_and_rewards_finds_the_right_arm(is_shown):
+def test_a_memory_of_actions_and_rewards_finds_the_best_arm(is_shown):
     """Check that R2D2 reaches the best possible return: one guess, then always the action found to be right."""
     torch.set_num_threads(1)
     settings = {name: value for name, value in SHARED.items() if name != "env_kwargs"}

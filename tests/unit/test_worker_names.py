@@ -13,13 +13,13 @@ from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.worker_names import collection_worker, gradient_worker, in_file_name, replay_worker
 
 
-def test_names():
+def test_workers_are_named_by_level_and_number():
     assert (gradient_worker(1), collection_worker(1, 2), replay_worker(0, 3)) == (
         "GWorker 1", "GWorker 1/CWorker 2", "GWorker 0/RWorker 3")
     assert in_file_name(collection_worker(1, 12)) == "GWorker_1_CWorker_12"
 
 
-def test_errors_files_and_fault_plans_use_them(tmp_path):
+def test_errors_files_and_fault_plans_use_worker_names(tmp_path):
     name = collection_worker(1, 2)
     place = {"index_grad_worker": 1, "index_col_worker": 2, "seed": 1}
     envs = VecEnv.create_factory(

@@ -16,12 +16,12 @@ def batches():
 
 
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: type(batch).__name__)
-def test_batch_of_one_policy_answers_samples_as_one_of_several_does(batch):
+def test_single_policy_batch_has_samples_like_a_multi_policy_batch(batch):
     assert batch.samples == {"": 7}
     assert not hasattr(batch, "__dict__")  # the shared base class defines empty slots
 
 
-def test_gradients_of_one_policy_have_its_samples_and_those_of_several_their_own():
+def test_gradients_are_weighted_by_the_samples_of_their_policy():
     assert weights_of_gradients({"": 7}, 3) == [7, 7, 7]
     assert weights_of_gradients({"hunter": 4, "prey": 0}, 2) == [4, 0]
     assert weights_of_gradients({"shared": 4}, 1) == [4]

@@ -101,14 +101,14 @@ def test_a_value_of_the_declared_type_is_kept(given):
         ({"kind": "copy"}, "kind must be one of ['Copy', 'move'] or None, got 'copy'; did you mean 'Copy'?"),
     ],
 )
-def test_another_value_is_refused_with_what_is_allowed(given, message):
+def test_an_invalid_value_is_refused_with_the_allowed_values(given, message):
     with pytest.raises(ConfigError) as caught:
         Kinds(**given)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("name", ["order", "maybe", "text", "amount"])
-def test_the_value_of_an_enum_member_stands_for_it(name):
+def test_the_value_of_an_enum_member_is_accepted_for_it(name):
     assert getattr(Kinds(**{name: "last"}), name) is Order.LAST
     assert getattr(Kinds(**{name: Order.LAST}), name) is Order.LAST
 
@@ -125,7 +125,7 @@ class Queue(Options):
     names: dict[str, str] = option(default_factory=dict, help="Names.")
 
 
-def test_declarations_tell_all_about_each_option_in_order():
+def test_declarations_describe_each_option_in_order():
     found = Queue.declarations()
     assert list(found) == ["size", "lag", "order", "kind", "names"]
     assert [(each.name, each.type) for each in found.values()] == [
@@ -150,14 +150,14 @@ def test_declarations_tell_all_about_each_option_in_order():
     assert (size.low, size.is_exclusive, size.is_updatable) == (1, False, False)
 
 
-def test_a_mutable_default_is_made_anew():
+def test_a_mutable_default_is_created_anew_for_each_instance():
     declaration = Queue.declarations()["names"]
     declaration.default["a"] = "b"
     assert declaration.default == {}
     assert Queue(size=1).names == {}
 
 
-def test_changed_names_what_differs_from_the_defaults():
+def test_changed_lists_options_that_differ_from_the_defaults():
     assert Queue(size=1).changed() == ("size",)
     assert Queue(size=1, kind="b", order="first", names={"a": "b"}).changed() == ("size", "kind", "names")
 
@@ -195,7 +195,7 @@ class Both(Workers, Shards):
     own: bool = option(False, help="A switch.")
 
 
-def test_options_of_several_classes_are_one_and_checked_by_each():
+def test_options_of_several_classes_are_combined_and_all_checked():
     assert list(Both.declarations()) == ["ahead", "share", "num", "own"]
     both = Both(num=2, share=0.25)
     assert isinstance(both, Workers)
@@ -240,7 +240,7 @@ def test_an_option_that_two_bases_declare_differently_is_refused(other):
             pass
 
 
-def test_an_option_that_one_base_declares_anew_is_refused_too():
+def test_an_option_redeclared_by_one_base_is_also_refused():
     @dataclass(frozen=True, kw_only=True)
     class Narrowed(Ahead):
         ahead: int = option(0, help="Batches prepared ahead.", low=0)
@@ -251,7 +251,7 @@ def test_an_option_that_one_base_declares_anew_is_refused_too():
             pass
 
 
-def test_the_same_declaration_in_two_bases_or_a_new_one_in_the_class_is_fine():
+def test_an_equal_declaration_in_two_bases_or_an_override_is_accepted():
     @dataclass(frozen=True, kw_only=True)
     class Same(Options):
         ahead: int = option(1, help="Batches prepared ahead.", low=0)

@@ -40,7 +40,7 @@ def test_backward_accumulates_into_the_gradient_vector():
     assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
 
 
-def test_optimiser_over_the_parameters_moves_the_vector():
+def test_optimizer_over_the_parameters_updates_the_vector():
     net = _net()
     flat = FlatParameters(net.parameters())
     before = flat.data.clone()
@@ -61,7 +61,7 @@ def test_load_copies_and_checks_the_size():
     assert torch.equal(flat.data, before)
 
 
-def test_split_gives_views_by_name():
+def test_split_returns_views_by_name():
     net = _net()
     flat = FlatParameters(dict(net.named_parameters()))
     parts = flat.split(flat.data)
@@ -69,7 +69,7 @@ def test_split_gives_views_by_name():
     assert parts["0.weight"].data_ptr() == net[0].weight.data_ptr()
 
 
-def test_shared_parameter_is_kept_once():
+def test_shared_parameter_is_stored_once():
     layer = nn.Linear(2, 2)
     assert len(FlatParameters([*layer.parameters(), *layer.parameters()])) == 6
 

@@ -60,14 +60,14 @@ def test_bad_option_raises_with_name_and_limit(given, message):
 
 
 @pytest.mark.parametrize("sizes", [[], [64], [32, 16], (8,)])
-def test_lists_are_taken_where_tuples_are_meant(sizes):
+def test_lists_are_accepted_for_tuples(sizes):
     options = build_options(Part, {"size": 1, "sizes": sizes})
     assert options.sizes == tuple(sizes)
     assert options == build_options(Part, {"size": 1, "sizes": tuple(sizes)})
     assert hash(Factory(Part, options)) == hash(Factory(Part, build_options(Part, {"size": 1, "sizes": tuple(sizes)})))
 
 
-def test_a_list_is_taken_in_an_optional_tuple_and_stays_a_list_elsewhere():
+def test_a_list_is_accepted_for_an_optional_tuple_and_stays_one_elsewhere():
     class Lists:
         @dataclass(frozen=True, kw_only=True)
         class Options(Options):
@@ -124,12 +124,12 @@ class Unrelated:
     (NewUnannotated, {"my_coef": 0.2}, "NewUnannotated.Options sets my_coef without an annotation"),
     (Unrelated, {}, "Unrelated.Options must be a class that inherits from the Options of the part it extends"),
 ])
-def test_an_options_class_whose_fields_python_would_ignore_is_refused(owner, options, message):
+def test_an_options_class_with_ignored_fields_is_refused(owner, options, message):
     with pytest.raises(ConfigError, match=message):
         build_options(owner, options)
 
 
-def test_a_part_with_such_a_class_says_so_when_its_factory_is_made():
+def test_a_part_with_ignored_option_fields_is_refused_by_its_factory():
     class Mine(PPO):
         class Options(PPO.Options):
             my_coef: float = option(0.1, help="a weight")
@@ -145,7 +145,7 @@ def test_a_part_with_such_a_class_says_so_when_its_factory_is_made():
     pytorchrl.GAEBuffer,
     pytorchrl.VTraceBuffer, pytorchrl.ReplayBuffer, pytorchrl.PERBuffer, pytorchrl.SequenceBuffer, pytorchrl.VecEnv,
     pytorchrl.MultiAgentVecEnv])
-def test_a_part_called_without_options_points_to_its_factory(part):
+def test_an_error_for_a_part_without_options_names_its_factory(part):
     name = part.__name__
     assert part.home in HOMES
     for arguments, options, shown in (((), {}, ""), (("CartPole-v1",), {}, "'CartPole-v1'"), ((), {"lr": 1}, "lr=1")):
@@ -155,7 +155,7 @@ def test_a_part_called_without_options_points_to_its_factory(part):
         assert str(caught.value).endswith(f"{name}.create_factory(...)")
 
 
-def test_a_part_of_a_users_own_with_another_constructor_is_called_as_it_says():
+def test_user_defined_constructors_are_called_as_declared():
     class Own(pytorchrl.GAEBuffer):
         def __init__(self, number):
             self.number = number
@@ -173,7 +173,7 @@ def test_schedule_may_end_on_an_exclusive_bound():
     assert build_options(Part, {"size": 1, "rate": linear(0.5, 0.0)}).rate.end == 0.0
 
 
-def test_whole_number_is_fine_where_a_number_is_due():
+def test_whole_numbers_are_accepted_as_numbers():
     assert build_options(Part, {"size": 1, "rate": 1}).rate == 1
 
 
@@ -189,7 +189,7 @@ def test_schedule_refuses_ends_that_are_not_finite_and_no_length(arguments):
         linear(*arguments)
 
 
-def test_factory_prints_the_call_that_makes_it_and_pickles():
+def test_factory_prints_its_call_and_can_be_pickled():
     factory = Factory(Part, build_options(Part, {"size": 3, "flag": True}))
     assert repr(factory) == "Part.create_factory(size=3, flag=True)"
     again = pickle.loads(pickle.dumps(factory))
@@ -198,6 +198,6 @@ def test_factory_prints_the_call_that_makes_it_and_pickles():
     assert (part.options.size, part.context) == (3, {"device": "cpu"})
 
 
-def test_factory_prints_schedules_as_the_call_that_makes_them():
+def test_factory_prints_schedules_as_calls():
     assert "rate=linear(0.5, 0.0)" in repr(Factory(Part, build_options(Part, {"size": 1, "rate": linear(0.5, 0.0)})))
     assert repr(linear(1.0, 0.0, 10)) == "linear(1.0, 0.0, 10)"

@@ -54,7 +54,7 @@ class Callable:
     (piecewise((0, 1.0), (100, 0.5), (300, 0.7)), 100, 0.5), (piecewise((0, 1.0), (100, 0.5), (300, 0.7)), 200, 0.6),
     (piecewise((0, 1.0), (100, 0.5), (300, 0.7)), 300, 0.7), (piecewise((0, 1.0), (100, 0.5), (300, 0.7)), 9999, 0.7),
 ])
-def test_values_after_so_many_env_steps(schedule, at, value):
+def test_values_after_a_number_of_env_steps(schedule, at, value):
     assert schedule.value(at, target_steps=1000) == pytest.approx(value, abs=1e-12)
 
 
@@ -85,7 +85,7 @@ def test_invalid_schedules_are_refused(make, message):
     linear(1e-3, 0), linear(0.1, 0.2, 10), cosine(1.0, 0.5), exponential(1.0, 1e-3, 10**6),
     piecewise((0, 0.1), (1e6, 1 / 3)),
     linear(np.float32(0.1), np.float64(0.3), np.int64(7))], ids=repr)
-def test_a_schedule_prints_as_its_call_and_is_kept_as_plain_values(schedule):
+def test_a_schedule_prints_as_its_call_and_is_stored_as_plain_values(schedule):
     names = {name: getattr(prl, name) for name in ("linear", "cosine", "exponential", "piecewise")}
     assert eval(repr(schedule), {"__builtins__": {}}, names) == schedule
     assert schedule_of(json.loads(json.dumps(schedule.parts()))) == schedule
@@ -96,7 +96,7 @@ def test_a_schedule_prints_as_its_call_and_is_kept_as_plain_values(schedule):
 
 
 @pytest.mark.parametrize("points", [[(0, 0.5), (100, 0.25)], ((0, 0.5), (100, 0.25)), [[0, 0.5], [100, 0.25]]])
-def test_points_are_a_piecewise_schedule(points):
+def test_a_list_of_points_is_a_piecewise_schedule(points):
     part = Part(rate=points)
     assert part.options.rate == piecewise((0, 0.5), (100, 0.25))
     assert [part.rate_at(steps) for steps in (0, 50, 1000)] == [0.5, 0.375, 0.25]
@@ -104,7 +104,7 @@ def test_points_are_a_piecewise_schedule(points):
 
 @pytest.mark.parametrize("function", [falling, Callable(), lambda progress: np.float32(falling(progress)),
                                       lambda progress: torch.tensor(falling(progress))])
-def test_a_function_is_called_with_the_share_that_remains_of_the_experiment(function):
+def test_a_function_is_called_with_the_remaining_fraction_of_the_run(function):
     part = Part(rate=function)
     assert part.parameters["rate"] == 0.5
     assert [part.rate_at(steps) for steps in (0, 250, 1000, 2000)] == [0.5, 0.375, 0.0, 0.0]
@@ -127,19 +127,19 @@ def test_a_function_is_called_with_the_share_that_remains_of_the_experiment(func
     ({"plain": falling}, "plain must be a number"), ({"plain": [(0, 1.0), (1, 0.5)]}, "plain must be a number"),
     ({"rate": [(0, 2.0), (1, 0.5)], "share": "much"}, "rate must be .*share must be"),
 ])
-def test_schedules_out_of_the_range_of_their_option_are_refused_at_once(given, message):
+def test_schedules_outside_of_an_options_range_are_refused_immediately(given, message):
     with pytest.raises(ConfigError, match=message):
         Part(**given)
 
 
-def test_a_function_may_end_on_a_bound_that_a_number_may_not_have():
+def test_a_function_may_end_on_an_exclusive_bound():
     assert Part(rate=falling).rate_at(1000) == 0.0
 
 
 @pytest.mark.parametrize(("value", "message"), [
     (-0.5, "must be > 0.0 and <= 1.0, got -0.5"), (math.inf, "must be finite, got inf"),
     (None, "must return a number")])
-def test_a_function_that_goes_wrong_later_names_its_option(value, message):
+def test_a_later_error_in_a_function_names_its_option(value, message):
     part = Part(rate=lambda progress: value if 0.5 < progress < 0.501 else 0.25)
     assert part.rate_at(500) == 0.25
     with pytest.raises(ConfigError, match=rf"^rate: .*<lambda> at progress_remaining=0.5004 {message}"):
@@ -169,7 +169,7 @@ def test_points_given_while_training_start_a_schedule_and_functions_are_refused(
 
 @pytest.mark.parametrize("schedule", [linear(0.5, 0.1), cosine(0.5, 0.1, 700), piecewise((0, 0.5), (600, 0.1)),
                                       falling], ids=["linear", "cosine", "piecewise", "function"])
-def test_a_state_restores_what_is_followed(schedule):
+def test_a_state_restores_the_active_schedules(schedule):
     part = Part(rate=schedule, share=linear(1.0, 0.0))
     state = json.loads(json.dumps(part.schedules_state()))
     other = Part(rate=schedule if callable(schedule) else 0.9, share=0.5)

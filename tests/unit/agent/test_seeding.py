@@ -11,14 +11,14 @@ from pytorchrl.agent.seeding import Stream, check_seed, derive_seed, torch_gener
 from pytorchrl.errors import ConfigError
 
 
-def test_every_place_and_stream_has_a_seed_of_its_own():
+def test_every_position_and_stream_has_a_different_seed():
     places = itertools.product(Stream, range(3), range(4), range(2))
     seeds = [derive_seed(7, stream, *path) for stream, *path in places]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_the_same_place_has_the_same_seed_again():
+def test_the_same_position_has_the_same_seed():
     assert derive_seed(1, Stream.ENV, 2, 3) == derive_seed(1, Stream.ENV, 2, 3) != derive_seed(2, Stream.ENV, 2, 3)
 
 
@@ -28,7 +28,7 @@ def test_bad_seed_raises(seed):
         check_seed(seed)
 
 
-def test_torch_generator_leaves_the_global_one_alone():
+def test_torch_generator_does_not_change_the_global_one():
     before = torch.get_rng_state()
     first, second = (torch.rand(3, generator=torch_generator(5)) for _ in range(2))
     assert torch.equal(first, second)

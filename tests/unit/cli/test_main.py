@@ -32,7 +32,7 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_help_of_everything(capsys):
+def test_every_command_has_help(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert {"train", "profile", "enjoy", "plot"} <= set(out.split())
@@ -43,7 +43,7 @@ def test_help_of_everything(capsys):
     assert run(capsys, "--version")[1] == f"pytorchrl {pytorchrl.__version__}\n"
 
 
-def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
+def test_help_of_train_groups_flags_and_shows_defaults(capsys):
     _, out, _ = run(capsys, *TRAIN, "--help-all")
     for text in ("collection: workers that step environments", "runtime: processes", "algorithm:", "storage:", "actor:",
                  "environments:",
@@ -86,7 +86,7 @@ def test_common_flags_are_flags_of_some_algorithm_and_groups_have_titles():
     ("queue-policy", "block|drop_oldest"), ("on-policy-lag", "drop|wait"), ("recurrent-net", "none|gru|lstm"),
     ("on-worker-failure", "restart|ignore|raise"), ("routing", "round_robin|"), ("eval-every", "none|INT"),
 ])
-def test_closed_sets_are_shown_as_choices(capsys, flag, values):
+def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     lines = run(capsys, "train", "ppo", "--help-all")[1].splitlines()
     assert any(line.startswith(f"  --{flag} {values}") for line in lines)
 
@@ -122,7 +122,7 @@ def test_closed_sets_are_shown_as_choices(capsys, flag, values):
     (["enjoy", "x", "--seed", "-1"], "--seed"),
     (["enjoy", "x", "--sed", "1"], "did you mean --seed?"),
 ])
-def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, message):
+def test_wrong_arguments_print_usage_and_a_suggestion(capsys, arguments, message):
     code, out, err = run(capsys, *arguments)
     assert code == 2
     assert message in err + out
@@ -136,7 +136,7 @@ def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, messa
     (["--hidden-sizes", "[64,", "32]"], (64, 32)), (["--hidden-sizes", "64,32", "16"], (64, 32, 16)),
     (["--hidden-sizes", ""], ()),
 ])
-def test_several_values_may_be_several_words(flags, sizes):
+def test_several_values_may_be_separate_arguments(flags, sizes):
     for words in (["ppo", "--env", "CartPole-v1", *flags], ["--env", "CartPole-v1", *flags, "ppo"],
                   [*flags, "--env", "CartPole-v1", "ppo"]):
         given = parse("train", "Train", words)
@@ -202,7 +202,7 @@ def test_several_values_may_be_several_words(flags, sizes):
     (["--eval-every", "0"], "eval_every must be a whole number >= 1"),
     (["--checkpoint", "/nothing/here.pt"], "not a file"),
 ])
-def test_wrong_values_are_refused_with_what_is_allowed(capsys, flags, message):
+def test_wrong_values_are_refused_with_the_allowed_values(capsys, flags, message):
     code, out, err = run(capsys, *TRAIN, *flags)
     assert (code, out) == (2, "")
     assert message in err
@@ -228,7 +228,7 @@ def test_log_dir_that_is_a_file_or_holds_a_run_is_refused(capsys, tmp_path):
     assert "--overwrite" in err
 
 
-def test_debug_shows_where_and_keeps_the_code(capsys):
+def test_debug_prints_a_traceback_and_keeps_the_exit_code(capsys):
     code, _, err = run(capsys, *TRAIN, "--lr", "-1", "--debug")
     assert code == 2
     assert "Traceback" in err
@@ -241,7 +241,7 @@ def test_debug_shows_where_and_keeps_the_code(capsys):
     (errors.NonFiniteDataError("x"), 1), (ZeroDivisionError("x"), 1), (KeyboardInterrupt(), 130),
     (SystemExit(143), 143),
 ])
-def test_codes_say_how_it_ended(monkeypatch, capsys, error, code):
+def test_exit_codes_depend_on_the_error(monkeypatch, capsys, error, code):
     def fail(_arguments):
         raise error
     monkeypatch.setattr("pytorchrl.cli.plot.run", fail)
@@ -297,7 +297,7 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
     assert "algorithm/loss" in err
 
 
-def test_stochastic_draws_actions(capsys, tmp_path):
+def test_stochastic_samples_actions(capsys, tmp_path):
     """Check that `--stochastic` changes the returns, and that each command plays like the agent that the run saved."""
     assert run(capsys, *TRAIN, *TINY, "--seed", 1, "--log-dir", tmp_path)[0] == 0
     played = {deterministic: json.loads(run(capsys, "enjoy", tmp_path, "--episodes", 5, "--json", *flags)[1])["returns"]
@@ -309,7 +309,7 @@ def test_stochastic_draws_actions(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "deterministic"), [((), True), (("--stochastic",), False)])
-def test_a_film_shows_drawn_actions_only_with_stochastic(capsys, tmp_path, monkeypatch, flags, deterministic):
+def test_a_video_shows_sampled_actions_only_with_stochastic(capsys, tmp_path, monkeypatch, flags, deterministic):
     asked = []
 
     def record_video(agent, video_dir, **options):
@@ -328,7 +328,7 @@ def test_a_folder_without_a_run_is_refused(capsys, tmp_path, command):
     assert "contains no run" in err
 
 
-def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatch):
+def test_an_error_of_an_environment_in_training_exits_with_1(capsys, monkeypatch):
     from pytorchrl.agent.env import VecEnv
 
     step, count = VecEnv.step, [0]
@@ -366,7 +366,7 @@ def test_an_environment_that_never_worked_is_refused(capsys, broken_env, flags, 
     assert message in err
 
 
-def test_warnings_are_lines_on_stderr_whatever_python_does_with_them(capsys):
+def test_warnings_are_printed_regardless_of_python_warning_filters(capsys):
     flags = ["--col-fraction-workers", "0.5", "--target-steps", "0"]
     for action in ("error", "ignore"):
         with warnings.catch_warnings():
@@ -377,7 +377,7 @@ def test_warnings_are_lines_on_stderr_whatever_python_does_with_them(capsys):
         assert len(err.splitlines()) == 1
 
 
-def test_video_without_its_extra_names_it(capsys, tmp_path, monkeypatch):
+def test_an_error_for_video_names_its_missing_extra(capsys, tmp_path, monkeypatch):
     run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path / "run")
     monkeypatch.setattr("pytorchrl.video.importlib.util.find_spec", lambda _name: None)
     code, _, err = run(capsys, "enjoy", tmp_path / "run", "--video", tmp_path / "films")
@@ -385,7 +385,7 @@ def test_video_without_its_extra_names_it(capsys, tmp_path, monkeypatch):
     assert install_hint("video") in err
 
 
-def test_plots_without_their_extra_name_it(capsys, tmp_path, monkeypatch):
+def test_an_error_for_plots_names_their_missing_extra(capsys, tmp_path, monkeypatch):
     import sys
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "return_mean": 2}\n')

@@ -46,7 +46,7 @@ def wait_for_line(process, text, timeout_s=60):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_stops_and_gives_its_code(start_python, tmp_path, number, code):
+def test_a_signal_saves_stops_and_sets_the_exit_code(start_python, tmp_path, number, code):
     process = start_python(*TRAIN, "--target-steps", "100000000", "--log-dir", "run", "--json")
     wait_for_line(process, "steps/s")
     start = time.monotonic()
@@ -75,7 +75,7 @@ def test_a_signal_before_training_ends_quietly(start_python):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_that_an_import_would_swallow_ends_the_command(start_python, number, code):
+def test_a_signal_swallowed_by_an_import_still_ends_the_command(start_python, number, code):
     """Check that a signal ends the command even if native code of an import swallows the handler's exception."""
     process = start_python(
         "-c", "import os, sys, time\n"
@@ -94,7 +94,7 @@ def test_a_signal_that_an_import_would_swallow_ends_the_command(start_python, nu
 
 
 @pytest.mark.parametrize("streams", [">&- 2>&-", "| true"])
-def test_closed_streams_and_no_home_do_not_end_the_run(tmp_path, streams):
+def test_a_run_survives_closed_streams_and_a_missing_home(tmp_path, streams):
     command = " ".join([sys.executable, *TRAIN, "--target-steps", "128", "--log-dir", "run", "--json"])
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "TERM", "USER")}
     result = subprocess.run(
@@ -108,7 +108,7 @@ def test_closed_streams_and_no_home_do_not_end_the_run(tmp_path, streams):
     assert "\x1b" not in result.stderr
 
 
-def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
+def test_a_second_signal_ends_the_process_immediately(start_python):
     process = start_python(
         "-c", "import sys, time\n"
               "from pytorchrl.cli import main\n"

@@ -43,7 +43,7 @@ def test_environments_that_sleep_are_the_bottleneck(capsys, sleep_env):
     assert found["updates"] >= 1
 
 
-def test_a_heavy_network_is_the_bottleneck_and_the_target_does_not_end_it(capsys):
+def test_a_heavy_network_is_the_bottleneck_and_target_steps_is_ignored(capsys):
     code, out, err = run(capsys, "--env", "CartPole-v1", "--hidden-sizes", "1024,1024", "--num-envs", 8, "--num-steps",
                          32,
                          "--num-epochs", 8, "--num-mini-batch", 1, "--target-steps", 64, "--seconds", 0.2)
@@ -79,7 +79,7 @@ def test_an_environment_that_never_worked_is_refused(capsys):
     assert "faulty step" in err
 
 
-def test_train_has_no_seconds(capsys):
+def test_train_has_no_flag_seconds(capsys):
     assert main(["train", "ppo", "--env", "CartPole-v1", "--seconds", "1"]) == 2
     assert "no flag '--seconds'" in capsys.readouterr().err
 

@@ -51,14 +51,14 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, game, tmp_path):
     assert "only single-agent environments can be recorded" in err
 
 
-def test_one_policy_decides_for_all_unless_asked_otherwise(capsys, game):
+def test_one_policy_acts_for_all_agents_by_default(capsys, game):
     for flags, policies in (([], {"shared"}), (["--policies", '{"agent_0": "a", "agent_1": "b"}'], {"a", "b"})):
         code, out, _ = run(capsys, "train", "ppo", "--env", game, *TINY, *flags, "--json")
         assert code == 0
         assert set(json.loads(out)["policy_return_means"]) == policies
 
 
-def test_runs_of_one_agent_say_nothing_of_policies(capsys):
+def test_runs_of_one_agent_do_not_mention_policies(capsys):
     code, out, _ = run(capsys, "train", "ppo", "--env", "CartPole-v1", *TINY)
     assert code == 0
     assert "(" not in out.splitlines()[-1]
@@ -87,7 +87,7 @@ def test_contradictions_are_refused(capsys, game, env, flags, message):
     assert message in err
 
 
-def test_help_explains(capsys):
+def test_help_explains_policy_options(capsys):
     out = " ".join(run(capsys, "train", "ppo", "--help")[1].split())
     assert "--policies none|shared|independent|JSON" in out
     assert "mpe2.simple_spread_v3" in out

@@ -75,7 +75,7 @@ def test_unprintable_characters_are_escaped_as_by_repr(text, shown):
     assert printable(shown) == shown
 
 
-def test_an_error_of_an_environment_is_one_line(capsys, register):
+def test_an_error_of_an_environment_is_printed_on_one_line(capsys, register):
     register("Nasty-v0", Nasty)
     code, out, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--on-env-error", "raise")
     assert (code, out) == (2, "")
@@ -83,7 +83,7 @@ def test_an_error_of_an_environment_is_one_line(capsys, register):
     assert SHOWN in err
 
 
-def test_debug_keeps_the_lines_of_the_traceback_alone(capsys, register):
+def test_only_the_traceback_of_debug_has_several_lines(capsys, register):
     register("Nasty-v0", Nasty, text=ONE_LINE)
     _, _, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--debug", "--on-env-error",
                     "raise")
@@ -99,19 +99,19 @@ def test_debug_keeps_the_lines_of_the_traceback_alone(capsys, register):
     ("train", "ppo", "--env", "CartPole-v1", "--info-keywords", NASTY),
     ("train", "ppo", "--env", "CartPole-v1", f"--{NASTY}=1"),
 ], ids=["id", "argument", "value", "algorithm", "command", "enjoy", "plot", "info", "flag"])
-def test_words_of_the_command_line_are_echoed_escaped(capsys, arguments):
+def test_command_line_arguments_are_echoed_escaped(capsys, arguments):
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert "pytorchrl: error: " in err
 
 
-def test_an_error_of_the_parser_is_one_line(capsys):
+def test_an_error_of_the_parser_is_printed_on_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         Parser(prog="pytorchrl", usage="pytorchrl").error(NASTY)
     assert capsys.readouterr().err.splitlines()[-1] == f"pytorchrl: error: {SHOWN}"
 
 
-def test_an_internal_error_and_a_warning_are_one_line(capsys, monkeypatch):
+def test_internal_errors_and_warnings_are_printed_on_one_line(capsys, monkeypatch):
     def fail(arguments):
         warnings.warn_explicit(NASTY, UserWarning, "plot.py", 1, module="pytorchrl.cli.plot")
         raise RuntimeError(NASTY)
@@ -122,7 +122,7 @@ def test_an_internal_error_and_a_warning_are_one_line(capsys, monkeypatch):
                                                                 f"{SHOWN}; --debug shows where"]
 
 
-def test_entries_of_infos_are_exact_in_the_monitor(capsys, register, tmp_path):
+def test_info_values_are_exact_in_the_monitor_file(capsys, register, tmp_path):
     register("Nasty-v0", Nasty, fails=False)
     code, out, _ = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--log-dir", tmp_path / NASTY,
                        "--info-keywords", NASTY)
@@ -185,7 +185,7 @@ def test_the_progress_line_is_one_line():
         assert printed.replace("\r", "\n").count(SHOWN) == 2
 
 
-def test_logs_are_escaped_whoever_handles_them(caplog):
+def test_logs_are_escaped_for_any_handler(caplog):
     logger = get_logger("pytorchrl.of_this_test")
     assert get_logger("pytorchrl.of_this_test") is logger
     logger.warning("%s broke: %r, %d times, %s\n%s", NASTY, NASTY, 2, ValueError(NASTY),
@@ -194,7 +194,7 @@ def test_logs_are_escaped_whoever_handles_them(caplog):
     assert caplog.records[0].args[2] == 2
 
 
-def test_logs_without_such_text_keep_their_arguments(caplog):
+def test_logs_without_unprintable_text_keep_their_arguments(caplog):
     error = ValueError("plain")
     get_logger("pytorchrl.of_this_test").warning("%s %s", error, "text")
     assert caplog.records[0].args == (error, "text")
@@ -230,7 +230,7 @@ def test_a_warning_of_a_scheme_is_escaped():
 
 
 @pytest.mark.parametrize(("name", "homes"), [("print", {"cli/output.py"}), ("getLogger", {"terminal.py"})])
-def test_prints_and_loggers_have_one_home(name, homes):
+def test_print_and_get_logger_are_each_called_in_one_module(name, homes):
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

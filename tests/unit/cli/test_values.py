@@ -29,7 +29,7 @@ from pytorchrl.scheme import Communication
     (str | Callable[..., Any], "cnn", "cnn"), (dict[str, Any], '{"a": [1]}', {"a": [1]}),
     (Mapping[str, float], '{"num_cpus": 1}', {"num_cpus": 1}), (Communication, "asynchronous", "asynchronous"),
 ])
-def test_texts_become_values_of_the_type(hint, text, value):
+def test_texts_are_converted_to_the_type(hint, text, value):
     parsed = parser_for(hint)(text)
     assert parsed == value
     assert type(parsed) is type(value) or isinstance(value, str)
@@ -46,17 +46,17 @@ def test_texts_become_values_of_the_type(hint, text, value):
     (dict[str, Any], "[1]"),
     (dict[str, Any], "[" * 100_000), (Communication, "asink"),
 ])
-def test_other_texts_say_what_was_expected(hint, text):
+def test_invalid_texts_are_refused_with_a_short_message(hint, text):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         parser_for(hint)(text)
     assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("hint", [Any, Callable[..., Any], tuple[Any, ...], type])
-def test_types_without_a_text_have_no_flag(hint):
+def test_types_without_a_text_form_have_no_parser(hint):
     assert parser_for(hint) is None
 
 
-def test_form_shows_every_way_to_write_a_value():
+def test_form_shows_every_format_of_a_value():
     assert form_of(float | Schedule) == "NUMBER|SCHEDULE"
     assert form_of(Communication | str | None) == "none|synchronous|asynchronous"

@@ -27,7 +27,7 @@ def breakout():
     return {"train": run("train"), "test": run("test"), "actions": actions, "run": run}
 
 
-def test_preprocessing_options_are_those_of_the_design():
+def test_preprocessing_options_have_their_documented_values():
     factory = atari_factory(GAME, 2)
     assert factory.observation_space["obs"].shape == (4, 84, 84)
     assert factory.observation_space["obs"].dtype == np.uint8
@@ -42,7 +42,7 @@ def test_preprocessing_options_are_those_of_the_design():
     env.close()
 
 
-def test_lost_lives_terminate_in_training_only_and_the_game_goes_on(breakout):
+def test_lost_lives_terminate_in_training_only_and_the_game_continues(breakout):
     trained, tested = breakout["train"][1], breakout["test"][1]
     losses = sum(step.terminated.sum() for step in trained)
     games = sum(step.terminated.sum() for step in tested)
@@ -56,7 +56,7 @@ def test_lost_lives_terminate_in_training_only_and_the_game_goes_on(breakout):
         assert [e[:2] for e in a.episodes] == [e[:2] for e in b.episodes]
 
 
-def test_lost_lives_are_those_that_ale_reports(breakout):
+def test_lost_lives_match_those_of_ale(breakout):
     envs = AtariVectorEnv(
         "breakout", 2, num_threads=1, life_loss_info=True, reward_clipping=False, autoreset_mode="SameStep")
     envs.reset(seed=np.array([3, 77]))
@@ -82,7 +82,7 @@ def test_an_episode_is_a_whole_game_of_raw_rewards(breakout):
     assert [(e.env_return, e.length, e.env_index) for e in episodes] == expected
 
 
-def test_final_observations_are_the_games_last_pictures(breakout):
+def test_final_observations_are_the_last_frames_of_the_game(breakout):
     next_step = atari_factory(GAME, 2, autoreset="next_step")(seed=3, mode="test")
     next_step.seeds = [3, 77]
     next_step.reset()
@@ -97,7 +97,7 @@ def test_final_observations_are_the_games_last_pictures(breakout):
     next_step.close()
 
 
-def test_rewards_agree_with_the_single_environment_behind_the_usual_wrappers():
+def test_rewards_match_a_single_environment_with_standard_wrappers():
     options = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0}
     VecEnv.create_factory(GAME)  # importing the module registers the suite
     single = gym.wrappers.AtariPreprocessing(
@@ -127,7 +127,7 @@ def test_max_episode_steps_counts_steps_not_frames():
     assert steps[19].episodes[0].length == 20
 
 
-def test_runs_repeat_for_any_number_of_threads_and_workers_differ():
+def test_runs_are_reproducible_for_any_number_of_threads():
     factory = atari_factory("ALE/Pong-v5", 2, sticky=True)
 
     def run(**context):

@@ -29,13 +29,13 @@ def test_the_cue_is_shown_once_and_rewarded_when_repeated_at_the_end(num_cues, d
     assert cues == set(range(num_cues))
 
 
-def test_its_id_needs_no_import():
+def test_the_id_is_registered_without_an_import():
     factory = VecEnv.create_factory("pytorchrl/Recall-v0", {"num_cues": 3}, 2)
     assert factory.observation_space["obs"].shape == (4,)
     assert factory.action_space.n == 3
 
 
 @pytest.mark.parametrize("options", [{"num_cues": 1}, {"delay": 0}])
-def test_tasks_without_a_choice_or_a_wait_are_refused(options):
+def test_tasks_with_one_cue_or_no_delay_are_refused(options):
     with pytest.raises(ConfigError, match="num_cues must be >= 2 and delay >= 1"):
         Recall(**options)

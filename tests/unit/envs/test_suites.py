@@ -41,11 +41,11 @@ def test_make_factory_picks_the_suite_by_id():
     ("CartPole-v1", False), ("CartPole", False), ("ALE/Pong-v5", False), ("module:Env-v0", False),
     ("mpe2.simple-v3", False), ("", False),
 ])
-def test_environments_of_several_agents_are_named_by_modules(name, is_module):
+def test_module_names_are_recognized_as_multi_agent_environments(name, is_module):
     assert names_module(name) is is_module
 
 
-def test_what_gymnasium_knows_by_a_name_goes_before_a_module():
+def test_registered_gymnasium_ids_take_precedence_over_modules():
     gym.register("json", CountingEnv)
     try:
         assert isinstance(make_factory("json", 2).observation_space["obs"], gym.spaces.Space)
@@ -53,6 +53,6 @@ def test_what_gymnasium_knows_by_a_name_goes_before_a_module():
         del gym.registry["json"]
 
 
-def test_an_unknown_namespace_hints_at_modules():
+def test_an_error_for_an_unknown_namespace_suggests_module_names():
     with pytest.raises(ConfigError, match=r"named with dots, 'mpe2\.simple_spread_v3'"):
         make_factory("mpe2/simple_spread_v3", 2)

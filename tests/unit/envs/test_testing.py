@@ -13,7 +13,7 @@ from pytorchrl.errors import ConfigError
     testing.CountingEnv(), testing.ScriptedEnv(rewards=(1.0, 2.0), terminations=(1,)),
     testing.SleepEnv(step_s=0.0), testing.FaultyEnv(fault="step", at=10**6),
 ])
-def test_they_are_environments(env):
+def test_test_environments_follow_the_gymnasium_api(env):
     assert isinstance(env, gym.Env)
     env.reset(seed=1)
     env.reset()
@@ -28,7 +28,7 @@ def test_they_are_environments(env):
         check_env(env)
 
 
-def test_counting_env_tells_seed_episode_step_and_action():
+def test_counting_env_observes_seed_episode_step_and_action():
     env = VecEnv.create_factory(testing.CountingEnv, {"episode_length": 2, "offset": 1000}, 2)(seed=0)
     obs, _ = env.reset()
     seeds = [seed % 2**16 for seed in env.seeds]
@@ -48,7 +48,7 @@ def test_scripted_env_repeats_its_script_over_episodes():
         testing.ScriptedEnv(rewards=())
 
 
-def test_sleep_env_sleeps_that_long(monkeypatch):
+def test_sleep_env_sleeps_for_the_given_time(monkeypatch):
     slept = []
     monkeypatch.setattr(testing.time, "sleep", slept.append)
     env = testing.SleepEnv(step_s=0.25, episode_length=3)
@@ -57,7 +57,7 @@ def test_sleep_env_sleeps_that_long(monkeypatch):
     assert slept == [0.25]
 
 
-def test_faulty_env_is_well_until_it_is_due_and_refuses_unknown_faults():
+def test_faulty_env_fails_at_the_given_step_and_refuses_unknown_faults():
     env = testing.FaultyEnv(fault="step", at=2)
     env.reset()
     env.step(0)

@@ -62,7 +62,7 @@ def interrupt_after(path, env_steps, **options):
             learner.step()
 
 
-def test_a_resumed_run_is_the_straight_one(tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     state, straight = train_to(tmp_path / "straight")
     # Each step was used in both epochs, so training did not end in the middle of the epochs of a rollout.
     assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]
@@ -88,7 +88,7 @@ def test_a_resumed_run_is_the_straight_one(tmp_path):
     assert sum(one["algorithm"] != other["algorithm"] for one, other in zip(first, second, strict=True)) <= 1
 
 
-def test_checkpoints_themselves_change_nothing_else(tmp_path):
+def test_records_and_evaluations_do_not_affect_training(tmp_path):
     """Check that records and evaluations do not affect training; both runs write checkpoints."""
     state, _ = train_to(tmp_path / "a", target_steps=450)
     other, _ = train_to(tmp_path / "b", target_steps=450, log_every=37, eval_every=100, eval_episodes=1)
@@ -116,7 +116,7 @@ for folder in map(str.strip, sys.stdin):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_again_and_again(tmp_path):
+def test_a_run_killed_repeatedly_equals_the_uninterrupted_one(tmp_path):
     """Check that a run that is killed at arbitrary moments, even while it writes, ends like an uninterrupted run."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -152,7 +152,7 @@ def test_killed_again_and_again(tmp_path):
     assert not list((tmp_path / "straight" / "checkpoints").glob(".*"))
 
 
-def test_the_two_newest_are_kept(tmp_path):
+def test_the_two_newest_checkpoints_are_kept(tmp_path):
     train_to(tmp_path)
     kept = files(tmp_path)
     assert len(kept) == 2
@@ -162,7 +162,7 @@ def test_the_two_newest_are_kept(tmp_path):
     assert 900 <= steps[1] < 1000
 
 
-def test_a_finished_run_can_be_made_longer(tmp_path):
+def test_a_finished_run_can_be_extended(tmp_path):
     state, summary = train_to(tmp_path)
     with make(tmp_path, resume=True) as learner:
         assert learner.train()["env_steps"] == summary["env_steps"]
@@ -175,7 +175,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["env_steps"] >= 1300
 
 
-def test_rates_of_a_resumed_run_are_its_own(tmp_path):
+def test_rates_of_a_resumed_run_exclude_the_earlier_run(tmp_path):
     """Check that the rate of a resumed run does not depend on how long the run took before its checkpoint."""
     interrupt_after(tmp_path, 350)
     (path,) = checkpoints.paths(tmp_path / "checkpoints")
@@ -193,7 +193,7 @@ def test_rates_of_a_resumed_run_are_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "no archive"])
-def test_a_damaged_one_is_skipped_and_told_of(tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path, caplog, damage):
     train_to(tmp_path)
     newest, older = checkpoints.paths(tmp_path / "checkpoints")
     raw = bytearray(newest.read_bytes())
@@ -207,7 +207,7 @@ def test_a_damaged_one_is_skipped_and_told_of(tmp_path, caplog, damage):
     assert [path.name for path in newest.parent.iterdir() if path != older] == [f"{newest.name}.damaged"]
 
 
-def test_every_damage_is_found(tmp_path):
+def test_every_kind_of_damage_is_detected(tmp_path):
     train_to(tmp_path, target_steps=350)
     newest = checkpoints.paths(tmp_path / "checkpoints")[0]
     raw, rng = newest.read_bytes(), random.Random(1)
@@ -232,7 +232,7 @@ def is_equal(one, other):
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def test_without_a_good_one_nothing_begins_from_scratch(tmp_path):
+def test_a_run_with_only_damaged_checkpoints_is_not_restarted(tmp_path):
     train_to(tmp_path)
     for path in checkpoints.paths(tmp_path / "checkpoints"):
         path.write_bytes(b"")
@@ -240,12 +240,12 @@ def test_without_a_good_one_nothing_begins_from_scratch(tmp_path):
         make(tmp_path, resume=True)
 
 
-def test_resume_begins_where_there_is_no_run(tmp_path):
+def test_resume_starts_a_new_run_if_there_is_none(tmp_path):
     with make(tmp_path / "new", resume=True, target_steps=100) as learner:
         assert learner.train()["env_steps"] >= 100
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_gives_way(tmp_path, caplog):
+def test_a_run_without_checkpoints_is_renamed_and_restarted(tmp_path, caplog):
     interrupt_after(tmp_path / "run", 100)
     with caplog.at_level(logging.WARNING), make(tmp_path / "run", resume=True, target_steps=100) as learner:
         learner.train()
@@ -265,7 +265,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_other_settings_are_refused(tmp_path):
+def test_resuming_with_other_settings_is_refused(tmp_path):
     train_to(tmp_path, target_steps=350)
     with pytest.raises(CheckpointError, match="num_col_workers was 1, now it is 2"):
         make(tmp_path, scheme=make_scheme(num_col_workers=2), resume=True)
@@ -276,7 +276,7 @@ def test_other_settings_are_refused(tmp_path):
     ({"log_dir": "run", "resume": True, "overwrite": True}, "without overwrite=True"),
     ({"checkpoint_every": 0}, "checkpoint_every"),
 ])
-def test_options_that_could_do_nothing_are_refused(fake_scheme, options, message):
+def test_options_without_effect_are_refused(fake_scheme, options, message):
     with pytest.raises(ConfigError, match=message):
         Learner(fake_scheme(), 100, progress=False, **options)
 
@@ -286,12 +286,12 @@ def test_a_recorded_run_has_no_checkpoints(tmp_path):
         make(tmp_path, scheme=make_scheme(record=str(tmp_path / "record")))
 
 
-def test_without_the_option_there_are_none(tmp_path):
+def test_no_checkpoints_are_written_by_default(tmp_path):
     train_to(tmp_path, checkpoint_every=None, target_steps=300)
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
+def test_a_full_disk_does_not_end_a_run(tmp_path, caplog, monkeypatch):
     def full(*args):
         raise RuntimeError("[enforce fail at inline_container.cc] unexpected pos 64 vs 0")
     monkeypatch.setattr(torch, "save", full)
@@ -309,7 +309,7 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
     assert records(tmp_path)[0]["env_steps"] < 200 < 600 < records(renamed)[-1]["env_steps"]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_files_of_a_killed_process_are_removed(tmp_path):
     interrupt_after(tmp_path, 350)
     directory = tmp_path / "checkpoints"
     for name in (f".step-000000000600.pt.{os.getpid()}", ".step-000000000900.pt.1"):
@@ -320,7 +320,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert not list(tmp_path.glob(".run.json.*"))
 
 
-def test_two_do_not_run_in_one_directory(tmp_path):
+def test_two_runs_cannot_use_one_directory(tmp_path):
     train_to(tmp_path, target_steps=350)
     first, second = (make(tmp_path, resume=True) for _ in range(2))
     first.start()
@@ -332,7 +332,7 @@ def test_two_do_not_run_in_one_directory(tmp_path):
     second.stop()
 
 
-def test_from_the_command_line(tmp_path, capsys):
+def test_a_run_can_be_resumed_from_the_command_line(tmp_path, capsys):
     command = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "16", "--log-dir",
                str(tmp_path / "run"),
                "--checkpoint-every", "200", "--resume", "--no-progress", "--json"]
@@ -355,7 +355,7 @@ def evaluated_at(learner):
     return steps
 
 
-def test_a_resumed_run_evaluates_when_the_straight_one_does(tmp_path):
+def test_a_resumed_run_evaluates_when_the_uninterrupted_one_does(tmp_path):
     def train(name, until, **options):
         with make(tmp_path / name, eval_every=250, eval_episodes=1, **options) as learner:
             steps = evaluated_at(learner)

@@ -22,7 +22,7 @@ def failing(error):
 
 
 @pytest.mark.parametrize("take", ["poll", "wait"])
-def test_a_result_is_taken_once(scheme, take):
+def test_a_result_is_returned_once(scheme, take):
     evaluations = Evaluations(scheme)
     assert not getattr(evaluations, take)()
     scheme.step()
@@ -36,7 +36,7 @@ def test_a_result_is_taken_once(scheme, take):
     assert evaluations.last.returns == (1.0,) * 3
 
 
-def test_an_evaluation_that_has_not_finished_goes_on(scheme):
+def test_an_unfinished_evaluation_continues(scheme):
     evaluations = Evaluations(scheme)
     evaluations.start(1)
     result = scheme.evaluations.pop()
@@ -47,7 +47,7 @@ def test_an_evaluation_that_has_not_finished_goes_on(scheme):
     assert evaluations.last is result
 
 
-def test_results_that_others_asked_for_are_left_to_them(scheme):
+def test_results_requested_by_others_are_not_taken(scheme):
     evaluations = Evaluations(scheme)
     scheme.start_evaluation(1)
     assert not evaluations.poll()
@@ -55,7 +55,7 @@ def test_results_that_others_asked_for_are_left_to_them(scheme):
     assert scheme.poll_evaluation().returns == (0.0,)
 
 
-def test_a_played_evaluation_is_returned_and_not_kept(scheme):
+def test_a_played_evaluation_is_returned_but_not_stored(scheme):
     evaluations = Evaluations(scheme)
     scheme.step()
     assert evaluations.play(2).returns == (1.0, 1.0)
@@ -79,7 +79,7 @@ def test_a_failure_is_logged_and_the_next_evaluation_works(scheme, caplog, error
     assert evaluations.poll()
 
 
-def test_a_lost_worker_ends_a_run_that_ends_with_any_lost_worker(scheme):
+def test_a_lost_worker_ends_a_run_if_failures_raise(scheme):
     scheme.settings["on_worker_failure"] = "raise"
     evaluations = Evaluations(scheme)
     evaluations.start(1)

@@ -36,7 +36,7 @@ def test_first_signal_finishes_the_update_saves_and_stops(fake_scheme, tmp_path,
         assert caught.value.code == 143
 
 
-def test_second_signal_ends_at_once_without_saving(fake_scheme, tmp_path):
+def test_second_signal_ends_immediately_without_saving(fake_scheme, tmp_path):
     def twice(scheme):
         if scheme.version == 4:
             os.kill(os.getpid(), signal.SIGINT)
@@ -49,7 +49,7 @@ def test_second_signal_ends_at_once_without_saving(fake_scheme, tmp_path):
     assert not learner.stopped
 
 
-def test_signal_leaves_an_update_that_waits_for_data(fake_scheme, tmp_path, monkeypatch):
+def test_signal_interrupts_an_update_that_waits_for_data(fake_scheme, tmp_path, monkeypatch):
     monkeypatch.setattr("pytorchrl.interrupts._GRACE_S", 0.05)
 
     def wait(scheme):
@@ -64,7 +64,7 @@ def test_signal_leaves_an_update_that_waits_for_data(fake_scheme, tmp_path, monk
     assert [call[0] for call in scheme.calls] == ["start", "save_model", "stop"]
 
 
-def test_signal_leaves_the_last_evaluation_and_keeps_the_model(fake_scheme, tmp_path, monkeypatch):
+def test_signal_interrupts_the_last_evaluation_and_keeps_the_model(fake_scheme, tmp_path, monkeypatch):
     monkeypatch.setattr("pytorchrl.interrupts._GRACE_S", 0.05)
 
     def wait(timeout_s):
@@ -92,7 +92,7 @@ def test_signal_while_starting_saves_nothing(fake_scheme, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_that_is_lost_while_starting_ends_training_all_the_same(fake_scheme, tmp_path, number):
+def test_signal_that_is_swallowed_while_starting_still_ends_training(fake_scheme, tmp_path, number):
     """Check that a signal ends training even if native code swallows the exception that the signal handler raises."""
     def start():
         with contextlib.suppress(BaseException):
@@ -104,7 +104,7 @@ def test_signal_that_is_lost_while_starting_ends_training_all_the_same(fake_sche
     assert (scheme.version, scheme.calls[-1]) == (0, ("stop",))
 
 
-def test_an_error_after_a_signal_is_a_consequence_and_hides_neither_model_nor_signal(fake_scheme, tmp_path, caplog):
+def test_an_error_after_a_signal_is_logged_and_the_signal_is_raised(fake_scheme, tmp_path, caplog):
     """Check that an error after a signal is logged, and that the model is saved and the signal is raised.
 
     Such errors occur if native code is interrupted, or if Ctrl-C also ended the environments' processes.
@@ -120,7 +120,7 @@ def test_an_error_after_a_signal_is_a_consequence_and_hides_neither_model_nor_si
     assert "returned a result with an exception set" in caplog.text
 
 
-def test_handlers_that_a_library_puts_in_while_starting_are_replaced(fake_scheme):
+def test_handlers_installed_by_a_library_while_starting_are_replaced(fake_scheme):
     found = signal.getsignal(signal.SIGTERM)
     scheme = fake_scheme(on_start=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
                          on_step=send_at(1, signal.SIGTERM))
@@ -129,7 +129,7 @@ def test_handlers_that_a_library_puts_in_while_starting_are_replaced(fake_scheme
     assert signal.getsignal(signal.SIGTERM) == found
 
 
-def test_training_outside_the_main_thread_touches_no_handler(fake_scheme):
+def test_training_works_outside_the_main_thread(fake_scheme):
     learner, errors = make(fake_scheme()), []
 
     def train():

@@ -32,7 +32,7 @@ def test_constructor_starts_nothing(fake_scheme, tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_done_asks_without_changing_anything(fake_scheme):
+def test_done_changes_nothing(fake_scheme):
     scheme = fake_scheme()
     learner = make(scheme)
     assert [learner.done() for _ in range(3)] == [False] * 3
@@ -61,12 +61,12 @@ def test_wrong_options_are_refused_by_name(fake_scheme, options):
     ({"log_dir": ""}, "log_dir must be a directory"), ({"overwrite": True}, "needs a log_dir"),
     ({"eval_episodes": 5}, "needs eval_every"),
 ])
-def test_options_that_could_do_nothing_are_refused(fake_scheme, options, message):
+def test_options_without_effect_are_refused(fake_scheme, options, message):
     with pytest.raises(ConfigError, match=message):
         make(fake_scheme(), **options)
 
 
-def test_unknown_option_names_the_nearest(fake_scheme):
+def test_unknown_option_suggests_the_nearest_name(fake_scheme):
     with pytest.raises(ConfigError, match="did you mean 'eval_every'"):
         make(fake_scheme(), eval_evry=10)
 
@@ -87,7 +87,7 @@ def test_summary_has_exactly_the_published_fields(fake_scheme):
     assert summary["env_steps_per_s"] == pytest.approx(summary["env_steps"] / summary["seconds"])
 
 
-def test_return_mean_is_that_of_the_last_hundred_episodes(fake_scheme):
+def test_return_mean_covers_the_last_hundred_episodes(fake_scheme):
     learner = make(fake_scheme(steps_per_update=1), 300)
     summary = learner.train()
     assert (summary["return_mean"], summary["return_episodes"]) == (250.5, 100)
@@ -98,7 +98,7 @@ def test_return_mean_without_an_episode_is_none_not_zero(fake_scheme):
     assert learner.train()["return_mean"] is None
 
 
-def test_stop_is_idempotent_and_gives_the_final_ledger(fake_scheme):
+def test_stop_is_idempotent_and_returns_the_final_ledger(fake_scheme):
     scheme = fake_scheme()
     learner = make(scheme)
     learner.train()
@@ -122,7 +122,7 @@ def test_stop_reports_a_ledger_that_does_not_balance(fake_scheme):
 @pytest.mark.parametrize("wrong", [
     {"resident": -3, "consumed_unique": 103}, {"dropped": {"shutdown": 8, "nan": -3}},
 ])
-def test_stop_reports_negative_places(fake_scheme, wrong):
+def test_stop_reports_negative_counts(fake_scheme, wrong):
     scheme = fake_scheme()
     ledger = scheme.ledger
     learner = make(scheme)
@@ -172,7 +172,7 @@ def test_an_error_in_a_step_stops_the_scheme_and_reaches_the_user(fake_scheme):
     assert scheme.calls[-1] == ("stop",)
 
 
-def test_records_are_written_every_so_many_steps_and_at_the_end(fake_scheme, tmp_path):
+def test_records_are_written_at_intervals_and_at_the_end(fake_scheme, tmp_path):
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
         learner.train()
     assert [record["env_steps"] for record in records(tmp_path)] == [30, 60, 90, 100]
@@ -180,7 +180,7 @@ def test_records_are_written_every_so_many_steps_and_at_the_end(fake_scheme, tmp
     assert [record["algorithm"]["loss"] for record in records(tmp_path)] == [2.0, 5.0, 8.0, 10.0]
 
 
-def test_metrics_keep_the_algorithms_last_statistics(fake_scheme, tmp_path):
+def test_metrics_keep_the_last_statistics_of_the_algorithm(fake_scheme, tmp_path):
     """Check that metrics contain the statistics of the last record until the next update starts new means."""
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
         assert learner.get_metrics()["algorithm"] == {}  # no update has been made
@@ -195,13 +195,13 @@ def test_metrics_keep_the_algorithms_last_statistics(fake_scheme, tmp_path):
     assert learner.get_metrics()["algorithm"]["loss"] == 10.0
 
 
-def test_a_record_without_an_update_since_the_one_before_has_no_statistics(fake_scheme, tmp_path):
+def test_a_record_without_a_new_update_has_no_statistics(fake_scheme, tmp_path):
     with make(fake_scheme(), 30, tmp_path, log_every=30, eval_every=30) as learner:
         learner.train()
     assert [set(record["algorithm"]) for record in records(tmp_path)] == [{"loss", "entropy"}, set()]
 
 
-def test_numbers_that_are_not_finite_are_recorded_as_null(fake_scheme, tmp_path):
+def test_non_finite_numbers_are_recorded_as_null(fake_scheme, tmp_path):
     scheme = fake_scheme()
     step = scheme.step
     scheme.step = lambda: {**step(), "loss": math.nan, "grad_norm": math.inf}
@@ -228,7 +228,7 @@ def test_model_is_saved_at_the_end_and_by_name(fake_scheme, tmp_path):
     assert {(tmp_path / name).read_bytes() for name in ("model.pt", "best.pt")} == {b"model"}
 
 
-def test_a_save_that_fails_keeps_the_model_there_is(fake_scheme, tmp_path):
+def test_a_failed_save_keeps_the_existing_model(fake_scheme, tmp_path):
     def fail(path):
         Path(path).write_bytes(b"half a mod")
         raise OSError(28, "No space left on device")
@@ -244,7 +244,7 @@ def test_a_save_that_fails_keeps_the_model_there_is(fake_scheme, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "a\0", "-x", "x" * 101, None])
-def test_names_of_models_stay_in_the_run(fake_scheme, tmp_path, name):
+def test_names_of_models_cannot_leave_the_run_directory(fake_scheme, tmp_path, name):
     with pytest.raises(ConfigError, match="name"):
         make(fake_scheme(), 10, tmp_path).save_model(name)
 
@@ -254,7 +254,7 @@ def test_saving_needs_a_log_dir(fake_scheme):
         make(fake_scheme()).save_model()
 
 
-def test_evaluations_run_beside_training_and_are_recorded(fake_scheme, tmp_path, monkeypatch):
+def test_evaluations_run_during_training_and_are_recorded(fake_scheme, tmp_path, monkeypatch):
     monkeypatch.setattr("pytorchrl.learner._LOOK_INTERVAL_S", 0.0)
     scheme = fake_scheme()
     with make(scheme, 100, tmp_path, eval_every=40, eval_episodes=2) as learner:
@@ -268,7 +268,7 @@ def evaluated_versions(path):
     return list(dict.fromkeys(record["evaluation"]["version"] for record in records(path) if "evaluation" in record))
 
 
-def test_evaluations_keep_to_multiples_and_the_last_is_of_the_final_weights(fake_scheme, tmp_path):
+def test_evaluations_occur_at_multiples_and_after_the_last_update(fake_scheme, tmp_path):
     scheme = fake_scheme()
     with make(scheme, 60, tmp_path, eval_every=20) as learner:
         learner.train()
@@ -277,7 +277,7 @@ def test_evaluations_keep_to_multiples_and_the_last_is_of_the_final_weights(fake
     assert [name for name, *_ in scheme.calls[-3:]] == ["save_model", "start_evaluation", "stop"]
 
 
-def test_an_evaluation_that_is_due_while_one_runs_is_left_out(fake_scheme, tmp_path):
+def test_an_evaluation_that_is_due_while_one_runs_is_skipped(fake_scheme, tmp_path):
     scheme = fake_scheme()
     scheme.poll_evaluation = lambda: scheme.evaluations.pop() if scheme.version >= 5 else None
     scheme.wait_evaluation = lambda timeout_s: scheme.evaluations.pop()
@@ -286,7 +286,7 @@ def test_an_evaluation_that_is_due_while_one_runs_is_left_out(fake_scheme, tmp_p
     assert evaluated_versions(tmp_path) == [2, 6, 8, 10]
 
 
-def test_an_evaluation_that_fails_ends_no_training(fake_scheme, tmp_path, caplog):
+def test_a_failed_evaluation_does_not_end_training(fake_scheme, tmp_path, caplog):
     scheme, polls = fake_scheme(), []
     original = scheme.poll_evaluation
 
@@ -310,14 +310,14 @@ def test_a_dry_run_evaluates_nothing(fake_scheme):
     assert [name for name, *_ in scheme.calls] == ["start", "stop"]
 
 
-def test_evaluate_waits_for_the_episodes_asked_for(fake_scheme):
+def test_evaluate_waits_for_the_requested_episodes(fake_scheme):
     with make(fake_scheme()) as learner:
         learner.train()
         assert learner.evaluate(5).returns == (10.0,) * 5
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True, None])
-def test_evaluate_refuses_what_is_no_number_of_episodes(fake_scheme, number):
+def test_evaluate_refuses_invalid_numbers_of_episodes(fake_scheme, number):
     with pytest.raises(ConfigError, match="num_episodes"):
         make(fake_scheme()).evaluate(number)
 
@@ -335,7 +335,7 @@ def test_print_info_writes_the_metrics(fake_scheme, capsys):
     assert json.loads(capsys.readouterr().out)["env_steps"] == 100
 
 
-def test_step_costs_little_beside_the_update(fake_scheme):
+def test_step_adds_little_time_to_the_update(fake_scheme):
     scheme = fake_scheme(steps_per_update=1)
     info = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "lr", "n"), 0.5)
     scheme.step = lambda: info
@@ -352,7 +352,7 @@ def _seconds(call, times):
     return time.perf_counter() - start
 
 
-def test_what_a_start_announces_is_shown_before_the_progress_line(fake_scheme, capsys):
+def test_startup_messages_are_shown_before_the_progress_line(fake_scheme, capsys):
     with Learner(fake_scheme(), 100, progress=True) as learner:
         learner.start()
         assert capsys.readouterr().err == "starting ...\n"
@@ -363,7 +363,7 @@ def test_what_a_start_announces_is_shown_before_the_progress_line(fake_scheme, c
     assert capsys.readouterr().err == ""
 
 
-def test_a_start_that_fails_shows_its_announcements_and_its_error(fake_scheme, capsys):
+def test_a_failed_start_shows_its_messages_and_its_error(fake_scheme, capsys):
     def fail():
         raise StartError("no room")
     with pytest.raises(StartError, match="no room"), Learner(fake_scheme(on_start=fail), 100, progress=True) as learner:
@@ -387,7 +387,7 @@ def test_a_name_without_a_directory_of_runs_is_refused(fake_scheme, tmp_path, lo
     assert not list(tmp_path.iterdir())
 
 
-def test_a_learner_of_anything_but_a_scheme_is_refused():
+def test_a_learner_accepts_only_a_scheme():
     with pytest.raises(ConfigError, match=r"scheme must be a Scheme, such as Scheme\(algorithm, .*got "
                                           r"PPO.create_factory\(\)"):
         Learner(PPO.create_factory(), 10)

@@ -35,14 +35,14 @@ def test_a_synchronous_run_uses_all_that_it_collects(make_learner):
     assert summary["policy_lag"]["max"] == 0
 
 
-def test_a_synchronous_run_that_leaves_epochs_out_ends_too(make_learner):
+def test_a_synchronous_run_that_skips_epochs_also_ends(make_learner):
     with make_learner(256, algorithm={"target_kl": 1e-9, "lr": 0.01}) as learner:
         summary = learner.train()
     assert 256 <= summary["env_steps"] < 256 + 2 * 64
     assert learner.ledger["consumed"] < 2 * learner.ledger["consumed_unique"]
 
 
-def test_an_asynchronous_run_stops_with_a_ledger_that_balances(make_learner):
+def test_an_asynchronous_run_stops_with_a_balanced_ledger(make_learner):
     with make_learner(1000, scheme={"col_communication": "asynchronous", "grad_communication": "asynchronous"},
                       ) as learner:
         summary = learner.train()
@@ -73,7 +73,7 @@ def test_update_algorithm_parameter_is_in_force_from_the_next_update(make_learne
         learner.update_algorithm_parameter("lr", 0.1)
 
 
-def test_evaluation_beside_training_is_recorded_and_changes_nothing(make_learner, tmp_path, monkeypatch):
+def test_evaluation_during_training_is_recorded_and_changes_nothing(make_learner, tmp_path, monkeypatch):
     monkeypatch.setattr("pytorchrl.learner._LOOK_INTERVAL_S", 0.0)
     states = []
     for number, options in enumerate(({"eval_every": 128, "eval_episodes": 3}, {})):
@@ -87,7 +87,7 @@ def test_evaluation_beside_training_is_recorded_and_changes_nothing(make_learner
     assert all(evaluation["episodes"] == 3 and evaluation["return_mean"] > 0 for evaluation in evaluations)
 
 
-def test_evaluate_plays_exactly_the_episodes_asked_for(make_learner):
+def test_evaluate_plays_exactly_the_requested_episodes(make_learner):
     with make_learner() as learner:
         learner.train()
         evaluation = learner.evaluate(7)

@@ -25,7 +25,7 @@ def train(scheme, measurements, steps, now=100.0):
     measurements.count()
 
 
-def test_env_steps_are_those_that_reached_the_learner(scheme):
+def test_env_steps_count_the_steps_that_reached_the_learner(scheme):
     measurements = measure(scheme)
     train(scheme, measurements, 4)
     assert measurements.ledger["collected"] == 45
@@ -45,7 +45,7 @@ def test_a_record_has_the_means_since_the_last_record(scheme):
     assert measurements.record(None, None)["algorithm"] == {}
 
 
-def test_metrics_are_of_the_whole_run(scheme):
+def test_metrics_cover_the_whole_run(scheme):
     measurements = measure(scheme)
     train(scheme, measurements, 6)
     scheme.start_evaluation(2)
@@ -60,7 +60,7 @@ def test_metrics_are_of_the_whole_run(scheme):
     assert not {"evaluation", "checkpoint", "policies"} & set(plain)
 
 
-def test_a_scheme_that_has_not_started_is_not_asked(scheme):
+def test_a_scheme_that_has_not_started_is_not_queried(scheme):
     def ask():
         raise AssertionError("asking starts it")
     scheme.metrics = ask

@@ -64,14 +64,14 @@ def message_of(function, *arguments, **options):
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_every_meaning_is_an_option_of_some_part_or_says_what_to_do(name):
+def test_every_translated_name_is_an_option_or_has_a_note(name):
     for here in ELSEWHERE[name]:
         assert here.at or here.note
         assert set(here.options) <= PLACES
         assert {home for home, _ in here.options} <= set(HOMES)
 
 
-def test_notes_name_options_that_there_are():
+def test_notes_mention_only_existing_options():
     specs = [spec for algorithm in registered() for spec in option_specs(algorithm).values()]
     values = {choice for spec in specs for choice in spec.choices or ()}
     names = {name for _,
@@ -82,7 +82,7 @@ def test_notes_name_options_that_there_are():
 
 
 @pytest.mark.parametrize("part", PARTS, ids=PART_NAMES)
-def test_a_part_answers_every_name_with_its_own_option_or_where_that_is(part, agent):
+def test_a_part_translates_every_name_to_an_option_and_its_owner(part, agent):
     given = {
         "actor": {"observation_space": agent[3].observation_space, "action_space": agent[3].action_space},
         "replay": {"size": 10}, "rollouts": {"size": 10}, "environments": {"env_fn": "CartPole-v1"}, "algorithm": {},
@@ -106,7 +106,7 @@ def test_a_part_answers_every_name_with_its_own_option_or_where_that_is(part, ag
 
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])
-def test_a_scheme_answers_every_name(agent, preset):
+def test_a_scheme_translates_every_name(agent, preset):
     make = Scheme if preset is None else getattr(Scheme, preset)
     algorithm = {"impala": IMPALA, "appo": IMPALA, "rapid": IMPALA, "apex": DQN, "r2d2": R2D2}.get(preset, PPO)
     agent = (algorithm.create_factory(), agent[1], SequenceBuffer.create_factory(10) if preset == "r2d2" else agent[2],
@@ -120,7 +120,7 @@ def test_a_scheme_answers_every_name(agent, preset):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "dqn", "sac", "r2d2"])
-def test_train_answers_every_name(algorithm):
+def test_train_translates_every_name(algorithm):
     known, problems = known_names(algorithm), []
     for name in OF_OTHER_LIBRARIES:
         if name in known:
@@ -133,7 +133,7 @@ def test_train_answers_every_name(algorithm):
 
 
 @pytest.mark.parametrize(("name", "meant"), DOCUMENTS.items())
-def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, meant):
+def test_documented_names_are_translated_everywhere(capsys, agent, name, meant):
     assert repr(meant) in message_of(Scheme, *agent, **{name: 1})
     flat = {"size": "replay_size", "epsilon": "priority_epsilon"}.get(meant, meant)
     flat = "num_steps" if name == "sample_batch_size" else flat
@@ -175,7 +175,7 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
     ("sac", "learning_starts", "; give start_steps of the algorithm instead"),
 ])
-def test_train_says_which_option_was_meant(algorithm, name, message):
+def test_train_suggests_the_option_for_a_name(algorithm, name, message):
     env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
     assert message in message_of(train, algorithm, env, **{name: 1})
 
@@ -221,12 +221,12 @@ def test_all_unknown_names_are_reported_at_once(agent):
                                                                 "'hidden_sizes'?"),
     (lambda agent: PPO.create_factory(learning_rate=1), "PPO has no option 'learning_rate'; did you mean 'lr'?"),
 ])
-def test_owners_name_the_option_that_was_meant_and_what_is_missing(agent, call, message):
+def test_owners_suggest_the_option_and_report_missing_ones(agent, call, message):
     assert message in message_of(call, agent)
 
 
 @pytest.mark.parametrize("name", ["config_file", "zzz", "wandb", "logger", "agent", "col", "lr_", "dropout", "num"])
-def test_names_that_are_not_near_get_no_suggestion(name):
+def test_dissimilar_names_get_no_suggestion(name):
     assert suggestion(name, {"col_in_flight": ("scheme", "col_in_flight"), "num_steps": ("rollouts", "size"),
                              "lr": ("algorithm", "lr")}) == (
         "; did you mean 'lr'?" if name == "lr_" else "")

@@ -85,12 +85,12 @@ def test_a_file_of_the_current_directory_trains_and_plays_on_the_command_line(ca
     ["--no-progress", "{}:Own", "--env", "X-v0"], ["--json", "{}:Own", "--env", "X-v0"],
     ["--env", "some.module:Maze", "{}:Own"],
 ])
-def test_the_algorithm_is_found_among_the_words(own_module, words):
+def test_the_algorithm_is_found_among_the_arguments(own_module, words):
     from pytorchrl.cli.train import parse
     assert parse("train", "Train", [word.format(own_module) for word in words]).algorithm == f"{own_module}:Own"
 
 
-def test_a_preset_of_the_scheme_is_not_taken_for_the_algorithm():
+def test_a_scheme_preset_is_not_mistaken_for_the_algorithm():
     from pytorchrl.cli.train import parse
     given = parse("train", "Train", ["--preset", "impala", "appo", "--env", "X-v0"])
     assert (given.algorithm, given.preset) == ("appo", "impala")
@@ -133,7 +133,7 @@ def test_a_wrong_algorithm_of_a_run_is_refused(tmp_path):
         load(tmp_path, algorithm="dqn")
 
 
-def test_an_option_that_another_part_has_is_refused():
+def test_an_option_of_another_part_is_refused():
     from dataclasses import dataclass
 
     class Own(A2C):
@@ -145,7 +145,7 @@ def test_an_option_that_another_part_has_is_refused():
         option_specs(Own)
 
 
-def test_presets_of_ones_own_hold_unless_other_options_are_given():
+def test_user_defined_presets_apply_unless_options_are_given():
     algorithm("own", storage=pytorchrl.GAEBuffer)(type("Own", (A2C,), {}))
     presets.register("own", "classic", {"num_steps": 7, "lr": 0.5})
     found = presets.preset("own", "CartPole-v1")
@@ -158,7 +158,7 @@ def test_presets_of_ones_own_hold_unless_other_options_are_given():
         pytorchrl.composition.compose("own", "CartPole-v1", {})
 
 
-def test_suites_of_ones_own_make_their_environments():
+def test_user_defined_suites_create_their_environments():
     asked = []
 
     @suite("short", has=lambda env_id: env_id.startswith("short/"))

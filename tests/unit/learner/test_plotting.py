@@ -14,5 +14,5 @@ from pytorchrl.plotting import _labels
     (["runs/ppo/seed1", "runs/a2c/seed1"], ["ppo/seed1", "a2c/seed1"]),
     (["here/ppo/seed1", "there/ppo/seed1", "runs/dqn"], ["here/ppo/seed1", "there/ppo/seed1", "runs/dqn"]),
     (["seed1", "runs/seed1"], ["seed1", "runs/seed1"]), (["runs/ppo", "runs/ppo"], ["ppo", "ppo"])])
-def test_a_curve_is_called_as_its_run_and_no_two_alike(paths, labels):
+def test_curves_have_unique_labels_with_the_names_of_runs(paths, labels):
     assert _labels([Path(path) for path in paths]) == labels

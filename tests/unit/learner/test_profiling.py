@@ -96,7 +96,7 @@ def explained(part, options):
 
 
 @pytest.mark.parametrize(("part", "options", "option"), CASES)
-def test_a_rule_names_part_and_option(part, options, option):
+def test_a_rule_reports_its_part_and_option(part, options, option):
     finding = explained(part, options)
     assert (finding.part, finding.option) == (part, option)
     assert part in finding.sentence
@@ -124,7 +124,7 @@ def test_every_option_of_a_rule_is_a_flag():
     assert {rule.option for rule in RULES} <= flags
 
 
-def test_levels_that_do_not_wait_for_each_other_are_compared_by_who_waits():
+def test_the_bottleneck_of_concurrent_levels_is_the_one_that_never_waits():
     def time_s(learner_waits, collectors_idle):
         return {"update": {"wait": 99, "apply": 1, "idle": 0},
                 "gradients": {"wait": learner_waits, "grad": 100 - learner_waits, "idle": 0},
@@ -139,7 +139,7 @@ def test_levels_that_do_not_wait_for_each_other_are_compared_by_who_waits():
     assert explain({"time_s": time_s(40, 60)}).part == "gradients/grad"
 
 
-def test_critical_parts_of_levels_that_take_turns_are_the_whole_time():
+def test_critical_parts_of_alternating_levels_add_up_to_the_whole_time():
     time_s = {"update": {"wait": 90, "apply": 6, "idle": 4}, "gradients": {"wait": 50, "grad": 40, "idle": 10},
               "collection": {"environment": 60, "send": 20, "idle": 120}}
     parts = critical_parts(time_s, {})
@@ -148,7 +148,7 @@ def test_critical_parts_of_levels_that_take_turns_are_the_whole_time():
     assert parts["collection/idle"] == pytest.approx(0.5 - 0.4)
 
 
-def test_nothing_can_be_said_before_an_update():
+def test_there_is_no_bottleneck_before_an_update():
     with pytest.raises(ValueError, match="no update has been made"):
         explain({"time_s": {level: {} for level in PARTS}})
 
@@ -198,7 +198,7 @@ def find():
 @pytest.mark.parametrize(("costs", "part", "option"), [
     ({"step": 1.0}, "collection/environment", "num_col_workers"),
     ({"grad": 10.0}, "gradients/grad", "num_grad_workers")])
-def test_slow_environments_and_heavy_networks_are_found_in_every_scheme(find, costs, part, option, settings):
+def test_slow_environments_and_networks_are_found_in_every_scheme(find, costs, part, option, settings):
     finding = find(costs, **settings)
     assert (finding.part, finding.option) == (part, option)
 
@@ -214,6 +214,6 @@ def test_slow_environments_and_heavy_networks_are_found_in_every_scheme(find, co
     ({"update": 2.0}, {}, "update/apply", "num_envs"),
 ], ids=["link-to-collectors", "link-to-gradients", "straggler", "slow-gradient", "slow-rank", "updates-async",
         "updates"])
-def test_what_else_holds_runs_up_is_found(find, costs, settings, part, option):
+def test_other_bottlenecks_are_found(find, costs, settings, part, option):
     finding = find(costs, **settings)
     assert (finding.part, finding.option) == (part, option)

@@ -75,7 +75,7 @@ def test_without_tensorboard_json_lines_are_written(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_rate_is_that_of_the_window():
+def test_rate_is_computed_over_the_window():
     rate = RateWindow(seconds=10.0)
     assert rate.rate == 0.0
     for second in range(30):
@@ -85,7 +85,7 @@ def test_rate_is_that_of_the_window():
     assert rate.rate == pytest.approx(100.0)
 
 
-def test_means_are_taken_over_the_values_there_were():
+def test_means_cover_only_existing_values():
     means = Means()
     means.add({"a": 1.0, "b": 5.0})
     means.add({"a": 3.0})
@@ -104,7 +104,7 @@ def test_the_last_means_are_shown_until_there_are_new_values():
     assert means.peek() == {"a": 4.0}
 
 
-def test_progress_line_says_steps_rate_return_lag_and_time_left():
+def test_progress_line_shows_steps_rate_return_lag_and_time_left():
     line = progress_text({**STATUS, "eval_return": 30.0})
     for part in ("500/2,000 steps", "25%", "100 steps/s", "return 21.5", "eval 30.0", "lag 0.5", "left 0:15"):
         assert part in line
@@ -121,7 +121,7 @@ def test_progress_line_before_anything_is_known():
     assert "left --:--" in line
 
 
-def test_lines_outside_a_terminal_come_ever_more_rarely(monkeypatch):
+def test_lines_outside_a_terminal_become_less_frequent(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("pytorchrl.reporting.time.monotonic", lambda: now[0])
     stream = io.StringIO()
@@ -170,7 +170,7 @@ def test_a_closed_stream_ends_the_display_only():
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
-def test_in_a_terminal_the_progress_line_takes_the_place_of_what_was_told(monkeypatch, has_rich):
+def test_the_progress_line_replaces_startup_messages_in_a_terminal(monkeypatch, has_rich):
     if not has_rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
     stream = Terminal()
@@ -187,7 +187,7 @@ def test_in_a_terminal_the_progress_line_takes_the_place_of_what_was_told(monkey
     assert rest.count("\n") == 1
 
 
-def test_a_start_that_fails_ends_the_line_in_a_terminal():
+def test_a_failed_start_ends_the_line_in_a_terminal():
     stream = Terminal()
     progress = Progress(stream)
     progress.announce("starting Ray ...")
@@ -195,7 +195,7 @@ def test_a_start_that_fails_ends_the_line_in_a_terminal():
     assert stream.getvalue() == "\rstarting Ray ...\n"
 
 
-def test_elsewhere_each_text_is_a_line_and_a_closed_stream_ends_nothing():
+def test_outside_a_terminal_each_message_is_a_line():
     stream = io.StringIO()
     progress = Progress(stream)
     progress.announce("starting Ray ...")
@@ -216,7 +216,7 @@ def rates_of(arrivals, end, *, seconds=10.0, rise=1000):
     return rates
 
 
-def test_the_rate_is_right_for_rollouts_rarer_than_the_window():
+def test_the_rate_is_correct_if_rollouts_are_rarer_than_the_window():
     rates = rates_of(range(25, 400, 25), 399)  # 40 steps per second
     assert rates[4 * 25] == 40.0
     assert min(rates[4 * 25:]) > 20.0

@@ -33,7 +33,7 @@ def test_log_dir_that_is_a_file_is_refused(tmp_path):
         prepare_log_dir(tmp_path / "file" / "below", overwrite=False)
 
 
-def test_log_dir_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_log_dir_without_write_permission_is_refused(tmp_path, monkeypatch):
     # A superuser may write everywhere, so the test simulates the refusal of the file system.
     def refuse(*_arguments, **_options):
         raise PermissionError(13, "Permission denied")
@@ -48,7 +48,7 @@ def test_log_dir_with_nul_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a b", "läuft", "日本", "a/b/c"])
-def test_log_dir_is_made_whatever_its_name(tmp_path, name):
+def test_log_dir_may_have_any_valid_name(tmp_path, name):
     path = prepare_log_dir(tmp_path / name, overwrite=False)
     assert path.is_dir()
     assert list(path.iterdir()) == []
@@ -66,13 +66,13 @@ def test_an_earlier_run_is_refused_or_renamed_never_removed(tmp_path):
     assert json.loads((tmp_path / "run.2" / "run.json").read_text()) == "second"
 
 
-def test_overwrite_leaves_files_alone_that_are_no_run(tmp_path):
+def test_overwrite_keeps_files_that_are_not_part_of_a_run(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     prepare_log_dir(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_records_follow_no_link(tmp_path):
+def test_records_do_not_follow_links(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "metrics.jsonl").symlink_to(victim)
@@ -105,7 +105,7 @@ def test_a_directory_of_runs_numbers_them(tmp_path, monkeypatch, runs):
     assert prepare_log_dir(runs).name == "run-1"
 
 
-def test_a_numbered_run_comes_after_the_greatest_number(tmp_path):
+def test_a_numbered_run_follows_the_greatest_number(tmp_path):
     for name in ("ppo-2", "ppo-10", "ppo-x", "sac-20"):
         (tmp_path / name).mkdir()
     (tmp_path / "ppo-11").write_text("not a run")
@@ -119,7 +119,7 @@ def test_the_name_of_a_numbered_run_stays_in_its_directory(tmp_path, name, direc
     assert prepare_log_dir(f"{tmp_path}/", run_name=name) == tmp_path / directory
 
 
-def test_runs_that_start_at_once_get_directories_of_their_own(tmp_path):
+def test_runs_that_start_simultaneously_get_different_directories(tmp_path):
     made, start = [], threading.Barrier(8)
 
     def make():
@@ -134,7 +134,7 @@ def test_runs_that_start_at_once_get_directories_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["overwrite", "resume"])
-def test_options_for_an_earlier_run_need_the_directory_of_one(tmp_path, option):
+def test_options_for_an_earlier_run_require_its_directory(tmp_path, option):
     runs = f"{tmp_path}/runs/"
     with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name the run, for example "
                                           rf"'.*runs/a'"):
@@ -147,7 +147,7 @@ def test_options_for_an_earlier_run_need_the_directory_of_one(tmp_path, option):
         prepare_log_dir(runs, **{option: True})
 
 
-def test_the_directory_of_a_run_is_no_directory_of_runs(tmp_path):
+def test_the_directory_of_a_run_is_not_a_directory_of_runs(tmp_path):
     """Check that the directory of a run is recognized despite a trailing slash, which shells add on completion."""
     run = tmp_path / "run"
     write_json(prepare_log_dir(run) / "run.json", "first")
@@ -157,7 +157,7 @@ def test_the_directory_of_a_run_is_no_directory_of_runs(tmp_path):
     assert json.loads((tmp_path / "run.1" / "run.json").read_text()) == "first"
 
 
-def test_train_tells_the_directory_of_a_numbered_run(tmp_path, capsys):
+def test_train_reports_the_directory_of_a_numbered_run(tmp_path, capsys):
     tiny = {"target_steps": 64, "num_envs": 2, "num_steps": 32, "num_epochs": 1, "tensorboard": False, "seed": 3}
     for number in (1, 2):
         agent = pytorchrl.train("ppo", "CartPole-v1", log_dir=f"{tmp_path}/runs/", progress=number == 2, **tiny)
@@ -191,7 +191,7 @@ def test_the_refusal_of_an_earlier_run_names_its_directory_of_runs(tmp_path):
         prepare_log_dir(run.rename(tmp_path / "mine"))
 
 
-def test_a_directory_of_runs_given_for_a_run_names_its_newest_run(tmp_path):
+def test_a_directory_of_runs_is_refused_with_its_newest_run(tmp_path):
     """Check that functions that read one run refuse a directory of runs and name its newest run."""
     runs = tmp_path / "runs"
     runs.mkdir()

@@ -99,7 +99,7 @@ def test_a_model_is_complete_or_absent(open_run, fake_scheme, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "../model", "a/b", ".hidden", "-x", "a" * 101, "a b", None, 3])
-def test_names_that_lead_out_of_the_directory_are_refused(open_run, fake_scheme, tmp_path, name):
+def test_names_outside_of_the_directory_are_refused(open_run, fake_scheme, tmp_path, name):
     files = open_run()
     before = names(tmp_path)
     with pytest.raises(ConfigError, match="model's name"):

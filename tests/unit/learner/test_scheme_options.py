@@ -16,7 +16,7 @@ def test_every_keyword_of_a_scheme_is_listed_once():
     assert set(names) - {"preset"} == set(known_keywords()) - of_storage
 
 
-def test_each_option_is_as_its_owner_declares_it():
+def test_each_option_matches_the_declaration_of_its_owner():
     for option in scheme_options()[1:]:
         declared = declaration_of(option.name)
         assert (option.hint, option.help, option.choices) == (declared.type, declared.help, declared.choices)
@@ -28,7 +28,7 @@ def test_a_preset_is_the_name_of_an_architecture_or_none():
     assert set(preset.choices) == {None, *PRESETS}
 
 
-def test_every_group_has_options_and_every_option_a_group():
+def test_every_group_has_options_and_every_option_has_a_group():
     options = scheme_options()
     assert {option.group for option in options} == set(GROUPS)
     groups = {option.name: option.group for option in options}

@@ -44,7 +44,7 @@ def game(tmp_path, monkeypatch):
     ({"agent_0": "a", "agent_1": "b"}, {"a": AGENTS[:1], "b": AGENTS[1:]}),
     (lambda agent: agent[-1], {"0": AGENTS[:1], "1": AGENTS[1:]}),
 ])
-def test_policies_say_who_decides_for_whom(game, policies, expected):
+def test_policies_are_assigned_to_agents(game, policies, expected):
     agent, _, _ = compose("ppo", game, {} if policies is None else {"policies": policies})
     for part in (agent.algorithm, agent.actor, agent.storage):
         assert {policy: list(agents) for policy, agents in part.options.agents.items()} == expected
@@ -70,7 +70,7 @@ def test_options_reach_the_parts_of_every_policy_and_the_environments(game):
 @pytest.mark.parametrize(("algorithm", "options"), [("ppo", TINY), ("dqn", TINY_REPLAY),
                                                     ("dqn", {**TINY_REPLAY, "prioritized": True})],
                          ids=["ppo", "dqn", "prioritized"])
-def test_run_is_loaded_and_plays_as_it_was_trained(game, tmp_path, algorithm, options):
+def test_loaded_run_plays_like_the_trained_agent(game, tmp_path, algorithm, options):
     agent = train(algorithm, game, policies="independent", log_dir=tmp_path / "run", **options)
     assert agent.summary["updates"] >= 2
     means = agent.summary["policy_return_means"]
@@ -111,7 +111,7 @@ def test_continuous_actions(algorithm):
     assert train(algorithm, Reach, policies="shared", **TINY_REPLAY).summary["updates"] >= 1
 
 
-def test_a_policy_of_all_learns_from_all():
+def test_a_policy_of_all_agents_learns_from_all_agents():
     """Check that one policy that controls two agents learns from twice as many agent steps as env steps."""
     learner, _ = make_learner("ppo", MatchingGame, policies="shared", **TINY)
     with learner:
@@ -120,7 +120,7 @@ def test_a_policy_of_all_learns_from_all():
     assert metrics["agent_steps/shared"] == 2 * learner.ledger["collected"] == 128
 
 
-def test_a_checkpoint_is_that_of_all_policies(game, tmp_path):
+def test_a_checkpoint_contains_all_policies(game, tmp_path):
     agent = train("ppo", game, policies="independent", **TINY)
     path = agent.save(tmp_path / "model.pt")
     other = train("ppo", game, policies="independent", **{**TINY, "target_steps": 0, "seed": 8, "checkpoint": path})
@@ -139,7 +139,7 @@ def test_a_mapping_is_loaded_and_a_function_is_not(game, tmp_path):
 
 
 @pytest.mark.parametrize("preset", ["a3c", "ddppo", "microbatch", "impala", "appo", "rapid", "apex"])
-def test_schemes_with_a_name(preset):
+def test_architectures_train_several_policies(preset):
     algorithm = {"impala": "impala", "appo": "appo", "rapid": "appo", "apex": "dqn"}.get(preset, "ppo")
     options = TINY_REPLAY if preset == "apex" else {**TINY, "num_mini_batch": 1}
     if preset == "a3c":
@@ -180,7 +180,7 @@ def test_sequences_of_several_policies_are_refused():
         train("r2d2", MatchingGame, policies="shared", progress=False)
 
 
-def test_films_are_refused(tmp_path):
+def test_videos_are_refused(tmp_path):
     agent = train("ppo", MatchingGame, policies="shared", **{**TINY, "target_steps": 0})
     assert isinstance(agent, pytorchrl.TrainedAgent)
     with pytest.raises(ConfigError, match="only single-agent environments can be recorded"):

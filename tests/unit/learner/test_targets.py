@@ -19,7 +19,7 @@ def ledger(collected, consumed_unique, consumed, nan=0):
     return {"collected": collected, "consumed_unique": consumed_unique, "consumed": consumed, "dropped": {"nan": nan}}
 
 
-def test_a_run_that_takes_turns_ends_when_its_last_rollout_is_used_up():
+def test_a_synchronous_run_ends_after_the_last_use_of_its_rollouts():
     target = target_of(100, num_epochs=2)
     assert not target.is_reached(90, ledger(90, 90, 180), 0)
     assert not target.is_reached(100, ledger(100, 100, 150), 0)
@@ -28,7 +28,7 @@ def test_a_run_that_takes_turns_ends_when_its_last_rollout_is_used_up():
     assert not target.is_reached(100, ledger(100, 80, 160, nan=20), 0)
 
 
-def test_a_further_rollout_ends_it_as_well():
+def test_a_further_rollout_also_ends_a_synchronous_run():
     target = target_of(100, target_kl=0.1, num_epochs=4)
     target.count(100)
     assert not target.is_reached(100, ledger(100, 100, 99), 0)
@@ -41,7 +41,7 @@ def test_other_runs_end_at_the_target(steps, communication):
     assert target_of(steps, communication).is_reached(steps, ledger(steps, 0, 0), 0)
 
 
-def test_what_is_due_first():
+def test_the_first_due_event_is_found():
     due = Due(1000, None, 150, 400)
     assert (due.record, due.evaluation, due.checkpoint, due.first) == (5, 150, 400, 5)
     due.after_record(149)

@@ -63,14 +63,14 @@ def test_every_option_reaches_its_part(monkeypatch, name):
         assert getattr(agent.test_envs.options, spec.own_name) == value
 
 
-def test_a_preset_gives_way_where_nothing_would_come_of_it():
+def test_preset_options_without_effect_are_ignored():
     agent = compose("dqn", "CartPole-v1", {"epsilon_per_worker": True})[0]
     assert agent.algorithm.options.epsilon_steps == 100_000  # the default of the algorithm
     with pytest.raises(ConfigError, match="epsilon_steps needs epsilon_per_worker=False"):
         compose("dqn", "CartPole-v1", {"epsilon_per_worker": True, "epsilon_steps": 10_000})
 
 
-def test_options_of_scheme_and_learner_reach_them(tmp_path):
+def test_options_reach_scheme_and_learner(tmp_path):
     from pytorchrl.training import make_learner
     learner, _ = make_learner("a2c", "CartPole-v1", **{
         **TINY, "num_mini_batch": 1, "num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 3,
@@ -115,7 +115,7 @@ class LivesEnv(CountingEnv):
         return *rest, {**info, "lives": 7}
 
 
-def test_episodes_of_a_run_are_in_its_monitor_files_with_the_keywords_asked_for(tmp_path):
+def test_monitor_files_contain_episodes_and_requested_keywords(tmp_path):
     agent = train("ppo", LivesEnv, **TINY, log_dir=tmp_path / "run", info_keywords=("lives",))
     agent.evaluate(2)  # episodes of this evaluation are not written to the monitor file
     (path,) = (tmp_path / "run").glob("*.csv")
@@ -125,7 +125,7 @@ def test_episodes_of_a_run_are_in_its_monitor_files_with_the_keywords_asked_for(
     assert {row.split(",")[-1] for row in rows} == {"7"}
 
 
-def test_unknown_algorithm_names_the_nearest():
+def test_unknown_algorithm_suggests_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'ppo'"):
         train("pppo", "CartPole-v1")
 
@@ -159,7 +159,7 @@ def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algor
         "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(algorithm, pytorchrl.ReplayBuffer)
 
 
-def test_replay_is_uniform_unless_priorities_are_asked_for():
+def test_replay_is_uniform_unless_priorities_are_requested():
     options = {"target_steps": 200, "start_steps": 100, "progress": False}
     agent = train("dqn", "CartPole-v1", prioritized=True, alpha=0.5, **options)
     assert agent.agent.storage.cls is pytorchrl.PERBuffer
@@ -171,7 +171,7 @@ def test_replay_is_uniform_unless_priorities_are_asked_for():
         train("dqn", "CartPole-v1", prioritized=1, **options)
 
 
-def test_options_of_a_storage_are_those_of_the_one_that_the_algorithm_takes():
+def test_storage_options_are_those_of_the_algorithms_storage():
     assert {"rho_bar", "c_bar", "vtrace_lambda"} <= set(option_specs("impala"))
     assert "gae_lambda" not in option_specs("appo")
     with pytest.raises(ConfigError, match="no option 'rho_bar'"):
@@ -189,7 +189,7 @@ def test_suite_of_an_environment(env, suite):
     assert (DEFAULT if found is None else found.name) == suite
 
 
-def test_train_gives_an_agent_that_plays_saves_and_starts_others(tmp_path):
+def test_train_returns_an_agent_that_plays_and_saves(tmp_path):
     agent = train("ppo", "CartPole-v1", **TINY)
     assert isinstance(agent, pytorchrl.TrainedAgent)
     assert agent.summary["updates"] >= 2
@@ -204,13 +204,13 @@ def test_train_gives_an_agent_that_plays_saves_and_starts_others(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 2.0, True, "3", None])
-def test_evaluate_refuses_what_is_no_number_of_episodes(number):
+def test_evaluate_refuses_invalid_numbers_of_episodes(number):
     agent = train("ppo", "CartPole-v1", **{**TINY, "target_steps": 0})
     with pytest.raises(ConfigError, match="num_episodes"):
         agent.evaluate(number)
 
 
-def test_evaluation_leaves_the_number_of_threads_alone():
+def test_evaluation_does_not_change_the_number_of_threads():
     agent = train("ppo", "CartPole-v1", **{**TINY, "target_steps": 0})
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -221,7 +221,7 @@ def test_evaluation_leaves_the_number_of_threads_alone():
         torch.set_num_threads(before)
 
 
-def test_a_function_is_an_environment_too_but_cannot_be_loaded(tmp_path):
+def test_a_function_can_be_an_environment_but_cannot_be_loaded(tmp_path):
     def make_env():
         return gym.make("CartPole-v1")
     train("ppo", make_env, log_dir=tmp_path, **TINY)
@@ -233,7 +233,7 @@ def falling(progress_remaining):
     return 1e-3 * progress_remaining
 
 
-def test_code_that_says_how_to_learn_is_kept_by_its_name_and_not_needed_to_load(tmp_path):
+def test_code_for_learning_is_stored_by_name_and_not_needed_to_load(tmp_path):
     agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=falling, optimizer=torch.optim.NAdam,
                   clip_param=[(0, 0.3), (50, 0.1)], **TINY)
     kept = json.loads((tmp_path / "run.json").read_text())["recipe"]["options"]
@@ -244,7 +244,7 @@ def test_code_that_says_how_to_learn_is_kept_by_its_name_and_not_needed_to_load(
     assert loaded.agent.algorithm.options.clip_param == agent.agent.algorithm.options.clip_param
 
 
-def test_code_that_acting_needs_is_kept_by_its_name_and_not_imported(tmp_path):
+def test_code_for_acting_is_stored_by_name_and_not_imported(tmp_path):
     train("ppo", "CartPole-v1", log_dir=tmp_path, wrappers=(gym.wrappers.RecordEpisodeStatistics,), **TINY)
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["recipe"]["options"]["wrappers"] == [{"__code__": "gymnasium.wrappers.common:RecordEpisodeStatistics"}]
@@ -253,7 +253,7 @@ def test_code_that_acting_needs_is_kept_by_its_name_and_not_imported(tmp_path):
         load(tmp_path)
 
 
-def test_code_without_a_name_is_described_and_not_needed_to_load_either(tmp_path):
+def test_code_without_a_name_is_described_and_not_needed_to_load(tmp_path):
     optimizer = functools.partial(torch.optim.NAdam, betas=(0.8, 0.99))
     agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, optimizer=optimizer,
                   **TINY)
@@ -263,7 +263,7 @@ def test_code_without_a_name_is_described_and_not_needed_to_load_either(tmp_path
     assert load(tmp_path).evaluate(2).returns == agent.evaluate(2).returns
 
 
-def test_a_value_that_no_file_holds_leaves_no_recipe(tmp_path):
+def test_a_value_that_cannot_be_stored_makes_a_run_not_loadable(tmp_path):
     train("ppo", "CartPole-v1", log_dir=tmp_path, env_kwargs={"render_mode": None,
                                                               "sutton_barto_reward": np.bool_(False)}, **TINY)
     assert json.loads((tmp_path / "run.json").read_text())["recipe"] == {}
@@ -273,7 +273,7 @@ def test_a_value_that_no_file_holds_leaves_no_recipe(tmp_path):
 
 @pytest.mark.parametrize("lr", [pytorchrl.linear(1e-3, 1e-4), pytorchrl.cosine(1e-3, 0.0, 50),
                                 [(0, 1e-3), (60, 1 / 3)]], ids=str)
-def test_load_gives_the_agent_that_was_trained(tmp_path, lr):
+def test_load_returns_the_trained_agent(tmp_path, lr):
     options = {**TINY, "lr": lr, "hidden_sizes": (8, 8), "normalize_obs": True}
     agent = train("ppo", "CartPole-v1", log_dir=tmp_path, **options)
     loaded = load(tmp_path)
@@ -298,7 +298,7 @@ def copied(run_dir, tmp_path):
     return tmp_path
 
 
-def test_load_refuses_what_is_missing(copied):
+def test_load_refuses_missing_files(copied):
     with pytest.raises(CheckpointError, match="no model"):
         load(copied, model="best")
     (copied / "run.json").unlink()
@@ -312,7 +312,7 @@ def test_load_refuses_what_is_missing(copied):
     b'{"recipe": {"algorithm": "xyz", "env": "CartPole-v1", "options": {}}, "seed": 1}',
     b'{"recipe": {"algorithm": "ppo", "env": "CartPole-v1", "options": {}}, "seed": -1}',
 ])
-def test_load_refuses_a_run_file_that_is_none(copied, content):
+def test_load_refuses_an_invalid_run_file(copied, content):
     (copied / "run.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run\.json|describe"):
         load(copied)

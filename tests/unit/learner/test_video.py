@@ -22,7 +22,7 @@ def identity(env):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Breakout-v5"])
-def test_filmed_environment_has_the_spaces_of_training(env):
+def test_recorded_environment_has_the_spaces_of_training(env):
     if env.startswith("ALE/"):
         pytest.importorskip("ale_py")
     agent = train("ppo", env, **TINY)
@@ -37,7 +37,7 @@ def test_filmed_environment_has_the_spaces_of_training(env):
         envs.close()
 
 
-def test_a_filmed_game_looks_as_the_vector_environment_shows_it():
+def test_a_recorded_game_equals_that_of_the_vector_environment():
     pytest.importorskip("ale_py")
     agent = compose("ppo", "ALE/Pong-v5", {"num_envs": 1})[0]
     factory = video._single_environment(type("Trained", (), {"agent": agent}), identity)
@@ -61,7 +61,7 @@ def film_of(**options):
     return video._single_environment(SimpleNamespace(agent=agent), identity)
 
 
-def test_a_film_is_made_with_the_settings_of_the_game():
+def test_a_video_uses_the_settings_of_the_game():
     pytest.importorskip("ale_py")
     film = film_of(env_kwargs={"full_action_space": True, "noop_max": 0, "use_fire_reset": False}, max_episode_steps=7)
     envs = film(mode="test", seed=1)  # raises an error if the spaces differ from those of training
@@ -80,7 +80,7 @@ def test_a_setting_that_single_games_lack_is_refused():
         film_of(env_kwargs={"maxpool": False})
 
 
-def test_episodes_asked_for_are_recorded_and_no_more(tmp_path, monkeypatch):
+def test_exactly_the_requested_episodes_are_recorded(tmp_path, monkeypatch):
     recorders = []
 
     class FakeRecorder(gym.Wrapper):
@@ -95,7 +95,7 @@ def test_episodes_asked_for_are_recorded_and_no_more(tmp_path, monkeypatch):
     assert recorders == [(str(tmp_path / "films"), "CartPole-v1", [0, 1, 2])]
 
 
-def test_drawn_actions_are_filmed_where_they_are_asked_for(tmp_path, monkeypatch):
+def test_sampled_actions_are_recorded_if_requested(tmp_path, monkeypatch):
     monkeypatch.setattr(gym.wrappers, "RecordVideo", lambda env, folder, **options: env)
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
     agent = train("ppo", "CartPole-v1", **TINY)
@@ -104,7 +104,7 @@ def test_drawn_actions_are_filmed_where_they_are_asked_for(tmp_path, monkeypatch
     assert drawn != best
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
     (tmp_path / "file").write_text("")
     agent = train("ppo", "CartPole-v1", **TINY)
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         video.record_video(agent, tmp_path / "file" / "films")
 
 
-def test_films_are_written(tmp_path):
+def test_videos_are_written(tmp_path):
     pytest.importorskip("moviepy")
     agent = train("ppo", "CartPole-v1", **TINY)
     video.record_video(agent, tmp_path, num_episodes=2)

@@ -95,7 +95,7 @@ def test_every_import_is_of_a_listed_package(folder, extras):
     assert missing == {}
 
 
-def test_imports_for_type_checkers_are_of_packages_that_checks_install():
+def test_type_checking_imports_are_of_packages_that_checks_install():
     missing = {name: path for name,
                path in foreign("pytorchrl", for_checkers=True).items() if name not in listed_in("dev")}
     assert missing == {}
@@ -109,7 +109,7 @@ def test_every_core_requirement_is_imported():
 
 
 @pytest.mark.parametrize("extra", OF_USERS)
-def test_every_package_of_an_extra_is_named_in_the_package(extra):
+def test_every_package_of_an_extra_is_used_in_the_package(extra):
     """Check that the package imports each package of its extras, or names it in a string to load it by name."""
     words = words_of_the_package()
     for requirement in EXTRAS[extra]:

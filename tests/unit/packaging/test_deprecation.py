@@ -19,7 +19,7 @@ RENAMES = (
 )
 
 
-def test_a_warning_names_the_releases_and_the_replacement_and_points_to_the_users_line():
+def test_a_warning_names_releases_replacement_and_the_users_line():
     with pytest.warns(DeprecationWarning, match="scheme.ranks") as caught:
         warn_deprecated("scheme.ranks", use="scheme.settings", since="0.2", removed_in="0.3")
     assert (
@@ -34,7 +34,7 @@ def test_a_warning_from_deep_inside_the_package_points_to_the_users_line():
     assert caught[0].filename == __file__
 
 
-def test_a_deprecated_function_warns_and_still_answers():
+def test_a_deprecated_function_warns_and_still_works():
     @deprecated(use="area(width, height)", since="0.2", removed_in="0.3")
     def surface(width, height=1):
         """Return the surface."""
@@ -45,7 +45,7 @@ def test_a_deprecated_function_warns_and_still_answers():
     assert (surface.__name__, surface.__doc__) == ("surface", "Return the surface.")
 
 
-def test_renamed_options_are_returned_under_their_new_names_in_their_order():
+def test_renamed_options_are_returned_in_order_under_their_new_names():
     with pytest.warns(DeprecationWarning, match="is deprecated") as caught:
         options = renamed_options({"lag": 2, "seed": 3, "queue_length": 4}, RENAMES)
     assert list(options.items()) == [("max_policy_lag", 2), ("seed", 3), ("queue_size", 4)]
@@ -55,7 +55,7 @@ def test_renamed_options_are_returned_under_their_new_names_in_their_order():
     ]
 
 
-def test_options_with_present_names_do_not_warn():
+def test_options_with_current_names_do_not_warn():
     assert renamed_options({"queue_size": 4}, RENAMES) == {"queue_size": 4}
 
 
@@ -66,7 +66,7 @@ def test_an_option_given_under_both_names_is_refused():
         renamed_options({"queue_size": 4, "queue_length": 4}, RENAMES)
 
 
-def test_a_renamed_attribute_is_found_under_its_old_name_and_an_unknown_one_is_not():
+def test_a_renamed_attribute_is_available_under_its_old_name():
     class Settings:
         queue_size = 5
 
@@ -85,7 +85,7 @@ def release(text):
     return tuple(int(number) for number in text.split(".")[:2])
 
 
-def test_nothing_deprecated_stays_beyond_the_release_that_removes_it():
+def test_deprecated_names_are_removed_in_the_announced_release():
     kept = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -62,7 +62,7 @@ def test_the_source_distribution_has_every_file_of_the_project(built):
                   if not path.startswith("pytorchrl.egg-info/")) == []
 
 
-def test_the_wheel_has_the_package_alone(built):
+def test_the_wheel_contains_only_the_package(built):
     with zipfile.ZipFile(built.wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"pytorchrl-{pytorchrl.__version__}.dist-info/METADATA").decode()
@@ -73,7 +73,7 @@ def test_the_wheel_has_the_package_alone(built):
     assert not [name for name in names if not name.startswith("pytorchrl")]
 
 
-def test_it_is_installed_from_the_unpacked_source_as_the_readme_says(built, tmp_path):
+def test_the_unpacked_source_can_be_installed_as_in_the_readme(built, tmp_path):
     """Check that the README's command installs the unpacked source.
 
     Without an index, pip cannot install dependencies, but it still reads the constraints that the command names.

@@ -22,7 +22,7 @@ raise ValueError("no argument")
 """
 
 
-def test_scripts_in_forks_have_their_own_folder_arguments_output_and_end(run_forked, tmp_path):
+def test_scripts_in_forks_have_their_own_folder_arguments_and_output(run_forked, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text("VALUE = 3\n")
     for _ in range(2):  # the second run must not be affected by the first
@@ -35,19 +35,19 @@ def test_scripts_in_forks_have_their_own_folder_arguments_output_and_end(run_for
     assert result.stderr.splitlines()[-1] == "ValueError: no argument"
 
 
-def test_modules_run_as_with_m(run_forked):
+def test_modules_run_as_with_python_m(run_forked):
     result = run_forked("-m", "pytorchrl", "--version")
     assert result.returncode == 0
     assert result.stdout.startswith("pytorchrl ")
     assert run_forked("-m", "pytorchrl", "nonsense").returncode == 2
 
 
-def test_code_runs_as_with_c(run_forked):
+def test_code_runs_as_with_python_c(run_forked):
     result = run_forked("-c", "import sys\nassert __name__ == '__main__'\nprint(sys.argv[1:])", 1)
     assert (result.returncode, result.stdout) == (0, "['1']\n")
 
 
-def test_a_script_without_end_is_killed(run_forked, tmp_path):
+def test_a_script_that_does_not_end_is_killed(run_forked, tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(600)\n")
     with pytest.raises(subprocess.TimeoutExpired):
         run_forked(tmp_path / "script.py", timeout=1)

@@ -64,7 +64,7 @@ def imports_of(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "pytorchrl")
 
 
-def test_imports_go_one_way():
+def test_layers_import_only_allowed_layers():
     wrong = []
     for path in MODULES:
         own = layer_of(name_of(path))
@@ -81,7 +81,7 @@ def test_only_the_ray_runtime_imports_ray():
     assert importers == {"pytorchrl.runtime.ray_runtime"}
 
 
-def test_public_names_are_sorted_unique_and_there():
+def test_public_names_are_sorted_unique_and_available():
     names = pytorchrl.__all__
     assert names == sorted(set(names), key=str.lower)
     assert 18 <= len(names) <= 40
@@ -92,7 +92,7 @@ def test_public_names_are_sorted_unique_and_there():
         _ = pytorchrl.nothing_like_this
 
 
-def test_public_names_that_type_checkers_see_are_those_that_load():
+def test_type_checkers_and_imports_see_the_same_public_names():
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {(node.module, alias.name) for node in block.body for alias in node.names}

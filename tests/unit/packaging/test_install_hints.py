@@ -51,7 +51,7 @@ def test_without_metadata_the_source_folder_is_named(monkeypatch, requires):
     assert installed_by(hint.removesuffix(" in the source folder")) == []
 
 
-def test_nothing_tells_users_to_install_this_project_by_its_name():
+def test_no_command_installs_this_project_by_its_name():
     commands = []
     for path in PAGES:
         for command in re.findall(r"pip install [^`\n]*", path.read_text(encoding="utf-8")):
@@ -60,7 +60,7 @@ def test_nothing_tells_users_to_install_this_project_by_its_name():
     assert len(commands) >= 5
 
 
-def test_hints_of_the_package_come_from_one_function():
+def test_install_hints_come_from_one_function():
     """Check that `pip install` commands are written only in `errors.py`; other modules call `install_hint`."""
     homes = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")
              if "pip install" in path.read_text(encoding="utf-8")}

@@ -20,7 +20,7 @@ def tool():
     return module
 
 
-def test_every_link_leads_somewhere(tool):
+def test_every_link_has_an_existing_target(tool):
     assert list(tool.broken_links(ROOT)) == []
     num_links = sum(len(list(tool.links_of(page.read_text(encoding="utf-8")))) for page in tool.pages_of(ROOT))
     assert num_links > 80
@@ -46,7 +46,7 @@ def test_broken_links_are_found(tool, tmp_path, text, is_broken):
                for line in found)
 
 
-def test_a_broken_link_ends_the_tool_with_an_error(tmp_path, run_python):
+def test_the_tool_fails_for_a_broken_link(tmp_path, run_python):
     (tmp_path / "page.md").write_text("[a](b.md)")
     result = run_python(TOOL, tmp_path)
     assert result.returncode == 1

@@ -21,7 +21,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="not run from a checkout")
 
 
-def test_installed_requirements_are_those_of_the_file():
+def test_installed_requirements_match_the_file():
     installed = importlib.metadata.requires("pytorchrl")
     assert core_requirements(installed) == {normal(line) for line in lines_of("requirements.txt")}
 
@@ -32,7 +32,7 @@ def test_requirements_are_ranges_without_pip_options():
         assert "==" not in line
 
 
-def test_torch_is_pinned_wherever_we_install():
+def test_every_install_command_pins_torch():
     assert any(line.startswith("torch==") for line in lines_of("constraints.txt"))
     for name in ("Makefile", "README.md", "docs/quickstart.md"):
         for line in lines_of(name):
@@ -40,7 +40,7 @@ def test_torch_is_pinned_wherever_we_install():
                 assert "PIP_INSTALL" in line, f"{name}: {line}"
 
 
-def test_torch_can_be_taken_from_its_cpu_index():
+def test_torch_can_be_installed_from_its_cpu_index():
     """Check that `TORCH_INDEX` and the pages install the pinned torch first, from the same package index."""
     def commands(*variables):
         command = ["make", "--no-print-directory", "-n", "-B", "venv", "VENV=/nowhere", *variables]
@@ -65,7 +65,7 @@ def test_version_is_the_same_everywhere():
     assert f"## {pytorchrl.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_extras_are_those_that_the_design_names():
+def test_all_documented_extras_exist():
     extras = set(importlib.metadata.metadata("pytorchrl").get_all("Provides-Extra"))
     assert extras >= {"atari", "box2d", "mujoco", "envpool", "compress", "tensorboard", "plots", "cli", "video",
                       "docs", "dev"}
@@ -75,7 +75,7 @@ def test_setup_has_two_lines():
     assert lines_of("setup.py") == ["from setuptools import setup", "setup()"]
 
 
-def test_ci_calls_make_alone_and_is_executable():
+def test_ci_calls_only_make_and_is_executable():
     path = ROOT / ".ci" / "run"
     assert path.stat().st_mode & stat.S_IXUSR
     commands = [line for line in lines_of(".ci/run") if line.startswith("make")]
@@ -148,7 +148,7 @@ def test_a_planted_defect_stops_its_check(tmp_path, check, path, defect):
         assert (result.returncode == 0) == is_clean, result.stdout + result.stderr
 
 
-def test_what_contributing_and_the_readme_name_is_there():
+def test_commands_and_paths_in_contributing_and_readme_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for name in ("CONTRIBUTING.md", "README.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -160,7 +160,7 @@ def test_what_contributing_and_the_readme_name_is_there():
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 60
 
 
-def test_the_gates_are_pinned_as_they_are_installed():
+def test_installed_versions_of_checkers_equal_their_pins():
     pins = dict(line.split("==", 1) for line in lines_of("constraints.txt"))
     for name in ("ruff", "mypy", "codespell", "pytest", "pytest-timeout", "pytest-xdist"):
         assert importlib.metadata.version(name) == pins[name]

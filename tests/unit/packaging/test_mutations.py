@@ -29,7 +29,7 @@ def test_every_mutation_applies(mutations):
     assert not problems, "\n".join(problems)
 
 
-def test_there_are_enough_mutations_and_none_occurs_twice(mutations):
+def test_there_are_enough_mutations_without_duplicates(mutations):
     table = mutations.MUTATIONS
     assert len(table) >= MIN_MUTATIONS
     assert not [key for key, count in Counter((m.file, m.old, m.new) for m in table).items() if count > 1]

@@ -104,7 +104,7 @@ def graph_of_folders(parent):
     ({"a": {"b"}, "b": {"c"}, "c": set()}, []), ({"a": {"b"}, "b": {"a"}}, [["a", "b"]]),
     ({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": {"d"}}, [["b", "c"], ["d", "e"]]),
     ({"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": {"b"}}, [["a", "b", "c", "d"]])])
-def test_circles_are_found(graph, cycles):
+def test_import_cycles_are_found(graph, cycles):
     assert cycles_of(graph) == cycles
 
 
@@ -179,7 +179,7 @@ def test_any_has_a_reason():
     assert found == [], "use a name of pytorchrl.untyped, or give the reason on the line"
 
 
-def test_no_docstring_opens_without_a_subject():
+def test_no_docstring_begins_with_a_headless_clause():
     found = [f"{name_of(path)}: {doc.splitlines()[0]}" for path, tree in MODULES.items() for node in ast.walk(tree)
              if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node))
              and re.match(r"(What|Whose|Who|Those|How)\b", doc)]

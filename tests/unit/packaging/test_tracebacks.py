@@ -106,7 +106,7 @@ def test_public_calls_show_one_frame_of_the_package_and_no_cause(agent, call):
     assert len(frames_of(caught.value)[0]) > 3
 
 
-def test_every_public_factory_is_brief():
+def test_every_public_factory_shortens_tracebacks():
     factories = {name: getattr(getattr(pytorchrl, name), "create_factory", None) for name in pytorchrl.__all__}
     found = {name: factory.__func__.__code__ is PPO.create_factory.__func__.__code__ for name,
              factory in factories.items() if factory}
@@ -150,7 +150,7 @@ def called(function):
     ("caused_by_library", KeyError, ["entry"]),
     ("called", ConfigError, ["users"]),
 ])
-def test_frames_and_causes_of_the_users_code_stay(name, kind, shown):
+def test_frames_and_causes_of_user_code_are_kept(name, kind, shown):
     with pytest.raises(ConfigError) as caught:
         brief_errors(OURS[name])(lambda: users(kind))
     assert [frames[-1][1] for frames in frames_of(caught.value)] == shown
@@ -166,26 +166,26 @@ def test_other_errors_keep_their_frames():
     assert shown[-1][-1][1] == "broken"
 
 
-def test_a_warning_of_a_scheme_is_of_the_callers_line(agent):
+def test_a_warning_of_a_scheme_points_to_the_callers_line(agent):
     with pytest.warns(UserWarning, match="col_fraction_workers < 1 has no effect") as caught:
         Scheme(*agent, col_fraction_workers=0.5)
     assert caught[0].filename == __file__
 
 
-def test_signatures_and_annotations_of_public_calls_stay():
+def test_signatures_and_annotations_of_public_calls_are_kept():
     assert "collection" in inspect.signature(Scheme).parameters
     assert inspect.signature(Scheme).parameters["collection"].annotation == "Collection | None"
     assert pytorchrl.train.__doc__.startswith("Train an agent")
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_causes_that_go_in_a_circle_come_to_an_end(length):
+def test_cyclic_causes_do_not_loop_forever(length):
     errors = [ConfigError(f"number {number}") for number in range(length)]
     for number, error in enumerate(errors):
         error.__cause__ = errors[(number + 1) % length]
     assert _users_cause(errors[0]) is None
 
 
-def test_an_error_that_is_raised_from_itself_is_brief():
+def test_an_error_raised_from_itself_has_a_short_traceback():
     with pytest.raises(ConfigError, match=r"must return a gymnasium\.Env, got int"):
         VecEnv.create_factory(lambda: 3)

@@ -27,11 +27,11 @@ def test_distributions(cost, mean, low, high):
     assert low <= min(values) <= max(values) <= high
 
 
-def test_draws_come_from_the_seed():
+def test_samples_depend_on_the_seed():
     assert draws(None, "grad", seed=1) == draws(None, "grad", seed=1) != draws(None, "grad", seed=2)
 
 
-def test_workers_may_differ_and_what_was_named_last_counts():
+def test_costs_can_be_set_per_worker_and_later_entries_win():
     costs = Costs({"step": 1, "step@*/CWorker 3": 2, "step@GWorker 1/*": 3}, 0)
     assert costs.draw("step", "GWorker 0/CWorker 1") == 1
     assert costs.draw("step", "GWorker 0/CWorker 3") == 2
@@ -39,7 +39,7 @@ def test_workers_may_differ_and_what_was_named_last_counts():
     assert 0.005 <= costs.draw("grad", "GWorker 1") <= 0.015  # the default cost of a gradient
 
 
-def test_measured_is_what_it_took():
+def test_measured_costs_are_the_elapsed_time():
     start = time.perf_counter()
     assert 0 <= Costs({"grad": "measured"}, 0).draw("grad", "GWorker 0", start) <= time.perf_counter() - start
 

@@ -64,7 +64,7 @@ def visit(text, worker, point, times, incarnation=0, seed=0):
     ("delay col.1 1s; delay col.1 2s @ step 2", "GWorker 0/CWorker 1", "step",
      [(1, "sleep", 1.0), (2, "sleep", 1.0), (2, "sleep", 2.0)] + [(n, "sleep", 1.0) for n in range(3, 7)]),
 ])
-def test_what_happens_to_whom_and_when(text, worker, point, expected):
+def test_faults_happen_to_the_given_worker_at_the_given_point(text, worker, point, expected):
     assert visit(text, worker, point, 6) == expected
 
 
@@ -74,7 +74,7 @@ def test_a_fault_without_probability_spares_the_next_incarnation():
     assert len(visit("delay col.1 1s", "GWorker 0/CWorker 1", "step", 5, incarnation=1)) == 5
 
 
-def test_a_probability_is_that_share_of_visits_and_comes_from_the_seed():
+def test_a_probability_is_the_seeded_share_of_visits():
     def numbers(worker="GWorker 0/CWorker 1", **kwargs):
         return [number for number,
                 *_ in visit("nan grad.* p=0.1; delay col.* 1s p=0.1", worker, "step", 2000, **kwargs)]
@@ -85,7 +85,7 @@ def test_a_probability_is_that_share_of_visits_and_comes_from_the_seed():
     assert all(other != numbers() and 150 < len(other) < 250 for other in others)
 
 
-def test_a_worker_that_no_fault_names_has_no_points():
+def test_a_worker_without_faults_has_no_fault_points():
     plan = FaultPlan("kill col.3 @ step 400", 0)
     assert plan.points("GWorker 0/CWorker 1", 0, FakeHost()) is None
     assert plan.points("GWorker 0", 0, FakeHost()) is None
@@ -102,12 +102,12 @@ def test_a_worker_that_no_fault_names_has_no_points():
     ("nan col.1", "nan makes a gradient non-finite"),
     ("kill col.1 p=0", r"p must be in \(0, 1\]"), ("kill col.1 p=1.5", r"p must be in \(0, 1\]"),
 ])
-def test_text_that_is_no_plan(text, message):
+def test_invalid_fault_plans_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         FaultPlan(text, 0)
 
 
-def test_a_plan_travels():
+def test_a_plan_can_be_pickled():
     plan = pickle.loads(pickle.dumps(FaultPlan("kill col.1 p=0.5", 3)))
     assert plan.text == "kill col.1 p=0.5"
     rng, again = random.Random(1), random.Random(1)

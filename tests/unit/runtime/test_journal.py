@@ -16,7 +16,7 @@ def schedule():
     schedule.end_all()
 
 
-def test_a_recording_gives_each_event_once():
+def test_a_recording_returns_each_event_once():
     journal = Recording()
     journal.note("answer", 1, 40, 3)
     assert journal.take() == Part([("answer", 1, 40, 3)], [])
@@ -35,7 +35,7 @@ def test_every_number_of_an_event_is_compared(schedule, event):
         journal.note(*event)
 
 
-def test_the_same_events_are_taken_in_order_and_beyond_the_end_anything(schedule):
+def test_a_replay_accepts_its_events_in_order_and_then_any_event(schedule):
     journal = Replaying("GWorker 1", Part([("answer", 1, 40, 3), ("ask", 2)], []), schedule)
     assert journal.upcoming() == ("answer", 1, 40, 3)
     assert journal.upcoming_of("ask", 2) == ("ask", 2)

@@ -82,7 +82,7 @@ def test_a_scheme_refuses_too_many_workers_before_ray_starts(no_ray, agent, sett
     scheme.stop()
 
 
-def test_what_a_cluster_has_is_known_only_once_it_is_joined(no_ray):
+def test_memory_of_a_cluster_is_checked_only_after_connecting(no_ray):
     scheme = Scheme(*on_policy_agent(), seed=1, num_col_workers=500, address="10.255.255.1:6379")
     with pytest.raises(ImportError, match="ray"):  # only Ray knows the memory of the cluster
         scheme.start()

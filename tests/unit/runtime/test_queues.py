@@ -42,14 +42,14 @@ def runtime(request):
 
 @pytest.mark.parametrize("maxsize", [2, 0])
 @pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS)
-def test_calls_are_answered_as_by_the_standard_librarys(runtime, calls, maxsize):
+def test_queue_calls_behave_like_the_standard_library(runtime, calls, maxsize):
     expected, found = queue.Queue(maxsize), runtime.make_queue(maxsize)
     assert isinstance(found, queue.Queue)
     assert found.maxsize == maxsize
     assert [answer(found, *call) for call in calls] == [answer(expected, *call) for call in calls]
 
 
-def test_arguments_have_the_standard_librarys_names(runtime):
+def test_arguments_are_named_as_in_the_standard_library(runtime):
     items = runtime.make_queue(1)
     items.put(item="a", block=True, timeout=1.0)
     assert items.get(block=True, timeout=1.0) == "a"
@@ -81,7 +81,7 @@ def test_without_a_timeout_both_ends_wait_for_each_other(runtime):
     assert items.get_nowait() == "c"
 
 
-def test_join_waits_until_every_item_was_worked_at(runtime):
+def test_join_waits_until_every_item_is_done(runtime):
     items = runtime.make_queue(2)
     items.put("a")
     items.get()

@@ -15,7 +15,7 @@ from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
 from pytorchrl.runtime.resource_fitting import largest_share
 
 
-def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
+def test_ray_installs_no_sigterm_handler_while_it_starts():
     """Check that Ray's SIGTERM handler is not installed.
 
     It would end the process with exit code 15 or 1, or with a crash in native code.
@@ -59,23 +59,23 @@ def cpus_of(runtime, count):
     ((1.0, 4.0, 4.0), 6, 0.8),  # one worker fits on the small node and five on a large node
     ((0.0, 4.0, 4.0), 4, 1.0),  # the head node has no CPUs
 ], ids=str)
-def test_the_default_shrinks_so_that_all_fit_without_the_largest_of_several_nodes(on, cpus, count, each):
+def test_default_requests_fit_without_the_largest_node(on, cpus, count, each):
     amount = cpus_of(on(*map(node, cpus)), count)
     assert amount == pytest.approx(each)
     left = sorted(cpus)[:-1] or cpus
     assert sum(int(number / amount + 1e-9) for number in left) >= count
 
 
-def test_a_node_that_is_most_of_the_cluster_is_not_left_out(on):
+def test_a_node_with_most_of_the_cpus_is_counted(on):
     """Check that a node with most of the CPUs is counted; otherwise each of 60 workers would request only 1/15 CPU."""
     assert cpus_of(on(node(4.0), node(64.0)), 60) == 1.0
 
 
-def test_the_default_shrinks_to_what_others_leave(on):
+def test_default_requests_shrink_to_the_free_resources(on):
     assert cpus_of(on(node(8.0), spare={"CPU": 2.0}), 4) == 0.5
 
 
-def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
+def test_memory_of_a_head_node_without_cpus_is_not_counted(on):
     """Check that workers fit on the smaller node if the larger one is lost; the head node has memory but no CPUs."""
     small = 24.0 * 2**30
     runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
@@ -84,12 +84,12 @@ def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
     assert 6 * fitted["num_cpus"] <= 4.0
 
 
-def test_the_only_gpu_is_shared_though_its_node_may_be_lost(on):
+def test_the_only_gpu_is_shared_although_its_node_may_be_lost(on):
     [fitted] = on(node(4.0, 1.0), node(4.0)).fit_resources([("gradient workers", 10, DEFAULT_RESOURCES)])
     assert fitted["num_gpus"] == 0.1
 
 
-def test_only_who_asks_for_gpus_shares_them(on):
+def test_only_workers_that_request_gpus_share_them(on):
     """Check that collection workers on the CPU leave both GPUs to the gradient workers and may run on any node."""
     runtime = on(node(8.0, 2.0), node(8.0))
     grad, col, _ = runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES, num_groups=20, per_group=4))
@@ -102,7 +102,7 @@ def test_only_who_asks_for_gpus_shares_them(on):
 @pytest.mark.parametrize(("gpus", "spare", "present"), [
     (0.0, None, "the cluster has 0, of which 0 are free"),
     (1.0, {"GPU": 0.0}, "the cluster has 1, of which 0 are free")])
-def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, present):
+def test_workers_on_a_gpu_are_refused_without_a_free_gpu(on, gpus, spare, present):
     runtime = on(node(8.0, gpus), spare=spare)
     with pytest.raises(InsufficientResourcesError,
                        match=f"2 gradient workers each need a share of a GPU, but {present}"):
@@ -111,7 +111,7 @@ def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, p
     runtime.fit_resources([("gradient workers", 0, DEFAULT_RESOURCES), ("collection workers", 2, CPU_RESOURCES)])
 
 
-def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
+def test_a_missing_gpu_is_detected_before_ray_starts(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: True)
@@ -129,7 +129,7 @@ def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
     # In the next three cases, Ray does not hide the other GPUs.
     ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),
 ])
-def test_the_gpus_of_a_worker_are_those_that_ray_gave_it(monkeypatch, actor, given, seen, visible, own):
+def test_the_gpus_of_a_worker_are_those_assigned_by_ray(monkeypatch, actor, given, seen, visible, own):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(
         is_initialized=lambda: True, get_runtime_context=lambda: SimpleNamespace(get_actor_id=lambda: actor),
         get_gpu_ids=lambda: given))
@@ -141,12 +141,12 @@ def test_the_gpus_of_a_worker_are_those_that_ray_gave_it(monkeypatch, actor, giv
     assert RayRuntime().own_gpus() == own
 
 
-def test_without_ray_nobody_divides_gpus(monkeypatch):
+def test_no_gpus_are_assigned_without_ray(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert RayRuntime().own_gpus() is None
 
 
-def test_what_was_asked_for_does_not_shrink(on):
+def test_explicit_requests_do_not_shrink(on):
     runtime = on(node(4.0, simulator=2.0), node(4.0))
     asked = {"num_cpus": 2, "simulator": 1}
     assert runtime.fit_resources([("collection workers", 2, asked)]) == [asked]
@@ -157,13 +157,13 @@ def test_what_was_asked_for_does_not_shrink(on):
 
 @pytest.mark.parametrize("free", [[3.0], [1.0, 4.0, 4.0], [0.0, 2.5], [7.0, 1.0, 1.0, 1.0]], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5, 17])
-def test_a_share_is_the_largest_that_all_can_have(free, count):
+def test_a_share_is_the_largest_that_fits_all_workers(free, count):
     share = largest_share(free, count)
     assert sum(int(amount / share + 1e-9) for amount in free) >= count
     assert sum(int(amount / (1.001 * share)) for amount in free) < count
 
 
-def test_there_is_no_share_of_nothing():
+def test_the_share_of_no_resources_is_zero():
     assert largest_share([0.0, 0.0], 3) == largest_share([], 3) == 0.0
 
 
@@ -172,7 +172,7 @@ def requests(grad, col, num_groups=2, per_group=3, shards=None):
             ("replay shards", 0 if shards is None else 2 * num_groups, shards or {"num_cpus": 0})]
 
 
-def test_a_group_has_what_its_workers_ask_for_together(on):
+def test_a_group_has_the_total_resources_of_its_workers(on):
     runtime = on(node(8.0, 1.0), node(8.0, 1.0), placement="colocate")
     runtime.fit_resources(requests({"num_cpus": 2, "num_gpus": 0.5, "object_store_memory": 1}, {"num_cpus": 1},
                                    shards={"num_cpus": 0.5}))
@@ -189,13 +189,13 @@ def test_groups_of_default_requests_fit_on_one_node_of_two(on):
     assert grad["num_cpus"] == 0.5
 
 
-def test_a_group_that_asks_for_nothing_is_one_all_the_same(on):
+def test_a_group_without_requests_still_has_a_bundle(on):
     runtime = on(node(8.0), placement="colocate")
     runtime.fit_resources(requests({"num_cpus": 0}, {"num_cpus": 0}))
     assert 0 < runtime._bundle["CPU"] < 0.01
 
 
-def test_groups_without_a_node_are_refused(on):
+def test_groups_that_fit_on_no_node_are_refused(on):
     runtime = on(node(6.0), node(3.0), placement="colocate")
     with pytest.raises(InsufficientResourcesError) as caught:
         runtime.fit_resources(requests({"num_cpus": 1}, {"num_cpus": 1}))
@@ -252,7 +252,7 @@ def start(runtime, name, **resources):
     return runtime.start_actor(object, {}, name=name, resources=resources)
 
 
-def test_gradient_workers_are_colocated_with_their_own(with_groups):
+def test_each_gradient_worker_has_its_own_placement_group(with_groups):
     runtime, made, actors = with_groups(placement="colocate")
     runtime._bundle = {"CPU": 4.0}
     for name in ("GWorker 1", "GWorker 2", "GWorker 1", "Evaluator"):
@@ -262,7 +262,7 @@ def test_gradient_workers_are_colocated_with_their_own(with_groups):
     assert [chosen["scheduling_strategy"] for chosen in actors] == [1, 2, 1, "SPREAD"]
 
 
-def test_workers_below_go_into_the_group_of_their_parent(with_groups):
+def test_child_workers_go_into_the_placement_group_of_their_parent(with_groups):
     runtime, _, actors = with_groups(inside=FakeGroup(number=7), placement="colocate")
     start(runtime, "GWorker 2/CWorker 1", num_cpus=1)
     assert actors[0]["scheduling_strategy"] == 7
@@ -270,7 +270,7 @@ def test_workers_below_go_into_the_group_of_their_parent(with_groups):
         pickle.dumps(RayRuntime(RayRuntime.Options(placement="colocate")))).options.placement == "colocate"
 
 
-def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_group(with_groups):
+def test_workers_are_spread_by_default_even_if_the_driver_is_in_a_group(with_groups):
     runtime, made, actors = with_groups(inside=FakeGroup(number=7))
     start(runtime, "GWorker 1", num_cpus=1)
     assert actors[0]["scheduling_strategy"] == "SPREAD"
@@ -282,7 +282,7 @@ def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_grou
      "it requests CPU=2, sim=1, but the 2 nodes have only CPU=0.5, sim=0; CPU=1, sim=0 free"),
     ([{"CPU": 0.5}, {"CPU": 2.0, "sim": 1.0}], ""),
 ])
-def test_a_worker_without_a_process_lacks_room_if_no_node_has_what_it_asks_for(with_groups, free, lacks):
+def test_a_pending_worker_lacks_resources_if_it_fits_on_no_node(with_groups, free, lacks):
     runtime, *_ = with_groups()
     handle = start(runtime, "GWorker 0/CWorker 1", num_cpus=2, sim=1, object_store_memory=10)
     runtime._ray._private = SimpleNamespace(state=SimpleNamespace(
@@ -291,7 +291,7 @@ def test_a_worker_without_a_process_lacks_room_if_no_node_has_what_it_asks_for(w
     assert runtime.lacks_room(handle) == lacks
 
 
-def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
+def test_a_gradient_worker_may_lack_resources_for_its_group(with_groups):
     runtime, *_ = with_groups(placement="colocate")
     runtime._bundle = {"CPU": 4.0}
     handle = start(runtime, "GWorker 1", num_cpus=1)
@@ -302,14 +302,14 @@ def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
     assert runtime.lacks_room(handle) == ""
 
 
-def test_a_worker_that_runs_lacks_nothing(with_groups, monkeypatch):
+def test_a_running_worker_lacks_no_resources(with_groups, monkeypatch):
     monkeypatch.setattr(_Actor, "has_come_up", True)
     runtime, *_ = with_groups()
     assert runtime.lacks_room(start(runtime, "GWorker 0/CWorker 1", num_cpus=2)) == ""
 
 
 @pytest.mark.parametrize("has_joined", [False, True])
-def test_closing_removes_groups_and_leaves_a_cluster_only_if_it_was_joined_here(with_groups, has_joined):
+def test_closing_removes_groups_and_disconnects_only_own_connections(with_groups, has_joined):
     runtime, *_ = with_groups(placement="colocate")
     runtime._bundle = {"CPU": 4.0}
     for name in ("GWorker 1", "GWorker 2"):
@@ -342,7 +342,7 @@ class Arriving:
     # The other two workers do not start in time.
     ((2, 2), ["started 0 of 4 collection workers ...", "started 2 of 4 collection workers ..."]),
 ], ids=str)
-def test_workers_are_announced_as_they_come_up(counts, told):
+def test_workers_are_announced_as_they_start(counts, told):
     runtime, said = RayRuntime(), []
     runtime._ray, runtime.announce = Arriving(*counts), said.append
     runtime.get_all = lambda futures, timeout_s: [future.native for future in futures]

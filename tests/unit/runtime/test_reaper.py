@@ -63,7 +63,7 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["kill", "close"])
-def test_what_ray_leaves_is_ended_and_removed_and_nothing_else(start_python, directory, end):
+def test_only_processes_and_files_of_ray_are_removed(start_python, directory, end):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(directory)],
                                  start_new_session=True)
     try:
@@ -84,7 +84,7 @@ def test_what_ray_leaves_is_ended_and_removed_and_nothing_else(start_python, dir
         bystander.wait()
 
 
-def test_ctrl_c_in_the_terminal_does_not_reach_it(start_python, directory):
+def test_ctrl_c_in_the_terminal_does_not_stop_the_reaper(start_python, directory):
     driver = start_python("-c", DRIVER, str(directory), "kill", FOLDER)
     reaper, *_ = map(int, driver.stdout.readline().split())
     os.killpg(driver.pid, signal.SIGINT)

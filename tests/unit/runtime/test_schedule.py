@@ -36,7 +36,7 @@ def run_to_the_end(schedule, tasks):
         assert schedule.join(task, math.inf)
 
 
-def test_the_clock_moves_with_sleeps_and_the_earliest_goes_first(make_schedule):
+def test_the_clock_advances_with_sleeps_and_the_earliest_task_runs_first(make_schedule):
     schedule, seen = make_schedule(), []
 
     def sleeper(name, *naps):
@@ -79,7 +79,7 @@ def test_only_one_task_runs_at_a_time(make_schedule):
     run_to_the_end(schedule, [spawn(schedule, body) for _ in range(5)])
 
 
-def test_who_waits_is_woken_by_its_signal_and_not_before(make_schedule):
+def test_a_waiting_task_is_woken_only_by_its_signal(make_schedule):
     schedule, signal, other, box = make_schedule(), Signal(), Signal(), []
     woken = []
 
@@ -98,7 +98,7 @@ def test_who_waits_is_woken_by_its_signal_and_not_before(make_schedule):
     assert woken == [2.0]
 
 
-def test_a_wait_in_vain_ends_at_its_deadline(make_schedule):
+def test_an_unmet_wait_ends_at_its_deadline(make_schedule):
     schedule = make_schedule()
     spawn(schedule, lambda: schedule.sleep(5.0))
     assert not schedule.wait_until(lambda: False, [Signal()], 2.0, "nothing")
@@ -116,7 +116,7 @@ def test_later_calls_a_function_at_its_time(make_schedule):
     assert seen == [1.0]
 
 
-def test_deadlock_is_reported_at_once_with_who_waits_for_what(make_schedule):
+def test_a_deadlock_is_reported_immediately_with_the_waits_of_tasks(make_schedule):
     schedule = make_schedule()
     spawn(schedule, lambda: schedule.wait_until(lambda: False, [Signal()], math.inf, "Godot"), "Vladimir")
     with pytest.raises(DeadlockError, match="Vladimir waits for Godot"):
@@ -137,7 +137,7 @@ def test_tasks_that_only_poll_are_a_deadlock_too(make_schedule):
     assert schedule.now < 10.0
 
 
-def test_polling_beside_work_is_no_deadlock(make_schedule):
+def test_polling_while_others_work_is_not_a_deadlock(make_schedule):
     schedule = make_schedule()
     worker = spawn(schedule, lambda: schedule.sleep(1000.0))
     while not worker.finished:
@@ -187,7 +187,7 @@ def test_a_foreign_thread_is_refused(make_schedule):
     assert "start threads with Runtime.start_thread" in errors[0]
 
 
-def test_events_have_a_digest_a_number_and_a_check(make_schedule):
+def test_events_are_counted_digested_and_checked(make_schedule):
     def digest(names):
         schedule = make_schedule()
         for name in names:
@@ -228,7 +228,7 @@ for seed in range(50):
 """
 
 
-def test_an_interrupt_reaches_the_driver_while_another_runs(run_forked):
+def test_an_interrupt_reaches_the_driver_while_another_task_runs(run_forked):
     """Check that after 50 interrupts (Ctrl-C) the driver continues and no other task runs at the same time."""
     result = run_forked("-c", INTERRUPTED, timeout=100)
     assert result.returncode == 0, result.stderr

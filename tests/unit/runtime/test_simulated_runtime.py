@@ -49,7 +49,7 @@ def test_workers_end_with_the_worker_that_started_them(runtime):
     assert runtime.outcome(others.submit(Parent.ready), 5.0).unwrap()
 
 
-def test_signals_to_a_worker_that_is_not_built_yet_come_once_it_is(runtime):
+def test_signals_to_a_starting_worker_are_delivered_once_it_is_built(runtime):
     handle = runtime.start_actor(SignalRecorder, {}, name="recorder", resources={})
     signalled = []
     # The worker takes a second to start; each signal arrives before the next one is sent.

@@ -66,7 +66,7 @@ def test_calls_are_made_in_order_on_the_workers_own_thread(runtime):
     assert built.name == "actor"
 
 
-def test_errors_are_values_until_they_are_unwrapped(runtime):
+def test_errors_are_returned_as_values_until_unwrapped(runtime):
     worker = _start(runtime)
     outcome = runtime.outcome(worker.submit(Counter.fail), 5.0)
     assert (outcome.worker, outcome.value, type(outcome.error)) == ("actor", None, KeyError)
@@ -76,14 +76,14 @@ def test_errors_are_values_until_they_are_unwrapped(runtime):
     assert runtime.get(worker.submit(Counter.add, 1), 5.0) == 1  # the worker survives the error
 
 
-def test_the_constructors_error_shows_in_every_call(runtime):
+def test_an_error_in_the_constructor_is_raised_by_every_call(runtime):
     worker = _start(runtime, start=None)
     for _ in range(2):
         with pytest.raises(ValueError, match="no start"):
             runtime.get(worker.submit(Counter.add, 1), 5.0)
 
 
-def test_a_signal_runs_beside_the_running_call(runtime):
+def test_a_signal_runs_concurrently_with_a_call(runtime):
     worker = _start(runtime)
     waiting = worker.submit(Counter.wait_for_flag)
     while worker.native.worker is None:
@@ -92,7 +92,7 @@ def test_a_signal_runs_beside_the_running_call(runtime):
     assert runtime.get(waiting, 5.0) is True
 
 
-def test_no_answer_within_the_deadline_is_an_outcome(runtime):
+def test_a_missed_deadline_is_returned_as_an_outcome(runtime):
     worker = _start(runtime)
     future = worker.submit(Counter.wait_for_flag)
     start = time.monotonic()
@@ -103,7 +103,7 @@ def test_no_answer_within_the_deadline_is_an_outcome(runtime):
     worker.native.worker.flag = True
 
 
-def test_wait_returns_all_that_are_done_in_the_order_given(runtime):
+def test_wait_returns_all_done_futures_in_the_given_order(runtime):
     slow, fast = _start(runtime, "actor 1"), _start(runtime, "actor 2")
     pending = slow.submit(Counter.wait_for_flag)
     done = [fast.submit(Counter.add, 1) for _ in range(3)]
@@ -114,7 +114,7 @@ def test_wait_returns_all_that_are_done_in_the_order_given(runtime):
     assert runtime.wait([pending], 5.0) == [pending]
 
 
-def test_get_all_has_one_deadline(runtime):
+def test_get_all_has_one_deadline_for_all_futures(runtime):
     workers = [_start(runtime, f"actor {index}") for index in range(3)]
     futures = [worker.submit(Counter.wait_for_flag) for worker in workers]
     start = time.monotonic()
@@ -146,11 +146,11 @@ def test_close_ends_all_threads_and_is_idempotent():
         runtime.get(workers[0].submit(Counter.add, 1), 1.0)
 
 
-def test_outcome_unwraps_none():
+def test_an_outcome_may_be_none():
     assert Outcome("worker", None).unwrap() is None
 
 
-def test_threads_queues_events_and_the_clock_come_from_the_runtime(runtime):
+def test_the_runtime_provides_threads_queues_events_and_the_clock(runtime):
     done = runtime.make_event()
     thread = threading.Thread(target=done.wait, name="helper")
     runtime.start_thread(thread)
@@ -174,7 +174,7 @@ def test_make_runtime():
         make_runtime(Runtime.Options())
 
 
-def test_a_runtime_has_the_options_that_it_was_made_with():
+def test_a_runtime_keeps_its_options():
     settings = {"schedule_seed": 3, "costs": {"step": 1.0}, "faults": "delay col.1 2s p=0.5", "address": "a:1",
                 "placement": "colocate"}
     for name, kind in RUNTIMES.items():
@@ -198,12 +198,12 @@ def test_a_runtime_has_the_options_that_it_was_made_with():
     ("simulated", {"schedule_seed": -1}, "schedule_seed must be .*0"),
     ("simulated", {"schedule_seed": 2**63}, "schedule_seed must be"),
 ])
-def test_wrong_options_are_refused_before_a_runtime_is_made(name, settings, message):
+def test_wrong_options_are_refused_before_a_runtime_is_created(name, settings, message):
     with pytest.raises(ConfigError, match=message):
         options_of_runtime(name, settings)
 
 
-def test_only_the_simulated_runtime_repeats_a_record():
+def test_only_the_simulated_runtime_replays_a_record():
     with pytest.raises(ConfigError, match=r"replayed in the simulated runtime only, got ThreadRuntime\.Options"):
         make_runtime(ThreadRuntime.Options(), replay={})
 
@@ -215,11 +215,11 @@ def test_default_resources_cannot_be_changed():
         DEFAULT_RESOURCES["num_cpus"] = 2
 
 
-def test_a_handle_says_its_name(runtime):
+def test_a_handle_prints_its_name(runtime):
     assert repr(_start(runtime)) == "Handle(actor)"
 
 
-def test_a_ray_runtime_crosses_processes_empty():
+def test_a_pickled_ray_runtime_has_no_connection():
     from pytorchrl.runtime.ray_runtime import RayRuntime
 
     runtime = RayRuntime(RayRuntime.Options(address="somewhere:1", placement="colocate", faults="kill col.1"), seed=3,

@@ -31,7 +31,7 @@ def nothing_starts():
 
 @pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("wrong", [None, 3, lambda **context: None, PPO], ids=["none", "number", "lambda", "class"])
-def test_what_is_no_factory(parts, index, wrong):
+def test_anything_but_a_factory_is_refused(parts, index, wrong):
     given = list(parts)
     given[index] = wrong
     name = ("algo_factory", "actor_factory", "storage_factory", "train_envs_factory")[index]
@@ -39,13 +39,13 @@ def test_what_is_no_factory(parts, index, wrong):
         Scheme(*given)
 
 
-def test_parts_in_the_wrong_order(parts):
+def test_parts_in_the_wrong_order_are_refused(parts):
     algo, actor, storage, envs = parts
     with pytest.raises(ConfigError):
         Scheme(actor, algo, storage, envs)
 
 
-def test_spaces_of_training_and_test_environments(parts):
+def test_different_spaces_of_training_and_test_envs_are_refused(parts):
     other = VecEnv.create_factory("CartPole-v1")
     with pytest.raises(SpaceError, match=r"observation_space differs.*training.*test"):
         Scheme(*parts, other)
@@ -54,7 +54,7 @@ def test_spaces_of_training_and_test_environments(parts):
         Scheme(*parts, fewer)
 
 
-def test_actor_for_other_environments(parts):
+def test_an_actor_for_other_environments_is_refused(parts):
     """Check that the error is raised before the first rollout, not later by a matrix product."""
     other = VecEnv.create_factory("Acrobot-v1")
     actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
@@ -62,7 +62,7 @@ def test_actor_for_other_environments(parts):
         Scheme(parts[0], actor, parts[2], parts[3])
 
 
-def test_more_mini_batches_than_samples(parts):
+def test_more_mini_batches_than_samples_are_refused(parts):
     _, actor, storage, envs = parts
     with pytest.raises(ConfigError, match=r"batch 32 = 2 .*x 2 .*x 8 .*num_mini_batch 33"):
         Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2)
@@ -72,18 +72,18 @@ def test_more_mini_batches_than_samples(parts):
 
 @pytest.mark.parametrize("options", [{"lr": NAN}, {"gamma": -0.1}, {"gamma": 1.1}, {"lr": "fast"}, {"clip_param": 0.0},
                                      {"num_mini_batch": 0}, {"num_epochs": 0}, {"lrr": 1.0}], ids=str)
-def test_wrong_option_of_the_algorithm(options):
+def test_a_wrong_option_of_the_algorithm_is_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         PPO.create_factory(**options)
 
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"size": 8, "gae_lambda": 1.5}, {"size": "8"}], ids=str)
-def test_wrong_option_of_the_storage(options):
+def test_a_wrong_option_of_the_storage_is_refused(options):
     with pytest.raises(ConfigError, match=list(options)[-1]):
         GAEBuffer.create_factory(**options)
 
 
-def test_memory_with_too_few_sequences(parts):
+def test_too_few_sequences_for_a_recurrent_actor_are_refused(parts):
     _, _, storage, envs = parts
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru")
     with pytest.raises(ConfigError, match=r"2 sequences.*num_mini_batch=4"):
@@ -116,7 +116,7 @@ def test_a_factory_holding_an_open_file_cannot_be_sent(parts, tmp_path):
             Scheme(algo, actor, storage, envs, tests, num_col_workers=2)
 
 
-def test_a_factory_that_stays_here_may_hold_anything(parts):
+def test_a_factory_that_is_not_sent_may_hold_anything(parts):
     algo, actor, storage, _ = parts
     envs = VecEnv.create_factory(_env_with(threading.Lock()), vec_env_size=2)
     Scheme(algo, actor, storage, envs)
@@ -142,6 +142,6 @@ def test_a_large_factory_warns_with_its_size(parts):
     (lambda: VecEnv.create_factory(gym.make("CartPole-v1")), "env_fn"),
     (lambda: VecEnv.create_factory(CountingEnv, vec_env_size=0), "vec_env_size"),
 ], ids=["version", "typo", "instance", "none"])
-def test_wrong_environment(make, message):
+def test_a_wrong_environment_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

@@ -63,7 +63,7 @@ def test_printing_shows_every_setting(named, name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_its_own_settings_are_settings_of_the_scheme_and_can_be_changed(named, name):
+def test_settings_of_an_architecture_can_be_changed(named, name):
     scheme = named(name)
     assert {*PRESETS[name].defaults, *PRESETS[name].fixed, *PRESETS[name].least} <= set(scheme.settings)
     assert named(name, num_col_workers=3, worker_timeout_s=7.0).settings["num_col_workers"] == 3
@@ -71,14 +71,14 @@ def test_its_own_settings_are_settings_of_the_scheme_and_can_be_changed(named, n
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "r2d2"])
-def test_one_learner_has_a_thread_of_its_own_and_several_go_in_step(named, name):
+def test_one_learner_is_asynchronous_and_several_are_synchronous(named, name):
     assert named(name).settings["grad_communication"] == "asynchronous"
     assert named(name, num_grad_workers=2).settings["grad_communication"] == "synchronous"
     assert named(name, num_grad_workers=2, grad_communication=ASYNC).settings["grad_communication"] == "asynchronous"
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "r2d2", "rapid"])
-def test_it_makes_updates(named, name):
+def test_architectures_make_updates(named, name):
     scheme = named(name, train_batch_size=8)
     while scheme.version < 3:
         scheme.step()
@@ -93,7 +93,7 @@ def test_it_makes_updates(named, name):
     ("r2d2", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too small"),
     ("apex", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too small"),
 ])
-def test_what_contradicts_a_name_is_refused(named, name, settings, message):
+def test_settings_that_contradict_an_architecture_are_refused(named, name, settings, message):
     with pytest.raises(ConfigError, match=message):
         named(name, **settings)
 
@@ -112,14 +112,14 @@ def test_r2d2_is_apex_with_sequences():
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
-def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
+def test_on_policy_algorithms_are_refused_if_data_are_old(named, name):
     _, actor, storage, envs = synthetic_agent(4)
     with pytest.raises(ConfigError, match=f"{name} provides .*, but A2C learns from rollouts with advantages; "
                                           f"algorithms for {name}: .*APPO"):
         named(name, (A2C.create_factory(), actor, storage, envs))
 
 
-def test_what_it_fixes_may_be_said_again(named):
+def test_fixed_settings_may_be_given_explicitly(named):
     assert named("a3c", grad_communication="asynchronous").settings == named("a3c").settings
 
 
@@ -137,7 +137,7 @@ def test_what_it_fixes_may_be_said_again(named):
     ("ddppo", {"distribute_gradients": False}, "ddppo means distribute_gradients=True, got False"),
     ("ddppo", {"aggregate": 2}, "aggregate=2 is for"),
 ])
-def test_what_contradicts_the_name_is_refused(named, name, settings, message):
+def test_settings_that_contradict_a3c_or_ddppo_are_refused(named, name, settings, message):
     with pytest.raises(ConfigError, match=message):
         named(name, **settings)
 
@@ -148,7 +148,7 @@ def test_an_unknown_keyword_is_an_error_of_the_call(named):
         named("a3c", num_workers=2)
 
 
-def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
+def test_a_part_that_is_not_a_factory_is_refused_as_by_any_scheme(named):
     _, *others = synthetic_agent(4)
     with pytest.raises(FactoryError, match="algo_factory"):
         named("a3c", agent=("ppo", *others))
@@ -159,7 +159,7 @@ def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
     ((DataKind.OLDER_ROLLOUTS,), SyntheticAlgorithm.create_factory(), False),
     ((DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS), A2C.create_factory(), True),
     (tuple(DataKind), A2C.create_factory(), False)])
-def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
+def test_the_algorithm_must_support_the_kind_of_data(allowed, algo, is_refused):
     preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
         text = f"replay provides {allowed[0].value}.*, but {algo.cls.__name__} learns from rollouts with advantages"
@@ -172,7 +172,7 @@ def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
 # train() and the command line
 
 
-def test_train_takes_a_name():
+def test_train_accepts_an_architecture():
     agent = train("a2c", "CartPole-v1", preset="a3c", runtime="simulated", target_steps=500, num_envs=1, num_steps=5,
                   updates_per_step=10, progress=False)
     assert agent.summary["scheme"]["grad_communication"] == "asynchronous"
@@ -182,7 +182,7 @@ def test_train_takes_a_name():
         train("a2c", "CartPole-v1", preset="a4c")
 
 
-def test_train_takes_r2d2_for_both():
+def test_train_accepts_r2d2_as_algorithm_and_architecture():
     agent = train("r2d2", "pytorchrl/Recall-v0", preset="r2d2", runtime="simulated", target_steps=600, start_steps=200,
                   mini_batch_size=4, num_replay_workers=2, progress=False, seed=1)
     assert agent.summary["updates"] >= 1
@@ -190,7 +190,7 @@ def test_train_takes_r2d2_for_both():
     assert agent.agent.actor.options.recurrent_net == "gru"
 
 
-def test_the_command_line_takes_r2d2(capsys):
+def test_the_command_line_accepts_r2d2(capsys):
     assert main(["train", "r2d2", "--env", "pytorchrl/Recall-v0", "--preset", "r2d2", "--runtime", "simulated",
                  "--target-steps", "400",
                  "--start-steps", "100", "--mini-batch-size", "4", "--burn-in", "4", "--json", "--no-progress",
@@ -200,7 +200,7 @@ def test_the_command_line_takes_r2d2(capsys):
     assert summary["updates"] >= 1
 
 
-def test_the_command_line_takes_a_name(capsys, tmp_path):
+def test_the_command_line_accepts_an_architecture(capsys, tmp_path):
     flags = ["train", "a2c", "--env", "CartPole-v1", "--preset", "a3c"]
     assert main([*flags, "--runtime", "simulated", "--target-steps", "400", "--num-envs", "1", "--num-steps", "5",
                  "--updates-per-step", "4", "--json", "--no-progress", "--no-tensorboard", "--log-dir",

@@ -20,14 +20,14 @@ def state_of(worker):
         )["all"].tolist(), repr(worker.algo.state_dict()["optimizers"])
 
 
-def test_no_update_is_made_before_any_gradient(worker):
+def test_an_update_before_any_gradient_is_refused(worker):
     before = state_of(worker)
     with pytest.raises(CallOrderError, match=r"computed last, but there are none; call step\(\), get_grads\(\) or"):
         worker.apply_gradients()
     assert state_of(worker) == before
 
 
-def test_gradients_need_a_batch(worker):
+def test_gradients_without_a_batch_are_refused(worker):
     with pytest.raises(CallOrderError, match=r"call get_data\(\) first, or call step\(\)"):
         worker.get_grads()
     assert worker.iter == 0
@@ -46,7 +46,7 @@ def test_a_batch_is_used_once(worker):
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 3])
-def test_what_was_computed_by_hand_is_applied(make_scheme, microbatch_size):
+def test_gradients_computed_by_hand_are_applied(make_scheme, microbatch_size):
     """Check that the gradient of the whole batch is applied, even if it was computed in microbatches."""
     found = []
     for gives_gradients in (True, False):
@@ -58,7 +58,7 @@ def test_what_was_computed_by_hand_is_applied(make_scheme, microbatch_size):
     assert torch.equal(*found)
 
 
-def test_algorithms_refuse_to_apply_what_was_never_computed(worker):
+def test_algorithms_refuse_to_apply_gradients_before_computing_any(worker):
     message = r"applies those of the last compute_gradients\(batch\), which has not been called yet"
     before = state_of(worker)
     with pytest.raises(CallOrderError, match=message):
@@ -70,7 +70,7 @@ def test_algorithms_refuse_to_apply_what_was_never_computed(worker):
 
 
 @pytest.mark.parametrize("name", ["APPO", "SAC", "several policies", "synthetic"])
-def test_every_algorithm_does(name, make_multi_agent, make_algorithm):
+def test_every_algorithm_refuses_to_apply_missing_gradients(name, make_multi_agent, make_algorithm):
     algorithm = {"several policies": make_multi_agent, "synthetic": lambda: synthetic_agent(4)[0](
         device="cpu", actor=None, seed=0)}.get(name, lambda: make_algorithm(name))()
     with pytest.raises(CallOrderError):

@@ -27,6 +27,6 @@ assert threading.active_count() == 1, threading.enumerate()
     "", "col_communication='asynchronous'", "grad_communication='asynchronous'",
     "num_col_workers=2, num_grad_workers=2, runtime='threads'",
 ], ids=["synchronous", "asynchronous collection", "asynchronous gradients", "threads"])
-def test_no_ray(run_forked, settings):
+def test_central_schemes_do_not_import_ray(run_forked, settings):
     result = run_forked("-c", SCRIPT.replace("{settings}", settings))
     assert result.returncode == 0, result.stderr

@@ -28,7 +28,7 @@ def make():
 
 @pytest.mark.parametrize("settings", SYNCHRONOUS.values(), ids=SYNCHRONOUS.keys())
 @pytest.mark.parametrize("agent", AGENTS)
-def test_what_is_resumed_is_what_went_on(make, check_ledger, agent, settings):
+def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, settings):
     straight = make(agent, **settings)
     straight.start(target_steps=600)
     go_on(straight, 9)
@@ -48,7 +48,7 @@ def test_what_is_resumed_is_what_went_on(make, check_ledger, agent, settings):
 
 
 @pytest.mark.parametrize("settings", SYNCHRONOUS.values(), ids=SYNCHRONOUS.keys())
-def test_in_the_middle_of_data_the_rest_is_given_up_by_both(make, check_ledger, settings):
+def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
     straight, resumed = make(**settings), make(**settings)
     straight.start(600)
     go_on(straight, 4)
@@ -62,7 +62,7 @@ def test_in_the_middle_of_data_the_rest_is_given_up_by_both(make, check_ledger, 
     assert check_ledger(resumed) == check_ledger(straight)
 
 
-def test_draws_after_a_checkpoint_are_others(make):
+def test_a_checkpoint_changes_later_random_numbers(make):
     """Check that a checkpoint changes later random numbers, so that the test above does not pass trivially."""
     scheme = make("sac")
     scheme.start(600)
@@ -74,7 +74,7 @@ def test_draws_after_a_checkpoint_are_others(make):
     assert not any("optimizers" in name or "acting" in name for name in changed)
 
 
-def test_every_pattern_goes_on_with_an_exact_account(check_ledger, pattern):
+def test_every_pattern_resumes_with_an_exact_ledger(check_ledger, pattern):
     schemes = [Scheme(*synthetic_agent(size=4, num_epochs=2, num_mini_batch=2), runtime="simulated", seed=1, **pattern)
                for _ in range(2)]
     first, second = schemes
@@ -99,7 +99,7 @@ def test_every_pattern_goes_on_with_an_exact_account(check_ledger, pattern):
 
 @pytest.mark.parametrize("num_replay_workers", [1, 3])
 @pytest.mark.parametrize("agent", ["dqn, prioritised", "impala", "two policies, dqn"])
-def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_workers):
+def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_workers):
     def make():
         return Scheme.apex(*AGENTS[agent](), runtime="simulated", seed=1, num_replay_workers=num_replay_workers,
                            size=300,
@@ -130,7 +130,7 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         second.stop()
 
 
-def test_remainders_of_lossy_gradients_are_kept(make):
+def test_residuals_of_lossy_gradients_are_kept(make):
     settings = {"num_grad_workers": 2, "compress_grads_to_send": "topk"}
     scheme = make(**settings)
     scheme.start(600)
@@ -154,7 +154,7 @@ def test_remainders_of_lossy_gradients_are_kept(make):
     assert not torch.equal(ends[1], ends[0])
 
 
-def test_the_seed_of_the_checkpoint_is_taken_over_unless_another_is_given(make):
+def test_the_seed_of_the_checkpoint_is_used_unless_another_is_given(make):
     scheme = make(seed=None)
     go_on(scheme, 3)
     checkpoint = scheme.checkpoint()
@@ -174,7 +174,7 @@ def test_another_agent_is_refused_with_all_differences(make):
         make("a2c, continuous", num_col_workers=2).resume(checkpoint)
 
 
-def test_where_it_runs_may_differ(make):
+def test_a_run_can_be_resumed_on_another_runtime(make):
     straight = make(num_col_workers=2)
     straight.start(600)
     go_on(straight, 4)
@@ -188,7 +188,7 @@ def test_where_it_runs_may_differ(make):
     assert torch.equal(straight.acting_state()["all"], elsewhere.acting_state()["all"])
 
 
-def test_what_cannot_be_resumed_is_refused(make, tmp_path):
+def test_invalid_checkpoints_and_calls_are_refused(make, tmp_path):
     scheme = make()
     go_on(scheme, 2)
     checkpoint = scheme.checkpoint()
@@ -236,7 +236,7 @@ class Remembering(gym.Env):
         type(self).open -= 1
 
 
-def test_environments_are_others_with_other_seeds():
+def test_environments_are_rebuilt_with_new_seeds():
     envs = VecEnv.create_factory(Remembering, None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,))
 
@@ -259,7 +259,7 @@ def test_environments_are_others_with_other_seeds():
     assert Remembering.open == 0
 
 
-def test_rates_of_a_resumed_run_are_its_own(make):
+def test_rates_of_a_resumed_run_exclude_the_earlier_run(make):
     scheme, resumed = make(), make()
     go_on(scheme, 40)
     resumed.resume(through_a_file(scheme.checkpoint()))

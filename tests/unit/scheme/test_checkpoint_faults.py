@@ -14,7 +14,7 @@ from pytorchrl.scheme.replay.r_worker import RWorker
 from tests.unit.scheme.checkpointed import AGENTS, through_a_file
 
 
-def test_a_lost_worker_leaves_no_hole(check_ledger):
+def test_a_checkpoint_without_a_lost_worker_can_be_resumed(check_ledger):
     """Check that a checkpoint without the state of a lost worker can be resumed, with an exact ledger."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
@@ -42,7 +42,7 @@ def test_a_lost_worker_leaves_no_hole(check_ledger):
 
 
 @pytest.mark.parametrize("moment", ["state", "reseed"])
-def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch, moment):
+def test_a_worker_may_be_lost_during_a_checkpoint(check_ledger, monkeypatch, moment):
     """Check that a checkpoint contains the state of a lost worker only if it was lost after it sent the state."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
@@ -75,7 +75,7 @@ def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypa
     scheme.stop()
 
 
-def test_a_shard_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch):
+def test_a_shard_may_be_lost_during_a_checkpoint(check_ledger, monkeypatch):
     def make():
         return Scheme.apex(*AGENTS["dqn, prioritised"](), runtime="simulated", seed=1, num_replay_workers=3, size=300,
                            learning_starts=40, max_replay_ratio=2.0, train_batch_size=8)

@@ -26,7 +26,7 @@ def _parameters_after(scheme, num_updates=20):
 
 
 @pytest.mark.parametrize("settings", _SCHEMES.values(), ids=_SCHEMES.keys())
-def test_same_seed_same_parameters(make_scheme, settings):
+def test_equal_seeds_give_equal_parameters(make_scheme, settings):
     first, second, other = (
         _parameters_after(make_scheme(CountingEnv, {"episode_length": 5}, seed=seed, **settings))
         for seed in (3, 3, 4))
@@ -34,7 +34,7 @@ def test_same_seed_same_parameters(make_scheme, settings):
     assert not torch.equal(first, other)
 
 
-def test_the_global_generators_do_not_matter(make_scheme):
+def test_global_generators_are_neither_read_nor_changed(make_scheme):
     """Check that a scheme neither reads nor changes the global random generators of a program."""
     import random
 

@@ -45,7 +45,7 @@ def see_gpus(monkeypatch):
     (1, [0], "cuda", "cuda:0"), (1, [0], "cuda:0", "cuda:0"), (2, [0, 1], "cuda:1", "cuda:1"),
     (4, [2, 3], "cuda", "cuda:2"), (4, [2, 3], "cuda:3", "cuda:3"),  # Ray assigned two of four GPUs
 ])
-def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
+def test_device_names_are_resolved(see_gpus, count, gpus, device, found):
     see_gpus(count)
     assert check_device(device, gpus) == found
     assert check_device(found, gpus) == found
@@ -59,20 +59,20 @@ def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
     (4, [], "cuda", r"\['cpu'\], got 'cuda'; the list .* num_gpus in the worker's resources requests more"),
     *((2, None, device, f"got {device!r}") for device in ("gpu", "", 0, "cuda:01", "CUDA:0", 1.5)),
 ], ids=str)
-def test_a_device_that_is_not_there(see_gpus, count, gpus, device, message):
+def test_missing_devices_are_refused(see_gpus, count, gpus, device, message):
     see_gpus(count)
     with pytest.raises(DeviceError, match=f"col_device must be one of the devices visible to torch, .*{message}"):
         check_device(device, gpus, "col_device")
 
 
-def test_a_torch_without_cuda_is_named(monkeypatch):
+def test_a_torch_without_cuda_is_reported(monkeypatch):
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(DeviceError, match=r"got 'cuda'; this torch \(.*\) was built without CUDA: install"):
         check_device("cuda")
 
 
-def test_the_error_crosses_processes():
+def test_device_errors_can_be_pickled():
     with pytest.raises(DeviceError) as caught:
         check_device("cuda:97", [])
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -83,7 +83,7 @@ def test_the_error_crosses_processes():
 
 @pytest.mark.parametrize("name", ["grad_device", "col_device"])
 @pytest.mark.parametrize("device", ["gpu", 0, "", "cuda:", "cuda:x", "cuda:-1", True, torch.device("cpu")], ids=str)
-def test_what_is_no_name_of_a_device(make_scheme, name, device):
+def test_invalid_device_names_are_refused(make_scheme, name, device):
     error = DeviceError if isinstance(device, str) else ConfigError
     with pytest.raises(error, match=f"{name} must be (None, 'cpu', 'cuda' or 'cuda:k'|a string or None), got "):
         make_scheme(**BOTH, runtime="ray", **{name: device})
@@ -94,8 +94,8 @@ def test_what_is_no_name_of_a_device(make_scheme, name, device):
     ({**GRADS, "runtime": "threads"}, "grad_device"), ({**COLLECTORS, "runtime": "simulated"}, "col_device"),
     ({**THREAD, "runtime": None}, "col_device"),
 ], ids=str)
-def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threads(make_scheme, see_gpus, settings,
-                                                                                   name, device):
+def test_missing_devices_are_refused_for_workers_on_threads(make_scheme, see_gpus, settings,
+                                                            name, device):
     see_gpus(0)
     with pytest.raises(
             DeviceError, match=rf"{name} must be one of the devices visible to torch, \['cpu'\], got '{device}'"):
@@ -128,13 +128,13 @@ def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threa
     ({**GRADS, "grad_device": "cuda:2", "grad_worker_resources": {"num_gpus": 2}},
      "grad_device='cuda:2' is GPU 2.*asks for num_gpus=2"),
 ], ids=str)
-def test_contradictions(make_scheme, settings, message):
+def test_contradictory_device_options_are_refused(make_scheme, settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make_scheme(**{"runtime": "ray" if len(settings) > 1 else None, **settings})
     assert type(caught.value) is ConfigError
 
 
-def test_the_learners_gpu_asks_for_one_of_gradient_workers_too(make_scheme, see_gpus):
+def test_a_learner_on_a_gpu_requires_gpus_for_gradient_workers(make_scheme, see_gpus):
     see_gpus(1)
     with pytest.raises(ConfigError, match=r"grad_device is 'cuda', and grad_worker_resources asks for no GPU.*or give "
                                           r"grad_device='cpu'"):
@@ -149,7 +149,7 @@ def test_the_learners_gpu_asks_for_one_of_gradient_workers_too(make_scheme, see_
     {**BOTH, "grad_device": "cuda", "col_device": "cpu", "grad_worker_resources": QUARTER},
     {**GRADS, **THREAD, "col_device": "cuda", "grad_device": "cpu", "grad_worker_resources": QUARTER},
 ], ids=str)
-def test_a_machine_without_a_gpu_may_start_workers_on_others(make_scheme, see_gpus, settings):
+def test_a_machine_without_a_gpu_may_request_remote_gpus(make_scheme, see_gpus, settings):
     see_gpus(0)
     made = make_scheme(**settings, runtime="ray").settings
     assert {name: made[name] for name in settings if name.endswith("device")} == {
@@ -194,23 +194,23 @@ def test_each_level_has_its_device(watch, communication):
     assert devices == named(2, 2, "cuda:0", "cuda:1")
 
 
-def test_col_device_is_the_cpu_if_nobody_says_otherwise(watch):
+def test_col_device_is_the_cpu_by_default(watch):
     assert watch(**BOTH)[0] == named(2, 2, "cpu", "cpu")
     assert watch(**BOTH, grad_device="cuda:0")[0] == named(2, 2, "cuda:0", "cpu")
 
 
-def test_threads_of_this_process_take_its_current_gpu(watch):
+def test_threads_of_this_process_use_its_current_gpu(watch):
     assert watch(**BOTH, grad_device="cuda", col_device="cuda")[0] == named(2, 2, "cuda:1", "cuda:1")
 
 
-def test_a_thread_that_collects_has_an_actor_on_col_device(watch):
+def test_a_collector_thread_has_an_actor_on_col_device(watch):
     assert watch(**THREAD, col_device="cuda:0")[0] == {"GWorker 0/CWorker 0": "cuda:0"}
     assert watch(**THREAD)[0] == {"GWorker 0/CWorker 0": "cpu"}
     assert watch(**GRADS, **THREAD, col_device="cuda")[0] == {
         **named(2, 0, "cpu", ""), **{f"GWorker {parent}/CWorker 0": "cuda:1" for parent in (1, 2)}}
 
 
-def test_only_who_computes_on_a_gpu_asks_for_a_share_by_default(watch):
+def test_only_workers_on_a_gpu_request_one_by_default(watch):
     with_gpu, without = dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES)
     assert watch(**BOTH)[1] == named(2, 2, without, without)
     assert watch(**BOTH, grad_device="cuda")[1] == named(2, 2, with_gpu, without)
@@ -231,7 +231,7 @@ class GivenNone(ThreadRuntime):
     (0, {"local_device": "cuda"}, "device"), (2, {"local_device": "cuda:0"}, "grad_device"),
     (2, {"col_device": "cuda", "col_communication": ASYNC}, "col_device"),
 ])
-def test_a_gradient_worker_looks_for_what_it_was_given(make_scheme, see_gpus, index_parent, settings, name):
+def test_a_gradient_worker_checks_its_assigned_devices(make_scheme, see_gpus, index_parent, settings, name):
     see_gpus(2)
     scheme, settings = make_scheme(), dict(settings)
     agent = (scheme.agent.algo_factory, scheme.agent.actor_factory, scheme.agent.storage_factory)
@@ -242,7 +242,7 @@ def test_a_gradient_worker_looks_for_what_it_was_given(make_scheme, see_gpus, in
         factory(index_parent, runtime=GivenNone(), **settings)
 
 
-def test_a_collection_worker_looks_for_what_it_was_given(make_scheme, see_gpus):
+def test_a_collection_worker_checks_its_assigned_devices(make_scheme, see_gpus):
     see_gpus(2)
     agent = make_scheme().agent
     recipe = CWorkerSet.create_factory(

@@ -26,13 +26,13 @@ def tool():
     return module
 
 
-def test_every_run_is_stored(tool):
+def test_every_run_has_a_stored_digest(tool):
     assert tool.runs().keys() == STORED.keys()
     assert len(STORED) == 16 + 8
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_counts_and_parameters_are_those_stored(tool, name):
+def test_counts_and_parameters_equal_the_stored_ones(tool, name):
     found, stored = tool.digest(name), STORED[name]
     assert found["updates"] == stored["updates"]
     assert found["ledger"] == stored["ledger"]
@@ -41,7 +41,7 @@ def test_counts_and_parameters_are_those_stored(tool, name):
     assert found["some"] == pytest.approx(stored["some"], rel=0, abs=ABSOLUTE)
 
 
-def test_differences_are_named(tool):
+def test_differences_are_reported(tool):
     stored = {"a": {"sha256": "1", "norm": 2.0}, "b": {"sha256": "3", "norm": 4.0}}
     assert tool.differences(stored, stored) == []
     assert tool.differences(stored, {"a": {"sha256": "0", "norm": 2.0}}) == [

@@ -62,7 +62,7 @@ def made_by(scheme):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_pattern(make, check_ledger, pattern, seed):
+def test_every_pattern_can_be_drained(make, check_ledger, pattern, seed):
     rng = random.Random(f"{seed} {pattern}")
     costs = {name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("step", "message", "grad", "update")}
     scheme = make(schedule_seed=seed, costs=costs, **pattern)
@@ -91,14 +91,14 @@ def test_every_pattern(make, check_ledger, pattern, seed):
     {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 3, "col_fraction_workers": 0.6},
 ], ids=["slow-learner", "train-batches", "wait", "circular", "rounds", "aggregate", "rapid", "decentralised",
         "preemptive"])
-def test_other_settings(make, check_ledger, settings):
+def test_other_settings_can_be_drained(make, check_ledger, settings):
     scheme = make(**settings)
     for _ in range(4):
         go_on(scheme, 3)
         drained(scheme, check_ledger)
 
 
-def test_microbatches(make_scheme, check_ledger, one_batch):
+def test_microbatches_can_be_drained(make_scheme, check_ledger, one_batch):
     scheme = make_scheme(algo=one_batch, runtime="simulated", num_col_workers=2, train_batch_size=96,
                          microbatch_size=16,
                          norm_over="microbatch", prefetch=1)
@@ -114,7 +114,7 @@ def test_microbatches(make_scheme, check_ledger, one_batch):
     {"add_in_flight": 1, "costs": {"add": 0.1}}],
     ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "collection-waits", "learning-waits",
          "slow-shards"])
-def test_replay_keeps_what_it_has_and_takes_what_comes(make, check_ledger, settings):
+def test_replay_keeps_its_steps_and_accepts_arriving_ones(make, check_ledger, settings):
     scheme = make(**{**SHARDS, **settings})
     for _ in range(4):
         go_on(scheme, 5)
@@ -126,7 +126,7 @@ def test_replay_keeps_what_it_has_and_takes_what_comes(make, check_ledger, setti
 
 
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
-def test_a_learner_that_waits_for_data_is_not_waited_for(make, check_ledger, num_grad_workers):
+def test_drain_does_not_wait_for_a_learner_that_waits_for_data(make, check_ledger, num_grad_workers):
     """Check that `drain` takes less than 100 s although learning would start much later."""
     scheme = make(**{**SHARDS, "learning_starts": 300, "queue_timeout_s": 1e5, "num_grad_workers": num_grad_workers,
                      "costs": {"step": 10.0}})
@@ -148,7 +148,7 @@ def test_a_learner_that_waits_for_data_is_not_waited_for(make, check_ledger, num
         assert scheme.metrics()["grads_empty"] == 2
 
 
-def test_the_replay_of_a_learner_gives_up_no_draw(make, check_ledger):
+def test_draining_does_not_discard_samples_of_a_learners_replay(make, check_ledger):
     scheme = make({"capacity": 50, "num_epochs": 1, "num_mini_batch": 3})
     go_on(scheme, 1)
     ledger = drained(scheme, check_ledger)
@@ -157,7 +157,7 @@ def test_the_replay_of_a_learner_gives_up_no_draw(make, check_ledger):
     assert ledger["dropped"]["shutdown"] == 0
 
 
-def test_what_gives_nothing_in_time_is_lost(make, check_ledger):
+def test_rollouts_that_miss_the_deadline_are_lost(make, check_ledger):
     scheme = make(**LEARNER_THREAD, faults="hang col.2 @ step 30", worker_timeout_s=1e4)
     while scheme.ledger()["collected"] < 200:
         scheme.step()
@@ -175,7 +175,7 @@ def test_what_gives_nothing_in_time_is_lost(make, check_ledger):
                                       {"num_grad_workers": 2, "num_col_workers": 2}],
                                       ids=["learner", "shards", "a3c", "sync"])
 @pytest.mark.parametrize("seed", range(5))
-def test_workers_may_die_meanwhile(make, check_ledger, settings, seed):
+def test_workers_may_be_lost_while_draining(make, check_ledger, settings, seed):
     faults = {"num_replay_workers": "kill shard.* p=0.01; kill col.* p=0.002"}.get(
         next(iter(settings.keys() & {"num_replay_workers"}), ""), "kill col.* p=0.003")
     scheme = make(**settings,
@@ -189,7 +189,7 @@ def test_workers_may_die_meanwhile(make, check_ledger, settings, seed):
     assert final["collected"] == places + sum(final["dropped"].values())
 
 
-def test_an_error_comes_to_the_caller(make):
+def test_drain_raises_the_error_of_a_worker(make):
     scheme = make(**LEARNER_THREAD, faults="raise col.2 @ step 2")
     scheme.start()
     scheme.runtime.start_thread(scheme.update_worker.updater)
@@ -198,7 +198,7 @@ def test_an_error_comes_to_the_caller(make):
         scheme.drain()
 
 
-def test_on_threads(make_scheme, check_ledger, pattern):
+def test_drain_works_on_threads(make_scheme, check_ledger, pattern):
     scheme = make_scheme(**pattern)
     for _ in range(3):
         scheme.step()
@@ -208,7 +208,7 @@ def test_on_threads(make_scheme, check_ledger, pattern):
     scheme.step()
 
 
-def test_before_the_start_and_after_the_end(make):
+def test_drain_before_the_start_and_after_the_end(make):
     scheme = make()
     assert scheme.drain()["collected"] == 0
     scheme.step()
@@ -217,12 +217,12 @@ def test_before_the_start_and_after_the_end(make):
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, True, "60", float("inf")])
-def test_a_time_that_is_none_is_refused(make, timeout_s):
+def test_invalid_timeouts_are_refused(make, timeout_s):
     with pytest.raises(ConfigError, match="timeout_s must be a number of seconds > 0"):
         make().drain(timeout_s)
 
 
-def test_a_run_that_is_recorded_is_refused(make_scheme, tmp_path):
+def test_a_recorded_run_cannot_be_drained(make_scheme, tmp_path):
     scheme = make_scheme(algo=PPO.create_factory(), record=str(tmp_path / "run.jsonl"))
     scheme.step()
     with pytest.raises(ConfigError, match="a run that is recorded or replayed cannot be drained"):

@@ -60,7 +60,7 @@ def test_restarts_are_counted_and_the_ledger_is_exact(make_scheme, settings, run
     assert ledger["collected"] == len(log.made), "a step that raised an error must not be in the ledger"
 
 
-def test_without_faults_none_is_counted_and_nothing_changes(make_scheme):
+def test_no_restart_is_counted_without_faults(make_scheme):
     states = []
     for policy in ("restart", "raise"):
         scheme = make_scheme(envs=VecEnv.create_factory(CountingEnv, None, 2, on_env_error=policy))
@@ -82,7 +82,7 @@ def test_the_same_seed_repeats_a_run_with_faults(make_scheme):
     assert torch.equal(*states)
 
 
-def test_restarts_of_a_rollout_that_is_dropped_are_in_the_next_total():
+def test_restarts_of_dropped_rollouts_are_in_the_next_total():
     stats = WorkerStats(time.monotonic)
     for worker, incarnation, total in ((1, 0, 2), (1, 0, 5), (2, 0, 1), (1, 1, 1)):
         stats.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0,
@@ -92,14 +92,14 @@ def test_restarts_of_a_rollout_that_is_dropped_are_in_the_next_total():
     assert fields["counters"].envs_restarted == 7
 
 
-def test_numbers_that_are_not_finite_are_never_restarted(make_scheme):
+def test_non_finite_data_never_cause_a_restart(make_scheme):
     envs = VecEnv.create_factory(FaultyEnv, {"fault": "nan_obs", "at": 5}, 2, on_env_error="restart")
     with pytest.raises(NonFiniteDataError, match="env 0: obs is nan"):
         make_scheme(envs=envs).step()
 
 
 @pytest.mark.parametrize("policy", ["restart", "raise"])
-def test_the_policy_decides_whether_a_rare_fault_ends_the_run(make_scheme, policy):
+def test_on_env_error_decides_whether_a_rare_fault_ends_the_run(make_scheme, policy):
     envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 30}, 1, on_env_error=policy)
     scheme = make_scheme(envs=envs, size=16)
 
@@ -116,7 +116,7 @@ def test_the_policy_decides_whether_a_rare_fault_ends_the_run(make_scheme, polic
         step_on(60)
 
 
-def test_evaluations_leave_out_what_a_fault_cut(make_scheme):
+def test_evaluations_exclude_episodes_cut_by_a_fault(make_scheme):
     """Check that every evaluated episode has its full length."""
     log = Log(probability=0.1)
     scheme = make_scheme(envs=VecEnv.create_factory(CountingEnv, None, 2),

@@ -111,7 +111,7 @@ def _relative(a, b):
 @pytest.mark.parametrize("normalization", ["none", "batch"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_slices_make_the_update_of_the_whole(make_scheme, num_workers, algorithm, normalization, settings):
+def test_worker_slices_make_the_update_of_the_whole_batch(make_scheme, num_workers, algorithm, normalization, settings):
     start, whole = _train(make_scheme, 1, algorithm, normalization)
     start_of_slices, slices = _train(make_scheme, num_workers, algorithm, normalization, **settings)
     assert torch.equal(start, start_of_slices)
@@ -121,7 +121,7 @@ def test_slices_make_the_update_of_the_whole(make_scheme, num_workers, algorithm
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_normalising_each_slice_by_itself_would_differ(make_scheme, algorithm, monkeypatch):
+def test_normalizing_each_slice_separately_would_differ(make_scheme, algorithm, monkeypatch):
     """Check that the test above would fail if each worker normalized advantages over its own slice only."""
     _, whole = _train(make_scheme, 1, algorithm, "batch")
     collect_and_grad = GWorker.collect_and_grad

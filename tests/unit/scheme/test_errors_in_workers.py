@@ -49,7 +49,7 @@ def _assert_stops_in_balance(scheme):
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 @pytest.mark.parametrize(("fault", "at"), [("step", 37), ("reset", 4)])
-def test_fault_of_an_environment(make_scheme, execution, num_grad_workers, fault, at):
+def test_a_fault_of_an_environment_is_raised(make_scheme, execution, num_grad_workers, fault, at):
     """Check faults in a later step or reset, for each kind of collection, with local and remote gradient workers.
 
     A restarted environment fails again.
@@ -74,7 +74,7 @@ class WorksOnce:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
-def test_fault_of_a_constructor(make_scheme, execution, num_grad_workers):
+def test_a_fault_of_a_constructor_is_raised(make_scheme, execution, num_grad_workers):
     scheme = make_scheme(WorksOnce(), num_grad_workers=num_grad_workers, **execution)
     start = time.monotonic()
     with pytest.raises(EnvError, match="faulty constructor"):
@@ -129,7 +129,7 @@ def test_a_killed_gradient_worker_is_reported(make_scheme, grad_communication):
     _assert_stops_in_balance(scheme)
 
 
-def test_one_failing_rank_does_not_hold_the_others(make_scheme):
+def test_one_failing_rank_does_not_block_the_others(make_scheme):
     """Check that the other ranks, which wait in an all-reduce, are interrupted."""
     made = itertools.count()
 
@@ -142,7 +142,7 @@ def test_one_failing_rank_does_not_hold_the_others(make_scheme):
     _assert_stops_in_balance(scheme)
 
 
-def test_updates_that_are_not_finite_are_not_made(make_scheme):
+def test_non_finite_updates_are_not_made(make_scheme):
     scheme = make_scheme(num_grad_workers=2)
     scheme.step()
     before = scheme.acting_state()["all"]
@@ -171,7 +171,7 @@ def test_an_error_in_the_updater_thread_is_raised(make_scheme, monkeypatch):
     assert any(entry.name == "fail" for entry in caught.traceback)
 
 
-def test_errors_of_evaluation_are_its_own(make_scheme):
+def test_errors_of_an_evaluation_do_not_affect_training(make_scheme):
     """Check that `wait_evaluation` raises the error, and that training continues."""
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
     scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, 2))
@@ -182,7 +182,7 @@ def test_errors_of_evaluation_are_its_own(make_scheme):
     assert scheme.poll_evaluation() is None
 
 
-def test_nothing_is_left_when_starting_fails(make_scheme):
+def test_no_workers_are_left_if_starting_fails(make_scheme):
     """Check that workers that started before the failure are stopped."""
     before = set(threading.enumerate())
     made = itertools.count()

@@ -283,19 +283,19 @@ def explore(seeds, **options):
 
 
 @pytest.mark.slow
-def test_schedules_with_delays_and_faults():
+def test_invariants_hold_with_delays_and_faults():
     # Central synchronous collection with central gradients (2 of 16 patterns) has one thread, hence only one schedule.
     assert len(explore(range(NUM_SCHEDULES))) > NUM_SCHEDULES * 14 / 16
     assert threading.active_count() < 20  # no schedule leaves threads running
 
 
 @pytest.mark.chaos
-def test_ten_thousand_schedules():
+def test_invariants_hold_for_ten_thousand_schedules():
     assert len(explore(range(NUM_SCHEDULES, NUM_SCHEDULES + 10_000))) > 9_800
 
 
 @pytest.mark.parametrize("seed", range(0, 50, 7))
-def test_a_seed_repeats_its_run(seed):
+def test_a_seed_reproduces_its_run(seed):
     assert run(seed) == run(seed)
 
 
@@ -364,7 +364,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_found_and_found_again_from_its_seed(monkeypatch, bug):
+def test_a_planted_bug_is_found_and_reproduced_from_its_seed(monkeypatch, bug):
     bug(monkeypatch)
     with pytest.raises(BrokenError, match=BUGS[bug]) as caught:
         explore(range(NUM_SCHEDULES), faulty=False)

@@ -140,7 +140,7 @@ def suggestions(combination, text):
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_parts_train_or_are_refused_with_what_fits(algorithm, space):
+def test_parts_train_or_are_refused_with_alternatives(algorithm, space):
     refused = trained = 0
     for storage, actor in itertools.product(STORAGES, ACTORS):
         combination = (algorithm, storage, actor, space)
@@ -157,7 +157,7 @@ def test_parts_train_or_are_refused_with_what_fits(algorithm, space):
     assert trained == sum(1 for name, *_, of in TRAINING if (name, of) == (algorithm, space))
 
 
-def test_no_combination_is_left_out():
+def test_every_combination_is_tested():
     table = set(itertools.product(ALGORITHMS, STORAGES, ACTORS, SPACES))
     assert len(table) == 3888
     assert len(TRAINING & table) == len(TRAINING) == 94
@@ -186,7 +186,7 @@ class OwnActor(OnPolicyActor):
     """A subclass that inherits all declarations of OnPolicyActor."""
 
 
-def test_a_subclass_inherits_what_fits_and_is_listed():
+def test_a_subclass_inherits_compatibility_and_is_listed():
     envs = VecEnv.create_factory(CountingEnv)
     own = OwnActor.create_factory(envs.observation_space, envs.action_space)
     for algorithm, actor, storage in itertools.product((PPO, OwnPPO), (parts()["actor_factory"], own),
@@ -288,7 +288,7 @@ def test_a_target_entropy_from_the_number_of_actions_is_refused_over_a_box():
         SAC.create_factory(target_entropy=-1.0, target_entropy_scale=0.5)
 
 
-def test_all_contradictions_are_named_at_once():
+def test_all_contradictions_are_reported_at_once():
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
     with pytest.raises(ConfigError, match=r"compile=True needs an actor without memory.*; mini_batch_size=3 is less "
                                           r"than a sequence"):
@@ -303,7 +303,7 @@ class OwnMemory(OnPolicyActor):
         super().build_networks(generator)
 
 
-def test_own_networks_are_asked_whether_they_have_memory_once_they_are_built():
+def test_memory_of_custom_networks_is_checked_after_they_are_built():
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
     own = OwnMemory.create_factory(envs.observation_space, envs.action_space)
     scheme = Scheme(PPO.create_factory(), own, GAEBuffer.create_factory(8, sequence_length=4), envs)

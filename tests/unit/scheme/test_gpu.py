@@ -113,12 +113,12 @@ def test_batches_of_shards_go_to_the_gpu(run, name):
 
 @pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}, {"grad_communication": ASYNC}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_gradient_workers_on_a_gpu_serve_a_learner_anywhere(run, settings, device):
+def test_gradient_workers_on_a_gpu_serve_a_learner_on_any_device(run, settings, device):
     assert_learned_on(run(agent_of("ppo"), num_grad_workers=2, grad_device=GPU, device=device, **settings), device)
 
 
 @pytest.mark.parametrize("options", [{"mixed_precision": True}, {"compile": True}], ids=str)
-def test_precision_and_compilation(run, options):
+def test_mixed_precision_and_compilation_work_on_a_gpu(run, options):
     _, *others = agent_of("ppo")
     assert_learned_on(run((PPO.create_factory(num_epochs=1, num_mini_batch=2, **options), *others), num_updates=3,
                           device=GPU), GPU)
@@ -126,7 +126,7 @@ def test_precision_and_compilation(run, options):
 
 @pytest.mark.parametrize("microbatch_size", [None, 8])
 @pytest.mark.parametrize("name", ["ppo", "a2c", "impala"])
-def test_gradients_are_those_of_the_cpu(run, name, microbatch_size):
+def test_gradients_equal_those_of_the_cpu(run, name, microbatch_size):
     """Check that CPU and GPU compute the same gradients from the same data and parameters.
 
     Random numbers differ between devices, so the data are collected on the CPU only.
@@ -144,6 +144,6 @@ def test_gradients_are_those_of_the_cpu(run, name, microbatch_size):
     assert math.isclose(found_info["loss"], info["loss"], rel_tol=1e-3, abs_tol=1e-5)
 
 
-def test_the_gpu_that_torch_lacks_is_named(run):
+def test_a_gpu_that_torch_lacks_is_reported(run):
     with pytest.raises(ValueError, match=f"got 'cuda:{torch.cuda.device_count()}'; give one of these"):
         run(agent_of("a2c"), device=f"cuda:{torch.cuda.device_count()}")

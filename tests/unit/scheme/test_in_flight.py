@@ -96,7 +96,7 @@ def test_synchronous_rounds(make, dice, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
+def test_synchronous_collection_in_microbatches(make_scheme, plain_a2c, dice, seed):
     """Check the bound on unused steps of microbatches that are collected during an update.
 
     The bound is the sum of a train batch, a microbatch, and a rollout of each worker. No step is unused between two

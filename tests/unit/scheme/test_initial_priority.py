@@ -99,7 +99,7 @@ def td_errors_by_hand(rollout, weights, algo):
     return errors
 
 
-def test_priorities_in_the_shards_are_td_errors_by_the_weights_that_acted(make_apex, added):
+def test_priorities_in_shards_are_td_errors_of_the_acting_weights(make_apex, added):
     scheme = make_apex()
     assert scheme.settings["initial_priority"] == "worker"
     make_updates(scheme, 30)
@@ -115,7 +115,7 @@ def test_priorities_in_the_shards_are_td_errors_by_the_weights_that_acted(make_a
     assert target_differs
 
 
-def test_the_other_way_is_the_largest_priority_seen(make_apex, added):
+def test_max_uses_the_largest_priority_seen(make_apex, added):
     scheme = make_apex(initial_priority="max")
     make_updates(scheme, 30)
     arrived, weights = added
@@ -126,7 +126,7 @@ def test_the_other_way_is_the_largest_priority_seen(make_apex, added):
     assert not any(found.learning for found in weights.values())
 
 
-def test_training_draws_by_first_priorities(make_apex, monkeypatch):
+def test_sampling_follows_initial_priorities(make_apex, monkeypatch):
     """Check that nearly all samples are transitions whose initial error is a thousand times larger than the others."""
     def add_errors(storage, rollout):
         errors = torch.full(rollout.reward.shape, 1e-3)
@@ -155,7 +155,7 @@ def test_training_draws_by_first_priorities(make_apex, monkeypatch):
 
 
 @pytest.mark.parametrize("algo", [TD3, SAC])
-def test_critics_travel_with_weights_where_errors_need_them(algo):
+def test_critics_are_sent_with_weights_if_td_errors_need_them(algo):
     """Check that collectors, which act with the policy alone, also receive the critics to compute TD errors."""
     envs = VecEnv.create_factory("Pendulum-v1", None, 2)
     policy = "deterministic" if algo is TD3 else "stochastic"
@@ -178,7 +178,7 @@ def test_critics_travel_with_weights_where_errors_need_them(algo):
     scheme.stop()
 
 
-def test_compressed_rollouts_bring_them_too(make_apex, added):
+def test_compressed_rollouts_include_errors(make_apex, added):
     scheme = make_apex(compress_data_to_send=True, num_replay_workers=1)
     make_updates(scheme, 3)
     assert all(np.ptp(leaves) > 0.0 for _, leaves in added[0])
@@ -203,18 +203,18 @@ class WithoutErrors(SyntheticAlgorithm):
       "initial_priority": "max"},
      "PERBuffer computes priorities from TD errors, but WithoutErrors has no td_errors"),
 ])
-def test_what_nothing_would_set_is_refused(make_apex, settings, text):
+def test_priorities_that_nothing_would_set_are_refused(make_apex, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_apex(**settings)
 
 
-def test_it_is_for_a_replay_level():
+def test_initial_priority_requires_replay_workers():
     algo, actor, storage, envs = synthetic_agent(4, capacity=100)
     with pytest.raises(ConfigError, match=r"initial_priority='worker' is for.*give num_replay_workers"):
         Scheme(algo, actor, storage, envs, initial_priority="worker")
 
 
-def test_elsewhere_than_in_apex_it_is_the_largest(make_apex):
+def test_the_default_outside_apex_is_max(make_apex):
     assert make_apex(constructor=Scheme, num_col_workers=2, col_communication=ASYNC, grad_communication=ASYNC
                      ).settings["initial_priority"] == "max"
     assert make_apex(storage=ReplayBuffer.create_factory(400, rollout_size=7)).settings["initial_priority"] == "max"

@@ -38,7 +38,7 @@ def train(check_ledger):
     ({**TREE, "faults": "kill grad.2 @ grad 3"}, "GWorker 2"),
     ({**TREE, "faults": "kill col.1.2 @ step 6"}, "GWorker 1/CWorker 2"),
 ], ids=["round", "asynchronous", "gradient-worker", "below-a-gradient-worker"])
-def test_a_replacement_without_room_ends_the_run(train, monkeypatch, settings, who):
+def test_a_replacement_without_resources_ends_the_run(train, monkeypatch, settings, who):
     monkeypatch.setattr(SimulatedRuntime, "lacks_room",
                         lambda self, handle: "it requests CPU=9" if handle.native.worker is None else "")
     with pytest.raises(InsufficientResourcesError,
@@ -47,13 +47,13 @@ def test_a_replacement_without_room_ends_the_run(train, monkeypatch, settings, w
     assert "worker_timeout_s" in str(caught.value)
 
 
-def test_one_that_only_takes_long_to_start_is_waited_for(train):
+def test_a_replacement_that_starts_slowly_is_awaited(train):
     scheme = train(60, num_col_workers=2, faults="kill col.2 @ step 6")
     assert scheme.metrics()["workers_restarted"] == 1
     assert scheme.runtime.now() > 20 + 20
 
 
-def test_going_on_with_fewer_needs_no_room(train, monkeypatch):
+def test_continuing_with_fewer_workers_needs_no_resources(train, monkeypatch):
     monkeypatch.setattr(SimulatedRuntime, "lacks_room", lambda self, handle: "it requests CPU=9")
     scheme = train(60, num_col_workers=2, faults="kill col.2 @ step 6", on_worker_failure="ignore")
     assert scheme.metrics()["workers_restarted"] == 0

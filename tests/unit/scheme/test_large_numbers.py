@@ -74,7 +74,7 @@ def test_the_spread_around_a_large_number_is_learned_and_kept(train, parts, kwar
     assert (seen[1] - seen[0]).tolist() == pytest.approx([1.0, 1.0], rel=0.15)
 
 
-def test_moments_of_several_workers_merge_to_those_of_all(train):
+def test_merged_moments_of_workers_equal_those_of_all_data(train):
     envs = VecEnv.create_factory(Clock, {}, 2)
     actor = train(*PPO_PARTS, envs, actor={"normalize_obs": True, "normalize_reward": True}, num_col_workers=3,
                   compress_data_to_send="lz4", compress_weights_to_send="bf16", runtime="simulated")
@@ -89,7 +89,7 @@ def test_moments_of_several_workers_merge_to_those_of_all(train):
 @pytest.mark.parametrize(("offset", "keep", "dtype"), [
     (LARGE, None, np.float64), (LARGE, True, np.float64), (LARGE, False, np.float32), (10.0, None, np.float32),
     (10.0, True, np.float64)])
-def test_float64_stays_where_float32_would_round_it_or_where_it_is_wanted(train, monkeypatch, offset, keep, dtype):
+def test_float64_is_kept_if_float32_would_round_or_if_requested(train, monkeypatch, offset, keep, dtype):
     envs = VecEnv.create_factory(Clock, {"offset": offset}, 2, keep_float64=keep)
     assert envs.observation_space["obs"].dtype == dtype
     seen, forward = set(), MLP.forward
@@ -107,13 +107,13 @@ def test_float64_stays_where_float32_would_round_it_or_where_it_is_wanted(train,
     assert seen == {torch.float32}  # networks receive float32 even without normalization
 
 
-def test_a_float32_environment_is_left_alone():
+def test_a_float32_environment_is_not_changed():
     factory = VecEnv.create_factory(Clock, {"dtype": np.float32}, 2)
     assert factory.observation_space["obs"].dtype == np.float32
     assert factory.options.keep_float64 is None
 
 
 @pytest.mark.filterwarnings("error")
-def test_float16_is_compared_with_a_bound_that_it_cannot_hold():
+def test_float16_is_compared_with_a_bound_beyond_its_range():
     factory = VecEnv.create_factory(Clock, {"dtype": np.float16, "offset": 10.0}, 2)
     assert factory.options.keep_float64 is None

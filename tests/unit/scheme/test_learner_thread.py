@@ -52,7 +52,7 @@ def test_train_batch_size(learner, train, size, expected):
     assert len(np.unique(np.concatenate(storage.inserted))) == sum(map(len, storage.inserted))
 
 
-def test_rollouts_of_a_train_batch_have_lags_of_their_own(learner, train):
+def test_rollouts_of_a_train_batch_have_separate_lags(learner, train):
     """Check that rollouts of a worker that is ten times slower lag more than others of the same train batch."""
     scheme = learner(train_batch_size=300, costs=FAST | {"step@*/CWorker 2": 0.01, "grad": 0.05}, col_in_flight=1)
     metrics, _ = train(scheme, 40)
@@ -86,7 +86,7 @@ def test_queue_policies(learner, train):
     assert lags["drop_oldest"] < lags["drop_newest"] <= lags["block"]
 
 
-def test_a_full_queue_holds_collectors_back(learner, train):
+def test_a_full_queue_blocks_collectors(learner, train):
     metrics, ledger = train(learner(costs=SLOW_LEARNER, queue_size=16), 50)
     assert ledger["collected"] <= 50 * (metrics["updates"] + 1 + 16 + 1 + 2 * 2)
     assert metrics["queue"]["mean"] > 14
@@ -102,7 +102,7 @@ def test_a_starved_learner_raises(learner):
 
 
 @pytest.mark.parametrize(("on_starved", "warnings"), [("warn", 1), ("wait", 0)])
-def test_a_starved_learner_goes_on_waiting(learner, caplog, on_starved, warnings):
+def test_a_starved_learner_may_keep_waiting(learner, caplog, on_starved, warnings):
     scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0, on_starved=on_starved)
     scheme.step()
     assert scheme.runtime.now() >= 5.0
@@ -166,7 +166,7 @@ def test_old_rollouts_are_mixed_in(learner, train):
     assert metrics["rollouts"] == ledger["consumed_unique"] / 50
 
 
-def test_an_item_that_gave_no_finite_gradient_is_not_used_again(make_scheme, train):
+def test_a_train_batch_with_a_non_finite_gradient_is_not_reused(make_scheme, train):
     scheme = make_scheme(runtime="simulated", col_communication=ASYNC, faults="nan grad.0 p=0.2", num_passes=3,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
     metrics, ledger = train(scheme, 40)
@@ -175,14 +175,14 @@ def test_an_item_that_gave_no_finite_gradient_is_not_used_again(make_scheme, tra
     assert ledger["dropped"]["nan"] > 0
 
 
-def test_early_stopping_gives_up_later_uses_too(make_scheme, train):
+def test_early_stopping_also_cancels_later_uses(make_scheme, train):
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=0.1, target_kl=1e-6)
     metrics, ledger = train(make_scheme(runtime="simulated", col_communication=ASYNC, num_passes=3, algo=algo), 20)
     assert metrics["passes_cancelled"] > 0
     assert ledger["dropped"]["early_stop"] > 0
 
 
-def test_episodes_and_rollouts_are_told_once(make_scheme, train):
+def test_rollouts_are_reported_once(make_scheme, train):
     scheme = make_scheme(runtime="simulated", col_communication=ASYNC, num_passes=3, minibatch_buffer_size=2)
     metrics, ledger = train(scheme, 60)
     assert 16 * metrics["rollouts"] >= ledger["consumed_unique"] > 16 * (metrics["rollouts"] - 3)
@@ -190,7 +190,7 @@ def test_episodes_and_rollouts_are_told_once(make_scheme, train):
 
 @pytest.mark.parametrize("settings", [{}, {"grad_communication": ASYNC}, {"distribute_gradients": True}],
                          ids=["sync", "async", "ranks"])
-def test_several_learners_have_a_buffer_each(make_scheme, train, settings):
+def test_several_learners_each_have_a_buffer(make_scheme, train, settings):
     scheme = make_scheme(runtime="simulated", num_grad_workers=2, col_communication=ASYNC, num_passes=3,
                          minibatch_buffer_size=2,
                          train_batch_size=32, max_policy_lag=30, queue_policy="drop_oldest", **settings)
@@ -212,14 +212,14 @@ def test_max_policy_lag_drops_at_first_use(learner, train):
     assert ledger["dropped"]["policy_lag"] >= 50 * metrics["dropped_items"] > 0
 
 
-def test_only_the_old_ones_leave_an_item(learner, train):
+def test_only_old_rollouts_are_dropped_from_a_train_batch(learner, train):
     metrics, ledger = train(learner(train_batch_size=300, costs=FAST | {"step@*/CWorker 2": 0.01, "grad": 0.1},
                                     col_in_flight=1, max_policy_lag=2, queue_size=1), 60)
     assert ledger["dropped"]["policy_lag"] > 0 == metrics["dropped_items"]
     assert ledger["consumed"] % 300 > 0 or ledger["consumed"] < 300 * metrics["updates"]
 
 
-def test_later_uses_of_an_old_item_are_cancelled(learner, train):
+def test_later_uses_of_an_old_train_batch_are_cancelled(learner, train):
     metrics, ledger = train(learner(num_passes=10, queue_size=1, col_in_flight=1, max_policy_lag=6), 60)
     assert metrics["passes_cancelled"] > 0
     assert ledger["consumed"] < 9 * ledger["consumed_unique"]
@@ -228,7 +228,7 @@ def test_later_uses_of_an_old_item_are_cancelled(learner, train):
 @pytest.mark.parametrize("train_batch_size", [None, 200])
 @pytest.mark.parametrize("grad", [0.001, 0.02, 0.5])
 @pytest.mark.parametrize("limit", [0, 2])
-def test_waiting_keeps_the_lag_without_dropping(learner, train, train_batch_size, grad, limit):
+def test_waiting_limits_the_lag_without_drops(learner, train, train_batch_size, grad, limit):
     scheme = learner(num_col_workers=4, train_batch_size=train_batch_size, costs=FAST | {"grad": grad},
                      max_policy_lag=limit,
                      on_policy_lag="wait")
@@ -237,14 +237,14 @@ def test_waiting_keeps_the_lag_without_dropping(learner, train, train_batch_size
     assert metrics["policy_lag"]["max"] == limit or (train_batch_size and metrics["policy_lag"]["max"] < limit)
 
 
-def test_a_straggler_is_dropped_all_the_same(learner, train):
+def test_rollouts_of_a_straggler_are_dropped_despite_waiting(learner, train):
     scheme = learner(num_col_workers=4, costs=FAST | {"step@*/CWorker 3": 0.02}, max_policy_lag=2, on_policy_lag="wait")
     metrics, ledger = train(scheme, 60)
     assert metrics["policy_lag"]["max"] <= 2
     assert ledger["dropped"]["policy_lag"] > 0
 
 
-def test_waiting_asks_everyone_once_before_anyone_twice(learner, train):
+def test_waiting_sends_requests_in_turn_to_all_workers(learner, train):
     scheme = learner(num_col_workers=4, train_batch_size=400, max_policy_lag=3, on_policy_lag="wait", costs=FAST)
     scheme.start()
     gather, asked = scheme.update_worker.local_worker.collector.strategy, []

@@ -21,7 +21,7 @@ def test_steps_move_from_place_to_place():
     assert snapshot.check() is snapshot
 
 
-def test_drop_all_empties_what_is_underway():
+def test_drop_all_drops_all_steps_in_flight_or_queued():
     ledger = Ledger()
     ledger.collect(10)
     ledger.move(4, "in_flight", "queued")
@@ -36,13 +36,13 @@ def test_drop_all_empties_what_is_underway():
     (LedgerSnapshot(collected=10, consumed_unique=10, dropped={"nan": 1}), -1),
     (LedgerSnapshot(collected=10, queued=11, in_flight=-1), 0),
 ])
-def test_an_account_that_is_wrong_is_refused(snapshot, imbalance):
+def test_a_wrong_ledger_is_refused(snapshot, imbalance):
     assert snapshot.imbalance == imbalance
     with pytest.raises(LedgerError):
         snapshot.check()
 
 
-def test_collected_can_come_from_the_collectors_themselves():
+def test_collected_steps_can_be_counted_by_collectors():
     ledger = Ledger()
     ledger.collect(10)
     ledger.move(10, "in_flight", "queued")
@@ -50,14 +50,14 @@ def test_collected_can_come_from_the_collectors_themselves():
     assert ledger.snapshot(12).imbalance == 2  # two collected steps never arrived
 
 
-def test_public_form_names_every_reason():
+def test_public_form_lists_every_drop_reason():
     public = LedgerSnapshot(collected=3, dropped={"shutdown": 3}).to_dict()
     assert set(public) == {"collected", "in_flight", "queued", "consumed_unique", "consumed", "resident", "evicted",
                            "dropped"}
     assert public["dropped"] == {reason.value: 3 if reason is DropReason.SHUTDOWN else 0 for reason in DropReason}
 
 
-def test_merge_adds_workers_and_takes_what_was_sent_for_in_flight():
+def test_merge_adds_workers_and_counts_sent_steps_as_in_flight():
     worker = Ledger()
     worker.collect(30)
     worker.move(30, "in_flight", "queued")

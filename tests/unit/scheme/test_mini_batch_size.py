@@ -42,7 +42,7 @@ def learners(scheme):
     ({"num_grad_workers": 2}, [8, 8]),
     ({"num_grad_workers": 2, "distribute_gradients": True, "num_col_workers": 2}, [8] * 4)],
     ids=str)
-def test_batches_have_so_many_steps(make_scheme, settings, expected):
+def test_batches_have_mini_batch_size_steps(make_scheme, settings, expected):
     scheme = make_scheme(algo=Watching.create_factory(num_epochs=1, mini_batch_size=8), runtime="simulated", **settings)
     for _ in range(2 * len(expected)):
         scheme.step()
@@ -70,7 +70,7 @@ def test_a_limit_on_the_lag_counts_the_updates_that_it_makes(make_scheme):
     assert scheme.metrics()["policy_lag"]["max"] <= 16
 
 
-def test_shards_of_rollouts_draw_a_rollout_where_nothing_else_is_said():
+def test_shards_of_rollouts_sample_one_rollout_by_default():
     learner, _ = make_learner("appo", "CartPole-v1", num_envs=2, num_steps=8, mini_batch_size=4, num_col_workers=2,
                               replay_size=64,
                               col_communication="asynchronous", num_replay_workers=1, runtime="simulated",
@@ -78,21 +78,21 @@ def test_shards_of_rollouts_draw_a_rollout_where_nothing_else_is_said():
     assert learner.scheme.settings["train_batch_size"] == 16
 
 
-def test_a_batch_larger_than_what_comes_together_is_refused(make_scheme):
+def test_a_mini_batch_larger_than_the_train_batch_is_refused(make_scheme):
     with pytest.raises(ConfigError,
                        match=r"mini_batch_size must not exceed the batch: batch 32 = 2 .*mini_batch_size 33"):
         make_scheme(algo=PPO.create_factory(mini_batch_size=33), num_col_workers=2)
     make_scheme(algo=PPO.create_factory(mini_batch_size=33), num_col_workers=2, train_batch_size=64)
 
 
-def test_several_policies_have_no_batch_size_in_common():
+def test_several_policies_have_no_common_batch_size():
     envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2)
     with pytest.raises(ConfigError, match=r"mini_batch_size=8 of policy 'shared' .*set num_mini_batch"):
         multi_agent(envs, PPO.create_factory(mini_batch_size=8), OnPolicyActor.create_factory,
                     GAEBuffer.create_factory(8))
 
 
-def test_the_option_of_train_takes_the_place_of_the_presets_num_mini_batch():
+def test_the_option_of_train_replaces_num_mini_batch_of_the_preset():
     learner, agent = make_learner("ppo", "CartPole-v1", mini_batch_size=64, num_epochs=1, progress=False, seed=1)
     assert agent.algorithm.options.mini_batch_size == 64
     with learner:

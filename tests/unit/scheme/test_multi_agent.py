@@ -88,7 +88,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
         assert final["consumed"] == 8 * batches * scheme.version  # counted as transitions of one policy, 8 per batch
 
 
-def test_statistics_and_episodes_are_by_policy(make_multi):
+def test_statistics_and_episodes_are_per_policy(make_multi):
     scheme = make_multi()
     info = scheme.step()
     assert {name.rpartition("/")[2] for name in info} == {"early", "shared"}
@@ -96,7 +96,7 @@ def test_statistics_and_episodes_are_by_policy(make_multi):
     assert [episode.policy_returns for episode in scheme.episodes()] == [{"early": 21.0, "shared": (306 + 818) / 2}] * 2
 
 
-def test_a_share_of_no_env_step_is_something_to_learn_from(make_multi, check_ledger):
+def test_a_batch_that_counts_for_no_env_step_is_used(make_multi, check_ledger):
     """Check that a mini-batch is used although it counts for no env step: 6 env steps contain 8 steps of agents."""
     scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
                         env_kwargs={"lives": ((0, 6), (0, 2))})
@@ -106,7 +106,7 @@ def test_a_share_of_no_env_step_is_something_to_learn_from(make_multi, check_led
     assert check_ledger(scheme)["consumed"] == 12
 
 
-def test_compressed_rollouts_and_gradients_give_the_same_run(make_multi):
+def test_lossless_compression_does_not_change_a_run(make_multi):
     pytest.importorskip("lz4")
     states = []
     for compress in (False, True):
@@ -119,7 +119,7 @@ def test_compressed_rollouts_and_gradients_give_the_same_run(make_multi):
 
 @pytest.mark.parametrize("settings", [
     {"num_col_workers": 2, "col_communication": ASYNC}, {"num_grad_workers": 2, "grad_communication": ASYNC}])
-def test_a_recorded_run_is_repeated(make_multi, tmp_path, settings):
+def test_a_recorded_run_is_replayed(make_multi, tmp_path, settings):
     path = str(tmp_path / "run.record")
     scheme = make_multi(record=path, runtime="threads", **settings)
     make_updates(scheme, 5)
@@ -208,19 +208,19 @@ def distance(one, other):
 
 @pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["central", "decentralised"])
 @pytest.mark.parametrize("normalization", ["none", "batch"])
-def test_workers_on_slices_make_the_update_of_one_on_the_whole(make_multi, normalization, settings):
+def test_workers_on_slices_make_the_update_of_one_worker(make_multi, normalization, settings):
     """Check workers of which the second has no data of agent `b`."""
     whole = train(make_multi, 1, normalization)
     assert distance(train(make_multi, 2, normalization, **settings), whole) < 1e-5
 
 
-def test_weights_that_are_not_those_of_the_policy_would_differ(make_multi, monkeypatch):
+def test_averaging_with_total_sample_counts_would_differ(make_multi, monkeypatch):
     whole = train(make_multi, 1)
     monkeypatch.setattr(Gradients, "weights", lambda self, num_vectors: [self.num_samples] * num_vectors)
     assert distance(train(make_multi, 3), whole) > 1e-5
 
 
-def test_slices_make_the_update_of_the_whole(make_multi):
+def test_microbatches_make_the_update_of_the_whole_batch(make_multi):
     whole = train(make_multi, 1)
     assert distance(train(make_multi, 1, microbatch_size=7), whole) < 1e-5
     assert distance(train(make_multi, 1, microbatch_size=7), whole) > 0
@@ -231,7 +231,7 @@ def gradients(vectors, samples, info=None):
                      info=info or {}, ledger=LedgerSnapshot(), samples=samples)
 
 
-def test_means_are_over_those_that_have_the_policy():
+def test_means_cover_only_workers_with_data_of_the_policy():
     one = gradients([torch.tensor([1.0]), None], {"a": 3, "b": 0}, {"loss/a": 1.0})
     two = gradients([torch.tensor([5.0]), torch.tensor([8.0, 4.0])], {"a": 1, "b": 7}, {"loss/a": 5.0, "loss/b": 6.0})
     assert [vector.tolist() for vector in mean_gradients([one, two])] == [[2.0], [8.0, 4.0]]
@@ -240,7 +240,7 @@ def test_means_are_over_those_that_have_the_policy():
     assert [vector.tolist() for vector in mean_gradients([one, two], [1.0, 0.5])] == [[5.5 / 4], [4.0, 2.0]]
 
 
-def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_data(make_multi):
+def test_a_policy_absent_from_some_slices_gets_its_own_gradient(make_multi):
     scheme = make_multi(ppo(advantage_normalization="none", num_epochs=1, num_mini_batch=1))
     worker = scheme.start().local_worker
     worker.get_data()
@@ -278,7 +278,7 @@ class OnlyFirstEpisode(ChangingAgents):
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC, "aggregate": 2},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"microbatch_size": 5},
     {"num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC}])
-def test_a_policy_that_is_absent_does_not_move(make_multi, settings):
+def test_an_absent_policy_does_not_change(make_multi, settings):
     scheme = make_multi(env_fn=OnlyFirstEpisode, **settings)
     states, infos = [], []
     for _ in range(16):
@@ -291,7 +291,7 @@ def test_a_policy_that_is_absent_does_not_move(make_multi, settings):
     assert not torch.equal(states[-1]["early/all"], make_multi(env_fn=OnlyFirstEpisode).acting_state()["early/all"])
 
 
-def test_a_gradient_that_is_not_finite_makes_no_update_of_any_policy(make_multi, tmp_path):
+def test_a_non_finite_gradient_updates_no_policy(make_multi, tmp_path):
     scheme = make_multi(keep_bad_batches=tmp_path)
     scheme.step()
     before = scheme.acting_state()
@@ -310,7 +310,7 @@ def test_a_gradient_that_is_not_finite_makes_no_update_of_any_policy(make_multi,
 
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
-def test_shards_hold_and_draw_by_policy(make_multi, check_ledger, num_shards, num_grad_workers):
+def test_shards_store_and_sample_per_policy(make_multi, check_ledger, num_shards, num_grad_workers):
     scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_shards, num_grad_workers=num_grad_workers,
                         learning_starts=24)
     make_updates(scheme, 12)
@@ -325,7 +325,7 @@ def test_shards_hold_and_draw_by_policy(make_multi, check_ledger, num_shards, nu
 SHARDS_NAMES = ("added", "sampled", "items", "bytes", "mass", "min_priority", "stale_priorities", "evicted_unused")
 
 
-def test_shards_say_what_they_have_of_each_policy(make_multi):
+def test_shards_report_metrics_of_each_policy(make_multi):
     storage = PERBuffer.create_factory(30, rollout_size=6, alpha=0.5)
     scheme = make_multi(dqn(), storage, preset=Scheme.apex, learning_starts=24, costs={"step": 0.02})
     make_updates(scheme, 30)
@@ -352,7 +352,7 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
     assert metrics["shard/1/min_priority"] == min(early["min_priority"], shared["min_priority"])
 
 
-def test_priorities_find_their_policy_in_a_shard(make_multi):
+def test_priorities_reach_their_policy_in_a_shard(make_multi):
     scheme = make_multi(dqn(), preset=Scheme.apex, learning_starts=24, min_replay_ratio=4.0)
     make_updates(scheme, 30)
     worker = scheme.update_worker.local_worker
@@ -368,7 +368,7 @@ def test_priorities_find_their_policy_in_a_shard(make_multi):
     {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8},
     {"num_grad_workers": 2},
 ])
-def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, settings):
+def test_a_learner_thread_uses_train_batches_of_all_policies(make_multi, check_ledger, settings):
     scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala,
                         train_batch_size=24, **settings)
     make_updates(scheme, 10)
@@ -378,7 +378,7 @@ def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, 
     assert final["consumed_unique"] > 0
 
 
-def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
+def test_architectures_check_the_algorithms_of_all_policies(make_multi):
     with pytest.raises(ConfigError,
                        match=r"impala provides rollouts of older policies .*learns from rollouts with advantages"):
         make_multi(preset=Scheme.impala)
@@ -391,7 +391,7 @@ def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
 
 # Combinations that are refused
 
-def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
+def test_mixing_single_and_multi_policy_parts_is_refused(make_multi):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
     others = MultiAgentVecEnv.create_factory(MatchingGame)
     algo, actor, storage = multi_agent(envs, ppo(), SMALL, GAEBuffer.create_factory(6))
@@ -402,27 +402,27 @@ def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
             Scheme(*parts)
 
 
-def test_weights_over_the_whole_buffer_need_one_shard(make_multi):
+def test_weights_over_the_whole_buffer_require_one_shard(make_multi):
     storage = PERBuffer.create_factory(60, rollout_size=6, weight_norm="buffer")
     with pytest.raises(ConfigError, match="weight_norm='buffer' with several policies needs a single replay shard"):
         make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=2, learning_starts=24)
     assert make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=1, learning_starts=24).version == 0
 
 
-def test_first_priorities_by_workers_are_for_one_policy(make_multi):
+def test_initial_priorities_by_workers_require_one_policy(make_multi):
     storage = PERBuffer.create_factory(60, rollout_size=6)
     with pytest.raises(ConfigError, match="initial_priority='worker' is not for several policies"):
         make_multi(dqn(), storage, preset=Scheme.apex, learning_starts=24, initial_priority="worker")
 
 
-def test_what_is_kept_does_not_fit_slices(make_multi):
+def test_microbatches_are_refused_with_replay(make_multi):
     with pytest.raises(ConfigError, match="microbatch_size=5 is for rollouts that are used and discarded"):
         make_multi(dqn(), microbatch_size=5)
 
 
 # Learner, evaluation, learning
 
-def test_learner_reports_by_policy(make_multi, tmp_path, monkeypatch):
+def test_learner_reports_per_policy(make_multi, tmp_path, monkeypatch):
     scheme = make_multi(test=True, runtime="threads")
     shown = []
     monkeypatch.setattr(Progress, "show", lambda self, status, last=False: shown.append(progress_text(status)))
@@ -442,7 +442,7 @@ def test_learner_reports_by_policy(make_multi, tmp_path, monkeypatch):
     (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 8_000),
     (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
      PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
-def test_learns_to_match(make_multi, algo, storage, target):
+def test_agents_learn_the_matching_game(make_multi, algo, storage, target):
     """Check that agents learn to get a return above 7 of 8; random actions get 8 / 3."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))
     scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8,

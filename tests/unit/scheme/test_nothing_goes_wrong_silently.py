@@ -21,7 +21,7 @@ GRADIENTS = [{}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communic
 
 
 @pytest.mark.parametrize("settings", GRADIENTS)
-def test_normalisers_learn_every_rollout_once_even_if_target_kl_cuts_each_short(make_scheme, settings):
+def test_normalizers_use_every_rollout_once_despite_target_kl(make_scheme, settings):
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     actor = OnPolicyActor.create_factory(
         envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True, normalize_reward=True)
@@ -38,7 +38,7 @@ def test_normalisers_learn_every_rollout_once_even_if_target_kl_cuts_each_short(
     assert count > 0
 
 
-def test_ledger_check_finds_a_rollout_booked_twice(make_scheme, monkeypatch):
+def test_ledger_check_finds_a_rollout_counted_twice(make_scheme, monkeypatch):
     scheme = make_scheme(num_col_workers=2)
     collector = scheme.start().local_worker.collector
     collect = collector.rounds.collect
@@ -61,7 +61,7 @@ def test_a_clean_stop_loses_no_step(make_scheme, pattern):
 
 
 @pytest.mark.parametrize("settings", [{"num_col_workers": 3}, {"num_col_workers": 2, "col_communication": ASYNC}])
-def test_collectors_start_from_the_servers_weights_whatever_their_own_initialisation(make_scheme, settings):
+def test_collectors_start_with_the_weights_of_the_learner(make_scheme, settings):
     class Careless(nn.Module):
         def __init__(self, space):
             super().__init__()
@@ -90,7 +90,7 @@ def test_collectors_start_from_the_servers_weights_whatever_their_own_initialisa
             assert torch.allclose(logp, rollout.other["logp"].flatten(), atol=1e-6)
 
 
-def test_looking_at_weights_changes_no_training(make_scheme):
+def test_reading_weights_does_not_affect_training(make_scheme):
     def train(look):
         scheme = make_scheme(num_grad_workers=2, algo=PPO.create_factory(
             num_epochs=2, num_mini_batch=2, entropy_coef=linear(0.5, 0.0), clip_param=linear(0.3, 0.1)))
@@ -103,7 +103,7 @@ def test_looking_at_weights_changes_no_training(make_scheme):
     assert torch.equal(train(look=False), train(look=True))
 
 
-def test_a_parameter_stays_changed_after_weights_are_pulled_from_the_ranks(make_scheme):
+def test_changed_parameters_survive_pulling_weights_from_ranks(make_scheme):
     scheme = make_scheme(num_grad_workers=2, distribute_gradients=True)
     scheme.step()
     scheme.update_algorithm_parameter("lr", 5e-5)
@@ -112,7 +112,7 @@ def test_a_parameter_stays_changed_after_weights_are_pulled_from_the_ranks(make_
     assert scheme.update_worker.local_worker.algo.parameters["lr"] == 5e-5
 
 
-def test_a_rollout_without_any_valid_step_is_not_taken_for_the_end(make_scheme):
+def test_a_rollout_without_valid_steps_does_not_end_the_run(make_scheme):
     scheme = make_scheme(env_fn="CartPole-v1", num_envs=1, size=1,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
     for _ in range(120):
@@ -120,7 +120,7 @@ def test_a_rollout_without_any_valid_step_is_not_taken_for_the_end(make_scheme):
     assert scheme.ledger()["consumed_unique"] == 120
 
 
-def test_a_synchronous_round_has_a_deadline_and_names_who_is_missing(make_scheme):
+def test_a_synchronous_round_reports_missing_workers_at_a_deadline(make_scheme):
     scheme = make_scheme(env_fn=SleepEnv, env_kwargs={"step_s": 0.2}, num_envs=1, size=8, num_col_workers=2,
                          queue_timeout_s=0.3)
     with pytest.raises(CollectionError, match=r"CWorker 1.*CWorker 2"):
@@ -137,7 +137,7 @@ def test_bytes_of_gradients_add_up(make_scheme):
     assert sizes == [per_update * n for n in range(1, 5)]
 
 
-def test_only_the_worker_that_delivered_is_given_new_weights(make_scheme, one_batch, monkeypatch):
+def test_only_the_worker_that_delivered_receives_new_weights(make_scheme, one_batch, monkeypatch):
     received = []
     set_weights = CWorker.set_weights
     monkeypatch.setattr(CWorker, "set_weights", lambda self, weights: (

@@ -55,15 +55,15 @@ ELSEWHERE = {
     "col_worker_resources": "unit/scheme/base/test_worker_set.py::test_resources_reach_the_workers",
     "grad_worker_resources": "unit/scheme/base/test_worker_set.py::test_resources_reach_the_workers",
     "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",
-    "initial_priority": "unit/scheme/test_initial_priority.py::test_the_other_way_is_the_largest_priority_seen",
-    "prioritized": "unit/scheme/replay/test_storage_options.py::test_prioritized_changes_how_it_draws",
+    "initial_priority": "unit/scheme/test_initial_priority.py::test_max_uses_the_largest_priority_seen",
+    "prioritized": "unit/scheme/replay/test_storage_options.py::test_prioritized_changes_the_storage",
     **dict.fromkeys(("alpha", "beta", "epsilon", "stratified"),
-                    "unit/scheme/replay/test_storage_options.py::test_it_takes_the_place_of_the_storages_own"),
+                    "unit/scheme/replay/test_storage_options.py::test_scheme_options_override_those_of_the_storage"),
     "queue_timeout_s": "unit/scheme/gradients/test_sample_queue.py::test_queue_timeout_s",
-    "on_starved": "unit/scheme/test_learner_thread.py::test_a_starved_learner_goes_on_waiting",
+    "on_starved": "unit/scheme/test_learner_thread.py::test_a_starved_learner_may_keep_waiting",
     "microbatch_size": "unit/scheme/microbatching/test_microbatching.py::test_sizes_of_microbatches_and_slices",
     "norm_over": ("unit/scheme/microbatching/test_microbatching.py::"
-                  "test_norm_over_changes_what_advantages_are_normalised_over"),
+                  "test_norm_over_changes_the_normalization_of_advantages"),
     "replay_proportion": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "replay_slots": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "device": "unit/scheme/test_scheme.py::test_device_reaches_actor_and_algorithm",
@@ -72,23 +72,23 @@ ELSEWHERE = {
     "num_threads": "unit/scheme/test_scheme.py::test_num_threads",
     "col_num_threads": "integration/test_ray_start.py::test_threads_of_collection_workers",
     "seed": "unit/scheme/test_scheme.py::test_seed",
-    "runtime": "unit/scheme/test_scheme.py::test_runtime_is_where_workers_run",
-    "placement": "unit/runtime/test_ray_runtime.py::test_gradient_workers_are_colocated_with_their_own",
-    "address": "integration/test_ray_start.py::test_a_cluster_that_is_not_there",
-    "keep_bad_batches": "unit/scheme/updates/test_nan_policy.py::test_the_worker_that_saw_it_keeps_its_batch",
-    "record": "unit/scheme/recording/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
-    "replay": "unit/scheme/recording/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
+    "runtime": "unit/scheme/test_scheme.py::test_workers_run_on_the_given_runtime",
+    "placement": "unit/runtime/test_ray_runtime.py::test_each_gradient_worker_has_its_own_placement_group",
+    "address": "integration/test_ray_start.py::test_an_unreachable_cluster_is_an_error",
+    "keep_bad_batches": "unit/scheme/updates/test_nan_policy.py::test_the_worker_with_a_bad_batch_saves_it",
+    "record": "unit/scheme/recording/test_record.py::test_every_pattern_is_replayed_bit_for_bit",
+    "replay": "unit/scheme/recording/test_record.py::test_every_pattern_is_replayed_bit_for_bit",
 }
 KEYWORDS = list(known_keywords())
 
 
-def test_none_is_missing():
+def test_no_keyword_is_missing():
     assert not RUNS.keys() & ELSEWHERE.keys()
     assert sorted(KEYWORDS) == sorted([*RUNS, *ELSEWHERE])
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_is_shown_elsewhere_is(name):
+def test_tests_listed_elsewhere_exist(name):
     path, test = ELSEWHERE[name].split("::")
     text = (TESTS / path).read_text()
     assert f"def {test}(" in text
@@ -109,7 +109,7 @@ def outcome(settings):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_another_value_makes_another_run(name):
+def test_each_option_changes_the_run(name):
     others, value = RUNS[name]
     default = default_of_keyword(name)
     assert value not in (default, others.get(name))
@@ -118,7 +118,7 @@ def test_another_value_makes_another_run(name):
     assert outcome({**others, name: value}) != usual
 
 
-def test_random_routing_is_another_run_by_the_seed():
+def test_random_routing_depends_on_the_seed():
     random = {**SHARDS, "routing": "random"}
     usual = outcome(random)
     assert outcome(random) == usual

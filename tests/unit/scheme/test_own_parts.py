@@ -77,7 +77,7 @@ def test_a_term_is_reported_by_name_and_trains_its_head(make_own, settings):
     assert float(moved.abs().min()) > 0  # the decoder's two biases are the last parameters
 
 
-def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
+def test_the_term_is_a_column_of_the_metrics(make_own, tmp_path):
     with Learner(make_own(), target_steps=64, log_dir=tmp_path, progress=False) as learner:
         learner.train()
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".csv", ".jsonl",
@@ -96,7 +96,7 @@ class Squeezing(PPO):
         return {**super().loss_weights(parameters), "size": 10.0}
 
 
-def test_a_term_of_one_policy_among_several():
+def test_one_policy_of_several_can_have_a_loss_term():
     envs = MultiAgentVecEnv.create_factory(MatchingGame, None, vec_env_size=2, policy_of="independent")
     first, *others = envs.policies
     agent = multi_agent(envs,
@@ -121,7 +121,7 @@ class Oldest(ReplayBuffer):
 
 
 @pytest.mark.parametrize("settings", [{}, TWO_WORKERS, {**TWO_WORKERS, "num_replay_workers": 2}], ids=str)
-def test_a_replay_of_ones_own_is_drawn_from(settings):
+def test_a_user_defined_replay_is_sampled(settings):
     """Check that a user-defined replay decides which transitions are sampled.
 
     Column 2 of an observation is the step within an episode that never ends, so the mean of the sampled values shows
@@ -177,7 +177,7 @@ WRONG = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("settings", [{}, TWO_WORKERS, {"num_grad_workers": 2, "grad_communication": ASYNC}], ids=str)
 @pytest.mark.parametrize(("parts", "message"), WRONG.values(), ids=WRONG.keys())
-def test_a_mistake_reaches_the_user_with_its_class(make_own, parts, message, settings):
+def test_a_contract_violation_is_reported_with_its_class(make_own, parts, message, settings):
     scheme = make_own(**parts, **settings)
 
     def go_on():
@@ -194,7 +194,7 @@ class WrongLoss(DQN):
 
 
 @pytest.mark.timeout(60)
-def test_a_mistake_in_a_replay_algorithm_reaches_the_user():
+def test_a_contract_violation_in_a_replay_algorithm_is_reported():
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     scheme = Scheme(
         WrongLoss.create_factory(start_steps=8),

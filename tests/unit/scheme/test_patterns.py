@@ -58,7 +58,7 @@ def test_every_step_is_accounted_for(pattern, make_scheme, recorder, check_ledge
 
 
 @pytest.mark.timeout(60)
-def test_collectors_have_the_weights_of_the_server(pattern, make_scheme, one_batch, all_collectors):
+def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_batch, all_collectors):
     """Check that each collector's weights equal, bit for bit, the learner's weights of the version that the collector
     reports. With synchronous collection and synchronous gradients, this is the version before the last update."""
     scheme = make_scheme(algo=one_batch, **pattern)
@@ -125,7 +125,7 @@ def test_stop_right_after_start(pattern, make_scheme):
 
 
 @pytest.mark.timeout(120)
-def test_learns(pattern, make_scheme):
+def test_patterns_learn_cartpole(pattern, make_scheme):
     """Check that training on CartPole reaches a mean return of 120 within 30,000 steps; a random policy reaches about
     22."""
     rollouts = 1
@@ -157,7 +157,7 @@ def test_learns(pattern, make_scheme):
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
     {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "sync", "async", "decentralised"])
-def test_steps_left_out_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
+def test_steps_skipped_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
     """Check that steps that are not used because of `target_kl` are counted as dropped.
 
     The KL of the first of four batches consists of rounding errors only. Training on each rollout stops after the

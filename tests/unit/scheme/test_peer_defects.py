@@ -69,7 +69,7 @@ def test_rllib_2_60_ends_the_run_with_a_dead_learner(make_scheme, check_ledger):
     check_ledger(scheme)
 
 
-def test_gymnasium_1_4_0_gives_the_late_result_of_a_call_that_timed_out_to_the_next_call(supervised):
+def test_gymnasium_1_4_0_returns_a_late_result_from_the_next_call(supervised):
     """Check that a late answer is discarded.
 
     In Gymnasium, the first `step` after a timeout of `step_wait` returns the result of the previous step.
@@ -129,7 +129,7 @@ def test_torchrl_0_14_1_does_not_pass_on_the_traceback_of_a_child(make_scheme):
     assert "testing.py" in text
 
 
-def test_torchrl_0_14_1_only_logs_what_ends_its_collector_thread(make_scheme):
+def test_torchrl_0_14_1_only_logs_the_error_that_ends_its_collector_thread(make_scheme):
     """Check that the next call raises the error that ended the collector thread.
 
     In TorchRL, a loop over the Ray collector waits forever after such an error.
@@ -145,7 +145,7 @@ def test_torchrl_0_14_1_only_logs_what_ends_its_collector_thread(make_scheme):
 
 
 @pytest.mark.parametrize("thread", ["collector", "updater"])
-def test_pytorchrl_2021_waits_for_ever_after_one_of_its_threads_has_died(make_scheme, thread):
+def test_pytorchrl_2021_waits_forever_after_one_of_its_threads_has_died(make_scheme, thread):
     """Check that each later call raises the error that ended a thread.
 
     PyTorchRL of 2021 (revision 9e45189) only waits for the queue, which no thread fills after the error.
@@ -224,7 +224,7 @@ def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make
         released.set()
 
 
-def test_pytorchrl_2021_takes_every_exception_for_the_end_of_an_epoch(make_scheme):
+def test_pytorchrl_2021_treats_every_exception_as_the_end_of_an_epoch(make_scheme):
     """Check that an error in the storage is raised.
 
     PyTorchRL of 2021 (revision 9e45189) treats every exception of the next mini-batch as the end of the epoch, and
@@ -314,7 +314,7 @@ class BadA2C(A2C):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_rllib_2_60_applies_gradients_that_are_not_finite(make_scheme, value):
+def test_rllib_2_60_applies_non_finite_gradients(make_scheme, value):
     """Check that gradients that are not finite are never applied.
 
     RLlib applies NaN even with `torch_skip_nan_gradients=True`; without this option, an infinite gradient sets a weight

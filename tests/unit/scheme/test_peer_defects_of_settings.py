@@ -63,7 +63,7 @@ def test_pytorchrl_2021_has_an_unbounded_queue(make_scheme):
     assert sum(handle.native.worker.collected_steps for handle in worker.remote_workers) <= 16 * (1 + 2 + 1 + 4)
 
 
-def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make_scheme):
+def test_pytorchrl_2021_sleeps_without_checking_whether_to_stop(make_scheme):
     """Check that `stop` returns quickly and ends all threads.
 
     PyTorchRL of 2021 (revision 9e45189) neither wakes nor joins its threads, so they outlive `stop`.
@@ -82,7 +82,7 @@ def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make
     assert [thread.name for thread in threads if thread.is_alive()] == []
 
 
-def test_torchrl_0_14_1_loses_old_and_new_file_to_ctrl_c_in_a_save(make_scheme, tmp_path, monkeypatch):
+def test_torchrl_0_14_1_loses_both_files_if_a_save_is_interrupted(make_scheme, tmp_path, monkeypatch):
     """Check that an interrupted save keeps the old model, because a save renames only one file.
 
     TorchRL renames two files; an interruption between the two leaves neither model.
@@ -109,7 +109,7 @@ def test_torchrl_0_14_1_loses_old_and_new_file_to_ctrl_c_in_a_save(make_scheme, 
 # Settings
 
 
-def test_ray_2_60_lets_an_impossible_request_wait_for_ever():
+def test_ray_2_60_lets_an_impossible_request_wait_forever():
     """Check that an impossible resource request raises an error before Ray is started.
 
     Ray keeps such a request pending, and Ray Train retries it without limit.
@@ -136,7 +136,7 @@ def test_ray_2_60_lets_an_impossible_request_wait_for_ever():
     assert result.returncode == 0, result.stderr
 
 
-def test_pytorchrl_2021_changes_one_dictionary_of_resources_from_two_worker_sets(make_scheme):
+def test_pytorchrl_2021_shares_one_dictionary_of_resources_between_sets(make_scheme):
     """Check that the resources of one worker set do not affect another set, and that the default cannot be changed.
 
     In PyTorchRL of 2021 (revision 9e45189), both worker sets change the same dictionary.
@@ -153,7 +153,7 @@ def test_pytorchrl_2021_changes_one_dictionary_of_resources_from_two_worker_sets
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "gpu"])
-def test_pytorchrl_2021_ignores_the_device_where_there_is_no_gpu(make_scheme, device):
+def test_pytorchrl_2021_ignores_the_device_if_there_is_no_gpu(make_scheme, device):
     """Check that an unavailable device raises an error that lists the available devices.
 
     PyTorchRL of 2021 (revision 9e45189) silently trains on the CPU.
@@ -174,7 +174,7 @@ def test_pytorchrl_2021_ignores_an_unknown_hyper_parameter(make_scheme, num_grad
         scheme.update_algorithm_parameter("learning_rate", 1e-5)
 
 
-def test_pytorchrl_2021_removes_whatever_directory_is_named_for_logs(tmp_path):
+def test_pytorchrl_2021_removes_any_directory_given_for_logs(tmp_path):
     """Check that the directory of an earlier run is renamed, and that no file is deleted.
 
     PyTorchRL of 2021 (revision 9e45189) deletes the whole directory when it prepares it for logs.

@@ -46,7 +46,7 @@ def make(check_ledger):
 
 @pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}],
                          ids=["costs", "delays"])
-def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(make, slow):
+def test_only_a_slow_worker_is_preempted_in_each_round(make, slow):
     """Three workers make 20 steps in 2 s. By then, the slow worker has made 2 of the 5 steps that it must make."""
     metrics, final, seconds = make(6, **SETTINGS, **slow)
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
@@ -69,7 +69,7 @@ def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, nu
     assert seconds == pytest.approx(3 * NUM_STEPS * STEP_S * 2**(num_enough - 1), abs=3 * 8 * STEP_S + 1e-9)
 
 
-def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(make):
+def test_floating_point_error_does_not_round_the_share_up(make):
     """Check that 3 x 0.2 of five workers means three workers, although the product is 3.0000000000000004 in floating
     point. The other two workers are slow, and are preempted."""
     fraction = 3 * 0.2
@@ -79,7 +79,7 @@ def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(mak
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 4": 3, "GWorker 0/CWorker 5": 3}
 
 
-def test_the_replacement_of_a_slow_worker_is_told_to_stop_as_well(make):
+def test_the_replacement_of_a_slow_worker_is_also_preempted(make):
     """The slow worker is lost in the third round, and its replacement starts the round again.
 
     Each round lasts as long as five steps of the slow worker.
@@ -90,7 +90,7 @@ def test_the_replacement_of_a_slow_worker_is_told_to_stop_as_well(make):
     assert seconds < 8 * 5 * SLOW_S
 
 
-def test_all_are_waited_for_where_nobody_is_told_to_stop(make):
+def test_all_workers_are_awaited_without_preemption(make):
     metrics, _, seconds = make(3, num_col_workers=4, **THIRD_IS_SLOW)
     assert metrics["preempted_by_worker"] == {}
     assert metrics["preempted_steps_share"] == 0.0
@@ -99,19 +99,19 @@ def test_all_are_waited_for_where_nobody_is_told_to_stop(make):
     assert seconds == pytest.approx(3 * 20 * SLOW_S)
 
 
-def test_workers_of_several_gradient_workers_are_told_apart(make):
+def test_workers_of_several_gradient_workers_are_counted_separately(make):
     costs = {**COSTS, "step@GWorker 1/CWorker 2": SLOW_S, "step@GWorker 2/CWorker 4": SLOW_S}
     metrics, *_ = make(5, **SETTINGS, num_grad_workers=2, costs=costs)
     assert metrics["preempted_by_worker"] == {"GWorker 1/CWorker 2": 5, "GWorker 2/CWorker 4": 5}
 
 
-def test_a_gradient_worker_that_collects_by_itself_is_its_own_worker_0(make):
+def test_a_gradient_worker_that_collects_is_counted_as_worker_0(make):
     metrics, *_ = make(5, name="ddppo", num_grad_workers=3, costs={**COSTS, "step@GWorker 3/*": SLOW_S})
     assert metrics["preempted_by_worker"] == {"GWorker 3/CWorker 0": 5}
     assert metrics["preempted_steps_share"] == pytest.approx(5 / (2 * 20 + 5))
 
 
-def test_counts_of_a_gradient_worker_that_is_replaced_stay(make):
+def test_counts_of_a_replaced_gradient_worker_are_kept(make):
     metrics, *_ = make(8, **SETTINGS, num_grad_workers=2, **THIRD_IS_SLOW, faults="kill grad.2 @ grad 4")
     assert metrics["workers_restarted"] == 1
     # one round was repeated after the other gradient worker was lost
@@ -133,7 +133,7 @@ class ShortWhereSlow:
         return CountingEnv(episode_length=4 if 1 <= next(self._number) <= NUM_ENVS else 10)
 
 
-def test_other_episodes_where_it_is_slow_show(make):
+def test_metrics_show_different_episodes_of_slow_workers(make):
     costs = {**THIRD_IS_SLOW["costs"], "start": 1.0, "start@*/CWorker 3": 0.0}
     metrics, *_ = make(8, ShortWhereSlow(), **SETTINGS, costs=costs)
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 8}
@@ -141,7 +141,7 @@ def test_other_episodes_where_it_is_slow_show(make):
     assert metrics["episode_length_full"] == 10.0
 
 
-def test_nothing_is_lost_whoever_is_slow_when(make, recorder):
+def test_no_step_is_lost_with_random_delays(make, recorder):
     """Check that, with random delays, every step of each environment is learned from exactly once, without gaps."""
     metrics, final, _ = make(12, recorder.env_fn, recorder.storage, **SETTINGS, faults="delay col.* 1s p=0.05")
     preempted = metrics["preempted_by_worker"]
@@ -157,7 +157,7 @@ def test_nothing_is_lost_whoever_is_slow_when(make, recorder):
         assert sorted(steps) == made[seed][:len(steps)]
 
 
-def test_the_share_is_of_those_that_are_left(make):
+def test_the_share_counts_remaining_workers(make):
     """One of three workers is lost and not replaced.
 
     A round then ends when one of the two remaining workers has finished; before, it ended when two of three workers had

@@ -89,7 +89,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
-def test_it_learns_from_whole_sequences_wherever_replay_is(make_r2d2, check_ledger, settings):
+def test_r2d2_learns_from_whole_sequences_for_any_replay_location(make_r2d2, check_ledger, settings):
     scheme = make_r2d2(**settings)
     make_updates(scheme, 12)
     ledger = check_ledger(scheme)
@@ -103,7 +103,7 @@ def test_it_learns_from_whole_sequences_wherever_replay_is(make_r2d2, check_ledg
 
 
 @pytest.mark.parametrize("settings", [{}, SHARDS], ids=["in-learner", "shards"])
-def test_consumed_steps_are_trained_ones_without_warm_up_and_padding(make_r2d2, settings):
+def test_consumed_steps_exclude_warm_up_and_padding(make_r2d2, settings):
     scheme = make_r2d2(**settings)
     make_updates(scheme, 10)
     consumed = scheme.ledger()["consumed"]
@@ -115,7 +115,7 @@ def test_consumed_steps_are_trained_ones_without_warm_up_and_padding(make_r2d2, 
     assert [batch.num_samples for batch in batches] == np.diff(counts, prepend=0).tolist()
 
 
-def test_stored_states_are_those_of_a_fresh_unroll(make_r2d2):
+def test_stored_states_equal_those_of_a_new_unroll(make_r2d2):
     """Check that stored states equal those of a new unroll from the start of the episode.
 
     The actor's parameters never change.
@@ -146,7 +146,7 @@ def test_stored_states_are_those_of_a_fresh_unroll(make_r2d2):
     ("kill shard.1 @ sample 5", 1), ("kill col.2 @ step 30", 1), ("kill shard.2 @ add 12; kill col.1 @ step 50", 2),
     ("kill shard.* p=0.005; kill col.* p=0.003", 2), ("hang shard.1 @ priorities 3", 1),
     ("delay shard.2 0.5s p=0.3", 0)])
-def test_the_account_holds_under_losses_and_no_sequence_is_torn(make_r2d2, check_ledger, faults, num_lost):
+def test_the_ledger_balances_after_losses_and_no_sequence_is_torn(make_r2d2, check_ledger, faults, num_lost):
     scheme = make_r2d2(faults=faults, worker_timeout_s=1.0, costs={"grad": 0.1, "step": 0.02}, **SHARDS)
     make_updates(scheme, 10)
     shards = scheme.update_worker.local_worker.shards
@@ -166,7 +166,7 @@ def test_the_account_holds_under_losses_and_no_sequence_is_torn(make_r2d2, check
         and worker._storage is not None)
 
 
-def test_shards_that_stay_take_over_from_one_that_is_gone(make_r2d2, check_ledger):
+def test_remaining_shards_replace_a_lost_one(make_r2d2, check_ledger):
     scheme = make_r2d2(faults="kill shard.1 @ add 30", on_worker_failure="ignore", max_replay_ratio=2.0, **SHARDS)
     make_updates(scheme, 60)
     assert check_ledger(scheme)["dropped"]["worker_lost"] > 0
@@ -174,7 +174,7 @@ def test_shards_that_stay_take_over_from_one_that_is_gone(make_r2d2, check_ledge
     assert scheme.metrics()["workers_missing"] == 1
 
 
-def test_the_same_seeds_are_the_same_run(make_r2d2):
+def test_equal_seeds_give_equal_runs(make_r2d2):
     def run(seed):
         scheme = make_r2d2(schedule_seed=seed, **SHARDS)
         make_updates(scheme, 15)
@@ -193,7 +193,7 @@ def test_ratios_count_trained_steps(make_r2d2):
 
 
 @pytest.mark.parametrize(("queue_size", "most"), [(2, 2), (4, 4), (16, 8)])
-def test_no_more_batches_are_asked_for_than_the_queue_holds(make_r2d2, monkeypatch, queue_size, most):
+def test_no_more_batches_are_requested_than_the_queue_holds(make_r2d2, monkeypatch, queue_size, most):
     from pytorchrl.scheme.replay.sampler import Sampler
     levels, ask = [], Sampler._request
 
@@ -222,7 +222,7 @@ def test_each_collectors_rollouts_stay_in_one_shard(make_r2d2):
     ({"size": 60, **SHARDS}, "2 collectors x 2 environments x 3 rollouts of 4 steps are 48"),
     ({"size": 60, "num_col_workers": 3}, "3 collectors x 2 environments x 3 rollouts of 4 steps are 72"),
 ])
-def test_replay_in_which_no_sequence_is_ever_complete_is_refused(make_r2d2, settings, text):
+def test_replay_without_complete_sequences_is_refused(make_r2d2, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_r2d2(**settings)
 

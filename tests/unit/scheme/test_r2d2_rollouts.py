@@ -113,7 +113,7 @@ def check_batches(collected):
 
 
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
-def test_it_learns_from_whole_rollouts_wherever_replay_is(make, check_ledger, collected, settings):
+def test_r2d2_learns_from_whole_rollouts_for_any_replay_location(make, check_ledger, collected, settings):
     scheme = make(**settings)
     make_updates(scheme, 12)
     ledger = check_ledger(scheme)
@@ -137,7 +137,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
     assert all((batch.weight == 1.0).all() for batch in Watched.seen)
 
 
-def test_both_shards_are_drawn_and_hold_whole_rollouts(make):
+def test_both_shards_are_sampled_and_hold_whole_rollouts(make):
     scheme = make(agent=make_agent(size=101), **SHARDS, max_replay_ratio=2.0)
     make_updates(scheme, 60)
     shards = [handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
@@ -149,7 +149,7 @@ def test_both_shards_are_drawn_and_hold_whole_rollouts(make):
     assert 0 < ledger["consumed"] <= 2.0 * (ledger["resident"] + ledger["evicted"] - 60)
 
 
-def test_policy_lag_is_that_of_the_rollouts(make, monkeypatch):
+def test_policy_lag_is_computed_from_rollout_versions(make, monkeypatch):
     """Check that each sample has the version of the weights that collected its rollout, as stored by the shard."""
     made, drawn, add, draw = {}, [], RWorker._add, ReplaySource.draw
 
@@ -172,7 +172,7 @@ def test_policy_lag_is_that_of_the_rollouts(make, monkeypatch):
 
 @pytest.mark.parametrize(("faults", "num_lost"), [
     ("kill shard.1 @ sample 5", 1), ("kill shard.2 @ add 8; kill col.1 @ step 50", 2), ("hang shard.1 @ add 9", 1)])
-def test_the_account_holds_under_losses(make, check_ledger, collected, faults, num_lost):
+def test_the_ledger_balances_after_losses(make, check_ledger, collected, faults, num_lost):
     scheme = make(faults=faults, worker_timeout_s=1.0, costs={"grad": 0.1, "step": 0.02}, **SHARDS)
     make_updates(scheme, 10)
     while (scheme.metrics()["workers_restarted"] or 0) < num_lost:
@@ -186,7 +186,7 @@ def test_the_account_holds_under_losses(make, check_ledger, collected, faults, n
     assert final["dropped"]["worker_lost"] > 0
 
 
-def test_the_named_schemes_take_it():
+def test_architectures_accept_rollout_sequences():
     for make_named, routing in ((Scheme.r2d2, "by_stream"), (Scheme.apex, "round_robin")):
         scheme = make_named(*make_agent(), size=240, num_replay_workers=2, runtime="simulated", seed=1)
         assert kind_of(scheme.agent.storage_factory) == "batch"
@@ -199,7 +199,7 @@ def test_the_named_schemes_take_it():
         scheme.stop()
 
 
-def test_train_takes_it_and_kind_changes_what_is_learned():
+def test_train_accepts_kind_and_kind_changes_training():
     def run(**settings):
         agent = train("r2d2", "pytorchrl/Recall-v0", preset="r2d2", num_replay_workers=2, runtime="simulated", seed=1,
                       progress=False,
@@ -213,7 +213,7 @@ def test_train_takes_it_and_kind_changes_what_is_learned():
     assert weights != others
 
 
-def test_a_preset_leaves_out_what_whole_rollouts_have_not():
+def test_a_preset_omits_options_that_whole_rollouts_lack():
     sequences, rollouts = (compose("r2d2", "pytorchrl/Recall-v0",
                                    {"kind": kind})[0].storage for kind in ("sequence", "batch"))
     assert (sequences.cls, rollouts.cls) == (SequenceBuffer, RolloutSequenceBuffer)
@@ -224,7 +224,7 @@ def test_a_preset_leaves_out_what_whole_rollouts_have_not():
         compose("r2d2", "pytorchrl/Recall-v0", {"kind": "batch", "length": 7, "priority_epsilon": 0.1})
 
 
-def test_it_learns_to_recall():
+def test_the_agent_learns_to_recall_the_cue():
     """Check that the agent learns to recall the cue; without memory, half of its answers would be right."""
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"num_cues": 2, "delay": 2}, vec_env_size=4)
     agent = (R2D2.create_factory(lr=1e-2, adam_eps=1e-5, gamma=0.9, mini_batch_size=32, start_steps=200,
@@ -242,7 +242,7 @@ def test_it_learns_to_recall():
 
 @pytest.mark.parametrize(("storage", "kind", "other"), [
     (SequenceBuffer, "sequence", "batch"), (RolloutSequenceBuffer, "batch", "sequence")])
-def test_the_storage_decides_what_is_drawn(make, storage, kind, other):
+def test_the_storage_determines_the_kind_of_batches(make, storage, kind, other):
     with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage determines"):
         scheme = make(agent=make_agent(storage=storage), **SHARDS, kind=other)
     assert kind_of(scheme.agent.storage_factory) == kind
@@ -260,7 +260,7 @@ def test_the_storage_decides_what_is_drawn(make, storage, kind, other):
      "a shard must have space for a rollout of 12 steps, but size 20 over 2 shards is only 10 each"),
     (RolloutSequenceBuffer, {"size": 40}, "learning_starts 60 exceeds size 40"),
 ])
-def test_what_would_be_ignored_or_cannot_work_is_refused(make, storage, settings, text):
+def test_unused_or_invalid_settings_are_refused(make, storage, settings, text):
     with pytest.raises(ConfigError, match=text):
         make(agent=make_agent(storage=storage), **SHARDS, **settings)
 

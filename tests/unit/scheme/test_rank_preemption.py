@@ -45,7 +45,7 @@ def run(check_ledger):
     return run_
 
 
-def test_a_slow_rank_is_stopped(run):
+def test_a_slow_rank_is_preempted(run):
     """The other ranks make 20 steps in 2 s.
 
     The slow rank makes 2 steps in that time, and stops after the required 5.
@@ -60,25 +60,25 @@ def test_a_slow_rank_is_stopped(run):
 @pytest.mark.parametrize(("settings", "least"),
                          [({"fraction_samples": 0.5}, 10),
                           ({"col_fraction_workers": 1.0, "fraction_samples": 0.25}, 20)])
-def test_options(run, settings, least):
+def test_options_set_the_minimum_of_preempted_steps(run, settings, least):
     by_rank, *_ = run(**settings)
     assert by_rank[2] == [least] * 5
 
 
-def test_with_collection_workers_of_their_own_the_share_is_of_those(run):
+def test_the_share_applies_to_collection_workers_of_each_rank(run):
     """The slow rank has three equally slow collection workers, so none of them is preempted."""
     by_rank, *_ = run(2, num_col_workers=3)
     assert np.mean(by_rank[2]) > 15
 
 
-def test_equal_ranks_are_not_stopped(run):
+def test_equal_ranks_are_not_preempted(run):
     costs = {**COSTS, "step@GWorker 3/*": 0.1}
     by_rank, metrics, *_ = run(costs=costs)
     assert by_rank == [[20] * 5] * 3
     assert metrics["rollouts_preempted"] == 0
 
 
-def test_a_recorded_run_is_repeated(run, tmp_path):
+def test_a_recorded_run_is_replayed(run, tmp_path):
     path = str(tmp_path / "run.jsonl")
     recorded, *_, state = run(4, record=path)
     assert recorded[2] == [5] * 4

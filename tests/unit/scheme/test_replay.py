@@ -19,7 +19,7 @@ def make_updates(scheme, count):
 
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
-def test_steps_are_resident_until_newer_ones_take_their_place(make_replay_scheme, check_ledger, pattern, runtime):
+def test_steps_are_resident_until_newer_ones_replace_them(make_replay_scheme, check_ledger, pattern, runtime):
     scheme = make_replay_scheme({"size": 4, "capacity": 10, "num_mini_batch": 2}, runtime=runtime, **pattern)
     make_updates(scheme, 30)
     ledger = check_ledger(scheme)
@@ -43,7 +43,7 @@ def test_there_is_no_update_before_learning_starts(make_replay_scheme):
     assert scheme.ledger()["collected"] == 28
 
 
-def test_schedules_follow_the_steps_that_came_into_replay(make_replay_scheme):
+def test_schedules_follow_the_steps_added_to_replay(make_replay_scheme):
     scheme = make_replay_scheme({"size": 4, "capacity": 10})
     scheme.start(100)
     algo, seen = scheme.update_worker.local_worker.algo, []
@@ -54,7 +54,7 @@ def test_schedules_follow_the_steps_that_came_into_replay(make_replay_scheme):
     assert seen == [(4 * number, 100) for number in range(5)]
 
 
-def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check_ledger):
+def test_a_lost_gradient_worker_loses_its_replay(make_replay_scheme, check_ledger):
     """Check that the steps in the replay of the lost worker are dropped, while steps evicted earlier remain evicted."""
     scheme = make_replay_scheme({"size": 4, "capacity": 10}, num_grad_workers=2, grad_communication=ASYNC,
                                 faults="kill grad.1 @ grad 9")
@@ -69,7 +69,7 @@ def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check
 
 @pytest.mark.parametrize(("name", "value"), [
     ("num_passes", 2), ("minibatch_buffer_size", 3), ("ramp", True), ("buffer", "circular"), ("microbatch_size", 2)])
-def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value):
+def test_rollout_options_are_refused_with_replay(make_replay_scheme, name, value):
     """Check that options for rollouts that are discarded after use are refused with replay.
 
     A rollout that is used in several passes, for example, would be inserted into replay repeatedly.
@@ -108,7 +108,7 @@ def test_gradient_workers_are_sent_target_networks(communication):
     scheme.stop()
 
 
-def test_an_evaluation_that_draws_actions_draws_them_from_the_policy():
+def test_a_stochastic_evaluation_samples_from_the_policy():
     """Check that an evaluation with sampled actions samples from the trained policy.
 
     The purely random actions at the start of training are for collection only.

@@ -62,7 +62,7 @@ def shards_of(scheme):
     {"runtime": "threads", "num_replay_workers": 1, "num_col_workers": 1}],
     ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "ranks", "threads",
          "threads-all-local"])
-def test_updates_are_made_of_rollouts_that_are_drawn(make_level, check_ledger, settings):
+def test_updates_use_sampled_rollouts(make_level, check_ledger, settings):
     scheme = make_level({"num_epochs": 2}, **settings)
     make_updates(scheme, 40)
     ledger = check_ledger(scheme)
@@ -74,7 +74,7 @@ def test_updates_are_made_of_rollouts_that_are_drawn(make_level, check_ledger, s
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
 
-def test_a_batch_is_whole_rollouts_and_each_pass_over_it_counts(make_level):
+def test_a_batch_consists_of_whole_rollouts_and_counts_each_pass(make_level):
     scheme = make_level({"num_epochs": 3, "num_mini_batch": 2}, train_batch_size=10, grad_communication=SYNC)
     make_updates(scheme, 5 * 6)
     storage = scheme.update_worker.local_worker.storage
@@ -86,7 +86,7 @@ def test_a_batch_is_whole_rollouts_and_each_pass_over_it_counts(make_level):
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_the_oldest_rollouts_go_out_whole(make_level, check_ledger, num_shards):
+def test_the_oldest_rollouts_are_evicted_whole(make_level, check_ledger, num_shards):
     scheme = make_level(num_replay_workers=num_shards, size=45, costs={"grad": 0.01})
     for _ in range(8):
         make_updates(scheme, scheme.version + 3)
@@ -108,7 +108,7 @@ def test_the_oldest_rollouts_go_out_whole(make_level, check_ledger, num_shards):
 @pytest.mark.parametrize("faults", [
     "kill shard.1 @ sample 5", "kill col.2 @ step 9", "delay shard.2 0.1s p=0.1",
     "kill shard.* p=0.01; kill col.* p=0.005"])
-def test_the_account_holds_under_faults(make_level, check_ledger, faults):
+def test_the_ledger_balances_under_faults(make_level, check_ledger, faults):
     scheme = make_level({"num_epochs": 2}, faults=faults)
     for _ in range(12):
         make_updates(scheme, scheme.version + 10)
@@ -121,7 +121,7 @@ def test_the_account_holds_under_faults(make_level, check_ledger, faults):
     assert final["collected"] == places + sum(final["dropped"].values())
 
 
-def test_a_drain_gives_up_what_was_drawn_and_learning_goes_on(make_level, check_ledger):
+def test_a_drain_discards_sampled_batches_and_learning_continues(make_level, check_ledger):
     scheme = make_level({"num_mini_batch": 2})
     make_updates(scheme, 5)
     scheme.drain()
@@ -132,7 +132,7 @@ def test_a_drain_gives_up_what_was_drawn_and_learning_goes_on(make_level, check_
     assert check_ledger(scheme)["collected"] > ledger["collected"]
 
 
-def test_an_update_that_is_left_out_moves_no_step(make_level, check_ledger):
+def test_a_skipped_update_moves_no_steps(make_level, check_ledger):
     scheme = make_level({"num_epochs": 2}, faults="nan grad.0 @ grad 3")
     make_updates(scheme, 20)
     assert scheme.metrics()["updates_skipped_nan"] == 1
@@ -140,7 +140,7 @@ def test_an_update_that_is_left_out_moves_no_step(make_level, check_ledger):
     assert (ledger["dropped"]["nan"], ledger["consumed_unique"]) == (0, 0)
 
 
-def test_learning_starts_with_a_batch_of_steps_and_ratios_count_every_pass(make_level):
+def test_learning_starts_with_one_batch_and_ratios_count_every_pass(make_level):
     scheme = make_level()
     assert kind_of(scheme.agent.storage_factory) == "batch"
     assert (scheme.settings["learning_starts"], scheme.settings["prefetch"]) == (8, 4)
@@ -157,7 +157,7 @@ def test_learning_starts_with_a_batch_of_steps_and_ratios_count_every_pass(make_
     assert ledger["consumed"] > 1.0 * (ledger["resident"] + ledger["evicted"])
 
 
-def test_shards_hold_rollouts_and_the_learner_its_own_storage(make_impala):
+def test_shards_hold_rollouts_and_the_learner_has_its_own_storage(make_impala):
     scheme = make_impala()
     make_updates(scheme, 3)
     assert {type(storage) for storage in shards_of(scheme)} == {RolloutReplay}
@@ -199,7 +199,7 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
     assert scheme.metrics()["policy_lag"]["max"] > 5
 
 
-def test_several_policies(check_ledger):
+def test_several_policies_train_from_shards_of_rollouts(check_ledger):
     envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2,
                                            policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     agent = multi_agent(envs, IMPALA.create_factory(),
@@ -213,7 +213,7 @@ def test_several_policies(check_ledger):
     scheme.stop()
 
 
-def test_the_preset_and_the_command_line_reach_it():
+def test_train_accepts_impala_with_the_apex_preset():
     settings = {"runtime": "simulated", "seed": 1, "num_envs": 2, "num_steps": 8, "progress": False}
     agent = train("impala", "CartPole-v1", preset="apex", replay_size=400, target_steps=600,
                   train_batch_size=64, **settings)
@@ -242,7 +242,7 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"num_replay_workers": None, "train_batch_size": None},
      "size=400 is for asynchronous collection with replay workers, but .*; give num_replay_workers"),
 ])
-def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
+def test_unused_or_invalid_settings_are_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_level(**settings)
 
@@ -256,7 +256,7 @@ def test_kind_has_no_effect(make_level, kind):
     assert kind_of(scheme.agent.storage_factory) == "batch"
 
 
-def test_the_storage_decides_what_is_drawn(make_replay_scheme):
+def test_the_storage_determines_the_kind_of_batches(make_replay_scheme):
     scheme = make_replay_scheme({"size": 4, "capacity": 400}, **{**LEVEL, "size": None})
     assert kind_of(scheme.agent.storage_factory) == "transition"
     assert kind_of(GAEBuffer.create_factory(4)) is None

@@ -80,7 +80,7 @@ def numbers(batch):
 
 
 @pytest.mark.parametrize("kind", AGENTS)
-def test_lag_is_that_of_the_rollouts_behind_each_draw(monkeypatch, kind):
+def test_lag_is_that_of_the_rollouts_of_each_sample(monkeypatch, kind):
     made, batches, draws = [], [], []
     add, get, add_draw = RWorker._add, Shards.get, WorkerStats.add_draw
 

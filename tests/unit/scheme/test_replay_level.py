@@ -29,7 +29,7 @@ def make_updates(scheme, count):
     {"num_grad_workers": 2, "grad_communication": "synchronous"}, {"runtime": "threads"},
     {"runtime": "threads", "num_replay_workers": 1, "num_col_workers": 1}],
     ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "threads", "threads-all-local"])
-def test_updates_are_made_of_what_is_drawn(make_level, check_ledger, settings):
+def test_updates_use_sampled_batches(make_level, check_ledger, settings):
     scheme = make_level(**settings)
     make_updates(scheme, 40)
     ledger = check_ledger(scheme)
@@ -66,7 +66,7 @@ def test_ratios_bound_how_often_a_step_is_used(make_level):
     assert used(60, costs=fast_learner, max_replay_ratio=0.5) <= 0.5
 
 
-def test_a_lost_shard_is_replaced_and_its_steps_are_booked(make_level, check_ledger):
+def test_a_lost_shard_is_replaced_and_its_steps_count_as_lost(make_level, check_ledger):
     scheme = make_level(faults="kill shard.1 @ sample 5")
     make_updates(scheme, 120)
     assert scheme.metrics()["workers_restarted"] == 1
@@ -75,7 +75,7 @@ def test_a_lost_shard_is_replaced_and_its_steps_are_booked(make_level, check_led
 
 @pytest.mark.parametrize("faults",
                          ["kill col.2 @ step 9", "delay shard.2 0.1s p=0.3", "kill shard.* p=0.01; kill col.* p=0.005"])
-def test_the_account_holds_under_faults(make_level, check_ledger, faults):
+def test_the_ledger_balances_under_faults(make_level, check_ledger, faults):
     scheme = make_level(faults=faults)
     for _ in range(12):
         make_updates(scheme, scheme.version + 10)
@@ -91,7 +91,7 @@ def test_a_shards_error_is_raised_by_the_next_call(make_level):
         make_updates(scheme, 1000)
 
 
-def test_the_same_schedule_twice_is_the_same_run(make_level):
+def test_equal_schedules_give_equal_runs(make_level):
     def run(seed):
         scheme = make_level(schedule_seed=seed)
         make_updates(scheme, 30)
@@ -126,19 +126,19 @@ OF_QUEUE = ("is for asynchronous collection without replay workers, but this is 
     ({"num_replay_workers": 1, "replay_worker_resources": {"num_cpus": 1}},
      "replay_worker_resources is for remote shards"),
 ])
-def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
+def test_unused_or_invalid_settings_are_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_level(**settings)
 
 
-def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(make_scheme):
+def test_storages_of_on_policy_rollouts_are_refused(make_scheme):
     with pytest.raises(ConfigError, match=r"replay cannot use the rollouts with advantages of GAEBuffer, .*; "
                                           r"choose a storage whose data may be older: .*\bPERBuffer, .*VTraceBuffer"):
         make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)
 
 
 @pytest.mark.parametrize("settings", [{"address": "10.0.0.1:6379"}, {"faults": "kill shard.1 @ add 3"}])
-def test_shards_are_remote_workers_too(make_level, settings):
+def test_shards_can_be_remote_workers(make_level, settings):
     assert make_level(num_col_workers=1, runtime="ray", **settings).settings["num_replay_workers"] == 2
     with pytest.raises(ConfigError, match=r"without remote workers uses none|there is no remote worker"):
         make_level(num_col_workers=1, num_replay_workers=1, runtime="ray", **settings)

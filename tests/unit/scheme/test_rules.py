@@ -199,7 +199,7 @@ def nothing_starts():
 
 
 @pytest.mark.parametrize(("settings", "error", "message"), ROWS, ids=[str(row[0])[1:-1] for row in ROWS])
-def test_wrong_setting(parts, settings, error, message):
+def test_a_wrong_setting_is_refused(parts, settings, error, message):
     with pytest.raises(error, match=message) as caught:
         Scheme(*parts, **settings)
     assert type(caught.value) is error
@@ -221,7 +221,7 @@ def test_several_contradictions_are_reported_at_once(parts):
         assert name in str(caught.value)
 
 
-def test_a_warning_points_to_the_line_that_made_the_scheme(parts):
+def test_a_warning_points_to_the_line_that_created_the_scheme(parts):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Scheme(*parts, col_fraction_workers=0.5)
@@ -230,7 +230,7 @@ def test_a_warning_points_to_the_line_that_made_the_scheme(parts):
                                                                                                          True)]
 
 
-def test_a_misspelt_setting_is_refused(parts):
+def test_a_misspelled_setting_is_refused(parts):
     with pytest.raises(ConfigError, match="Scheme has no option 'num_col_worker'; did you mean 'num_col_workers'"):
         Scheme(*parts, num_col_worker=2)
 
@@ -257,7 +257,7 @@ def test_right_settings_are_accepted(parts, settings):
     Scheme(*parts, **settings)
 
 
-def test_a_directory_for_bad_batches_is_not_made_before_it_is_needed(parts, tmp_path, monkeypatch):
+def test_a_directory_for_bad_batches_is_created_only_when_needed(parts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scheme = Scheme(*parts, keep_bad_batches="new/folder")
     # The path is absolute, because workers may have another working directory
@@ -288,7 +288,7 @@ def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collect
     assert scheme.settings["queue_size"] == 2
 
 
-def test_a2c_takes_the_same_settings(parts):
+def test_a2c_accepts_the_same_settings(parts):
     Scheme(A2C.create_factory(), *parts[1:], **PARALLEL)
 
 
@@ -305,6 +305,6 @@ def test_settings_that_would_be_ignored_are_refused(make_scheme, settings, messa
         make_scheme(**({"runtime": None} | settings))
 
 
-def test_settings_say_where_workers_run(make_scheme):
+def test_settings_contain_the_runtime(make_scheme):
     assert make_scheme(runtime=None).settings["runtime"] == "threads"
     assert make_scheme(runtime=None, num_col_workers=2).settings["runtime"] == "ray"

@@ -65,7 +65,7 @@ def test_seed(make_scheme):
     assert torch.equal(_parameters_after(make_scheme(seed=again.seed), 2), _parameters_after(again, 2))
 
 
-def test_runtime_is_where_workers_run(make_scheme):
+def test_workers_run_on_the_given_runtime(make_scheme):
     """Check the names of workers with `runtime="threads"`; the integration tests check Ray."""
     scheme = make_scheme(num_col_workers=2, runtime="threads")
     scheme.start()
@@ -100,7 +100,7 @@ def test_metrics_are_json_and_count(make_scheme):
     json.dumps(scheme.stop())
 
 
-def test_episodes_are_told_once(make_scheme):
+def test_episodes_are_returned_once(make_scheme):
     scheme = make_scheme(CountingEnv, {"episode_length": 4}, num_envs=2, size=8)
     scheme.step()
     episodes = scheme.episodes()
@@ -144,7 +144,7 @@ def test_schedules_follow_collected_steps(make_scheme):
     np.testing.assert_allclose(rates, [1e-2 * max(0.0, 1 - 16 * n / 160) for n in range(12)])
 
 
-def test_schedules_follow_the_steps_that_updates_have_used_not_those_that_wait(make_scheme):
+def test_schedules_follow_used_steps_and_not_queued_ones(make_scheme):
     """Collection is far ahead of a slow learner, whose train batches are rollouts of 16 steps."""
     scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2,
                          col_communication=ASYNC,

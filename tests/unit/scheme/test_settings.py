@@ -64,7 +64,7 @@ def test_each_option_has_a_default_and_a_help_text(name):
     assert declaration.help.endswith(".")
 
 
-def test_a_kind_declares_no_option_itself():
+def test_a_kind_itself_declares_no_options():
     for kind in KINDS:
         assert own_names(kind) == [], kind
         for name, declaration in kind.declarations().items():
@@ -77,7 +77,7 @@ def test_the_keywords_are_the_options():
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"runtime"}))
-def test_the_type_of_a_keyword_is_that_of_the_option(name):
+def test_the_type_of_a_keyword_equals_that_of_the_option(name):
     """Check that a keyword accepts all types of its option.
 
     The keyword may also accept strings, such as names of enum members.
@@ -105,7 +105,7 @@ def test_a_default_given_by_name_changes_nothing(name):
     assert scheme.settings | {"seed": 1} == Scheme(*agent, seed=1).settings
 
 
-def test_settings_of_a_scheme_are_settings_for_another():
+def test_stored_settings_recreate_the_scheme():
     """Check that the settings stored in run.json recreate the same scheme."""
     for settings in ({}, {"num_col_workers": 2, "col_communication": ASYNC, "max_policy_lag": 3},
                      {"num_grad_workers": 2}):
@@ -209,7 +209,7 @@ def test_three_forms_of_an_architecture_train_to_the_same_parameters(name):
         trained(by_factories(agent, flat)))
 
 
-def test_a_tuple_gives_each_gradient_worker_its_own_number_of_collection_workers(monkeypatch):
+def test_a_tuple_sets_collection_workers_per_gradient_worker(monkeypatch):
     started = []
     start_actor = SimulatedRuntime.start_actor
     monkeypatch.setattr(SimulatedRuntime, "start_actor", lambda self, cls, params, *, name, resources: (
@@ -236,7 +236,7 @@ def test_one_worker_can_be_remote(level):
     scheme.stop()
 
 
-def test_keywords_of_a_level_that_is_a_kind_are_refused():
+def test_keywords_that_repeat_a_kind_are_refused():
     kinds = {"collection": (SynchronousCollection(), {"queue_size": 3}),
              "gradients": (SynchronousGradients(), {"aggregate": 2}),
              "runtime": (Threads(), {"schedule_seed": 1})}
@@ -251,7 +251,7 @@ def test_keywords_of_a_level_that_is_a_kind_are_refused():
     (ReplayCollection, "queue_policy"),
     (SynchronousGradients, "aggregate"), (DecentralisedGradients, "max_grad_lag"), (Threads, "address"),
     (Ray, "costs")])
-def test_a_kind_has_no_option_without_effect(kind, name):
+def test_a_kind_has_no_options_without_effect(kind, name):
     assert issubclass(kind, Options)
     assert name not in kind.declarations()
     with pytest.raises(TypeError, match=name):

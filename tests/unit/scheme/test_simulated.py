@@ -31,13 +31,13 @@ def simulate(make_scheme, check_ledger):
     return run
 
 
-def test_the_same_seeds_give_the_same_run(simulate, pattern):
+def test_equal_seeds_give_equal_runs(simulate, pattern):
     first, again = simulate(7, **pattern), simulate(7, **pattern)
     assert torch.equal(first.pop("parameters"), again.pop("parameters"))
     assert first == again  # events, ledger, lags and virtual times are all equal
 
 
-def test_other_schedule_seeds_interleave_otherwise(simulate, pattern):
+def test_different_schedule_seeds_give_different_interleavings(simulate, pattern):
     digests = {simulate(seed, updates=6, **pattern)["digest"] for seed in range(8)}
     # With central synchronous collection and central gradients there is only one thread, so there is only one schedule.
     has_one_thread = pattern[
@@ -45,7 +45,7 @@ def test_other_schedule_seeds_interleave_otherwise(simulate, pattern):
     assert len(digests) == (1 if has_one_thread else 8)
 
 
-def test_what_a_synchronous_scheme_learns_does_not_depend_on_the_schedule(simulate, make_scheme):
+def test_synchronous_training_does_not_depend_on_the_schedule(simulate, make_scheme):
     settings = {"num_col_workers": 3, "num_grad_workers": 2}
     simulated = [simulate(seed, **settings)["parameters"] for seed in range(3)]
     scheme = make_scheme(runtime="threads", **settings)
@@ -55,7 +55,7 @@ def test_what_a_synchronous_scheme_learns_does_not_depend_on_the_schedule(simula
         assert torch.equal(parameters, scheme.acting_state()["all"])
 
 
-def test_decentralised_updates_agree_with_real_ranks(simulate, make_scheme):
+def test_decentralized_updates_agree_with_real_ranks(simulate, make_scheme):
     settings = {"num_grad_workers": 2, "distribute_gradients": True}
     simulated = simulate(3, **settings)["parameters"]
     scheme = make_scheme(runtime="threads", **settings)
@@ -64,7 +64,7 @@ def test_decentralised_updates_agree_with_real_ranks(simulate, make_scheme):
     torch.testing.assert_close(simulated, scheme.acting_state()["all"], atol=1e-6, rtol=1e-6)
 
 
-def test_virtual_time_is_what_the_costs_say(simulate):
+def test_virtual_time_follows_from_the_costs(simulate):
     """Check a central, synchronous scheme.
 
     A rollout has 8 steps, 4 gradients and 4 updates, so 12 updates need three rollouts.
@@ -84,7 +84,7 @@ def test_a_straggler_delays_synchronous_rounds_and_asynchronous_ones_less(simula
     assert seconds(True, **one_in_flight) < 3 * seconds(False, **one_in_flight)
 
 
-def test_preemption_is_in_time(simulate):
+def test_preemption_happens_at_the_expected_time(simulate):
     """Two fast collectors finish the round after 0.8 s.
 
     The slow collector stops after the two steps that it must make, at 2 s.
@@ -96,7 +96,7 @@ def test_preemption_is_in_time(simulate):
     assert result["seconds"] == pytest.approx(3 * 2.0)
 
 
-def test_it_needs_no_ray_and_no_thread_is_left(run_forked, tmp_path):
+def test_simulated_schemes_need_no_ray_and_leave_no_threads(run_forked, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
 import sys, threading
@@ -116,7 +116,7 @@ assert threading.active_count() == 1
     assert result.returncode == 0, result.stderr
 
 
-def test_a_learner_with_evaluation_runs_and_repeats(make_scheme, tmp_path):
+def test_a_run_with_evaluation_is_reproducible(make_scheme, tmp_path):
     def train(name):
         scheme = make_scheme(runtime="simulated", schedule_seed=4, num_envs=2, **ALL_ASYNC)
         scheme.agent = dataclasses.replace(scheme.agent, test_envs_factory=scheme.agent.train_envs_factory)
@@ -167,7 +167,7 @@ def test_a_hang_takes_virtual_time_only(simulate):
     assert 3600 < simulate(faults="hang col.1 3600s @ step 3", **settings)["seconds"] < 3700
 
 
-def test_a_spoilt_gradient_is_left_out(make_scheme):
+def test_a_nan_gradient_is_skipped(make_scheme):
     scheme = make_scheme(runtime="simulated", faults="nan grad.0 @ grad 2")
     while scheme.version < 5:
         scheme.step()
@@ -193,12 +193,12 @@ def test_faults_work_in_every_runtime_of_this_process(make_scheme, runtime):
     ({"runtime": "simulated", "costs": {"walk": 1}}, "operations are"),
     ({"runtime": "simulated", "address": "local"}, "address=.local. is for the Ray runtime"),
 ])
-def test_contradictions(make_scheme, settings, message):
+def test_contradictory_options_are_refused(make_scheme, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_scheme(**settings)
 
 
-def test_the_driver_cannot_be_killed_from_inside(make_scheme):
+def test_a_fault_cannot_kill_the_driver(make_scheme):
     scheme = make_scheme(runtime="simulated", faults="kill grad.0 @ grad 1")
     with pytest.raises(ConfigError, match="part of the driver"):
         scheme.step()
@@ -221,7 +221,7 @@ def test_the_user_may_step_from_another_thread_only_if_it_started_there(make_sch
     assert "is the task that runs" in errors[0]
 
 
-def test_stop_does_not_wait_for_room_rollout_by_rollout(make_scheme):
+def test_stop_waits_once_for_a_full_queue(make_scheme):
     """Check that `stop` waits once, not thirty times, if thirty rollouts cannot be enqueued because the queue is full.
     """
     algo, actor, _, envs = synthetic_agent()

@@ -40,7 +40,7 @@ def took(level):
     return {part: seconds for part, seconds in level.items() if seconds}
 
 
-def test_a_part_within_another_interrupts_it():
+def test_a_nested_part_interrupts_the_outer_one():
     now = [0.0]
     booked = []
     watch = Stopwatch(lambda: now[0], lambda part, seconds: booked.append((part, seconds)))
@@ -75,7 +75,7 @@ def test_a_part_that_raises_is_timed():
     assert watch.seconds["outer"] == 1
 
 
-def test_what_is_new_is_taken_once():
+def test_new_times_are_returned_once():
     now = [0.0]
     watch = Stopwatch(lambda: now[0])
     assert watch.take() == {}
@@ -92,7 +92,7 @@ def test_what_is_new_is_taken_once():
     assert watch.seconds == {"outer": 10.0, "uncounted": 1.0, "counted": 4.0}  # `take` does not reset the totals
 
 
-def test_idle_is_what_is_left():
+def test_idle_is_the_remaining_time():
     total = {"update": {"wait": 1.0}}
     add_seconds(total, {"update": {"wait": 2.0, "apply": 0.5}, "gradients": {"grad": 7.0}})
     found = with_idle(total, {"update": 10.0, "gradients": 6.0})
@@ -103,7 +103,7 @@ def test_idle_is_what_is_left():
 
 
 @pytest.mark.parametrize("agent", [{}, {"capacity": 40}], ids=["rollouts", "replay"])
-def test_the_seconds_of_every_level_are_those_of_its_workers(run, pattern, agent):
+def test_seconds_of_every_level_are_the_sum_over_its_workers(run, pattern, agent):
     metrics = run(agent=agent, **pattern)
     time_s = metrics["time_s"]
     elapsed = sum(time_s["update"].values())
@@ -115,7 +115,7 @@ def test_the_seconds_of_every_level_are_those_of_its_workers(run, pattern, agent
     assert time_s["gradients"]["grad"] == pytest.approx(metrics["grads_received"] * COSTS["grad"])
 
 
-def test_central_parts_are_those_of_the_costs(run):
+def test_times_of_a_central_scheme_match_the_costs(run):
     time_s = run()["time_s"]
     # Each update takes four steps, a gradient and the update itself, all in one thread.
     assert took(time_s["collection"]) == pytest.approx({"environment": 40.0, "idle": 45.0})
@@ -123,7 +123,7 @@ def test_central_parts_are_those_of_the_costs(run):
     assert took(time_s["update"]) == pytest.approx({"wait": 80.0, "apply": 5.0})
 
 
-def test_ways_are_measured_where_somebody_waits(run):
+def test_send_times_are_measured_if_a_worker_waits(run):
     time_s = run(num_col_workers=3)["time_s"]
     assert time_s["collection"]["send"] == pytest.approx(20 * 3 * 2 * COSTS["message"])
     assert took(time_s["gradients"]) == pytest.approx({"wait": 20 * 2.5, "grad": 40.0, "idle": 5.0})
@@ -133,7 +133,7 @@ def test_ways_are_measured_where_somebody_waits(run):
     assert time_s["collection"]["send"] == time_s["gradients"]["send"] == 0.0
 
 
-def test_the_way_of_gradients_counts_both_requests_of_an_update(make_scheme):
+def test_send_time_of_gradients_counts_both_requests_of_an_update(make_scheme):
     scheme = make_scheme(runtime="simulated", costs=COSTS, num_grad_workers=2, algo=PPO.create_factory(
         num_epochs=1, num_mini_batch=1, advantage_normalization="batch"))
     for _ in range(5):
@@ -143,7 +143,7 @@ def test_the_way_of_gradients_counts_both_requests_of_an_update(make_scheme):
 
 # `awaited`: number of rounds, of four per update, that the learner waits for
 @pytest.mark.parametrize(("prefetch", "awaited"), [(0, 4), (1, 1)])
-def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(make_scheme, prefetch, awaited):
+def test_prefetched_rounds_do_not_count_as_send_time(make_scheme, prefetch, awaited):
     scheme = make_scheme(
         CountingEnv, {"episode_length": 10**6}, num_envs=2, size=4,
         algo=A2C.create_factory(advantage_normalization="none"),
@@ -153,7 +153,7 @@ def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(make_scheme, p
     assert scheme.metrics()["time_s"]["collection"]["send"] == pytest.approx(5 * awaited * 2 * 2 * COSTS["message"])
 
 
-def test_ranks_wait_for_the_slowest_where_they_average(run):
+def test_ranks_wait_for_the_slowest_when_averaging(run):
     metrics = run(num_grad_workers=2, distribute_gradients=True, costs=COSTS | {"step@GWorker 2/*": 1.0})
     time_s = metrics["time_s"]
     # Rank 1 waits, because four steps of rank 2 take 2 s longer
@@ -163,7 +163,7 @@ def test_ranks_wait_for_the_slowest_where_they_average(run):
     assert metrics["grad_time_ms"] == pytest.approx(2000.0)
 
 
-def test_rollouts_bring_what_they_took(make_scheme):
+def test_rollouts_contain_their_collection_times(make_scheme):
     class Ticking(ThreadRuntime):
         """A runtime whose clock advances by 1 s with each reading."""
 
@@ -189,7 +189,7 @@ def test_rollouts_bring_what_they_took(make_scheme):
     worker.close()
 
 
-def test_reports_bring_every_part(make_scheme):
+def test_reports_contain_every_part(make_scheme):
     """Check on the real clock that every part that surely takes time is reported, and that the sums match the elapsed
     time."""
     scheme = make_scheme(num_col_workers=2, num_grad_workers=2)

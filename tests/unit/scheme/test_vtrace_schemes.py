@@ -24,7 +24,7 @@ def test_impala_runs_in_all_patterns(make_scheme, pattern):
 
 
 @pytest.mark.parametrize(("algorithm", "storage"), [(IMPALA, GAEBuffer), (PPO, VTraceBuffer)])
-def test_storage_that_does_not_fit_is_refused_before_anything_starts(make_scheme, algorithm, storage):
+def test_an_incompatible_storage_is_refused_before_anything_starts(make_scheme, algorithm, storage):
     with pytest.raises(ConfigError, match=f"{algorithm.__name__} learns from .*, but {storage.__name__} provides"):
         make_scheme(algo=algorithm.create_factory(), storage=storage)
 
@@ -34,7 +34,7 @@ def slow_of(state):
 
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])
-def test_gradient_workers_are_sent_the_slow_policy_and_the_weight_of_kl(make_scheme, communication):
+def test_gradient_workers_receive_slow_policy_and_kl_coefficient(make_scheme, communication):
     scheme = make_scheme(
         algo=APPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-2, **SLOW), storage=VTraceBuffer,
         num_grad_workers=2, grad_communication=communication, runtime="simulated")
@@ -53,7 +53,7 @@ def test_gradient_workers_are_sent_the_slow_policy_and_the_weight_of_kl(make_sch
     assert worker.algo.kl_coef != 0.4
 
 
-def test_ranks_that_apply_updates_themselves_agree_on_the_slow_policy_and_the_weight_of_kl(make_scheme):
+def test_ranks_agree_on_the_slow_policy_and_the_kl_coefficient(make_scheme):
     scheme = make_scheme(
         algo=APPO.create_factory(num_epochs=1, num_mini_batch=3, lr=1e-2, **SLOW), storage=VTraceBuffer,
         num_grad_workers=2, distribute_gradients=True)
@@ -66,7 +66,7 @@ def test_ranks_that_apply_updates_themselves_agree_on_the_slow_policy_and_the_we
     assert not torch.equal(slow_of(states[0]), states[0]["acting"]["all"])
 
 
-def test_central_updates_move_the_slow_policy(make_scheme):
+def test_central_updates_change_the_slow_policy(make_scheme):
     scheme = make_scheme(algo=APPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-2, **SLOW),
                          storage=VTraceBuffer)
     start = scheme.acting_state()["all"]

@@ -7,7 +7,7 @@ import pytest
 from pytorchrl.scheme.window_stat import WindowStat
 
 
-def test_a_window():
+def test_statistics_of_a_window():
     stat = WindowStat("x", 4)
     assert stat.stats() == {"count": 0, "mean": None, "std": None, "quantiles": None}
     for number in range(1, 7):

@@ -58,7 +58,7 @@ def test_kl_agrees_with_torch(space, lead):
     torch.testing.assert_close(distribution.kl(params, params, None), torch.zeros(lead), atol=1e-6, rtol=0)
 
 
-def test_kl_adds_the_parts_of_multi_discrete():
+def test_kl_of_multi_discrete_is_the_sum_over_components():
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params, other = (_params(distribution, 6, seed=seed) for seed in (1, 2))
     expected = sum(
@@ -85,7 +85,7 @@ def test_kl_counts_allowed_actions_only_and_has_a_finite_gradient(space):
     assert gradient[0, 1] == 0.0
 
 
-def test_multi_discrete_adds_its_parts():
+def test_multi_discrete_sums_over_components():
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params = _params(distribution, 6)
     action = distribution.sample(params, None, _generator())
@@ -118,7 +118,7 @@ def test_masked_gradient_is_finite_and_zero_for_forbidden_actions():
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.MultiDiscrete([3, 2])], ids=str)
-def test_forbidden_actions_are_never_drawn(space):
+def test_forbidden_actions_are_never_sampled(space):
     distribution = distribution_of(space)
     mask = torch.ones(5000, distribution.mask_size, dtype=torch.bool)
     mask[:, 1] = False
@@ -128,7 +128,7 @@ def test_forbidden_actions_are_never_drawn(space):
     assert set(first.tolist()) == {0, 2}
 
 
-def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_different_sizes():
+def test_an_all_true_mask_changes_nothing_if_component_sizes_differ():
     """Check that the padding for components with fewer actions is never sampled as an action."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params, mask = _params(distribution, 2000), torch.ones(2000, 10, dtype=torch.bool)
@@ -149,7 +149,7 @@ def test_the_most_likely_bit_is_1_above_one_half():
     assert bits.tolist() == [[0, 0, 1, 1]]
 
 
-def test_samples_follow_their_probabilities():
+def test_sample_frequencies_match_probabilities():
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
     drawn = distribution_of(gym.spaces.Discrete(4)).sample(logits.expand(40_000, 4), None, _generator())
     torch.testing.assert_close(torch.bincount(drawn) / 40_000, logits.softmax(-1), atol=0.01, rtol=0)
@@ -172,7 +172,7 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone():
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_actions_count_from_zero_and_leave_within_bounds():
+def test_actions_start_at_zero_and_are_clipped_to_bounds():
     # The environments add the start of their space; the actor must not add it a second time.
     assert distribution_of(gym.spaces.Discrete(3, start=5)).clip(torch.tensor([0, 2])).tolist() == [0, 2]
     shifted = gym.spaces.MultiDiscrete([2, 3], start=[1, -1])
@@ -201,7 +201,7 @@ def test_all_false_mask_row_raises():
     check_mask(mask[:1])
 
 
-def test_a_part_of_multi_discrete_without_an_allowed_action_raises():
+def test_a_multi_discrete_component_without_allowed_actions_raises():
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
     allowed = torch.tensor([[True, False, False, False, True], [True, True, True, False, False]])
     distribution.check_mask(allowed)
@@ -209,14 +209,14 @@ def test_a_part_of_multi_discrete_without_an_allowed_action_raises():
         distribution.check_mask(torch.tensor([[False, True, True, True, True], [True, True, False, False, False]]))
 
 
-def test_log_probabilities_are_found_where_the_parameters_are():
+def test_log_probabilities_stay_on_the_device_of_the_parameters():
     """Check that log-probabilities stay on the device of the parameters, because rollouts are completed on the CPU."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
     params, action = torch.empty(4, 5, device="meta"), torch.empty(4, 2, dtype=torch.int64, device="meta")
     assert distribution.log_prob(params, action, None).device.type == "meta"
 
 
-def test_masks_need_categories():
+def test_masks_are_refused_for_continuous_actions():
     distribution = distribution_of(BOX)
     with pytest.raises(SpaceError, match="mask"):
         distribution.sample(_params(distribution, 1), torch.ones(1, 3, dtype=torch.bool), None)

@@ -61,7 +61,7 @@ def test_impala_is_three_stages_of_two_residual_blocks():
 
 @pytest.mark.parametrize("extractor", [CNN, ImpalaCNN, FixupCNN])
 @pytest.mark.parametrize("size", [7, 256])
-def test_image_extractors_have_the_asked_output_size(extractor, size):
+def test_image_extractors_have_the_requested_output_size(extractor, size):
     net = extractor(SMALL, out_features=size, generator=_generator())
     assert net(_images(SMALL)).shape == (2, size)
     assert net.out_features == size
@@ -99,7 +99,7 @@ def test_mlp_computes_its_layers():
         assert net.out_features == 5
 
 
-def test_equal_seeds_give_equal_weights_and_the_global_generator_stays():
+def test_equal_seeds_give_equal_weights_and_the_global_rng_is_not_used():
     before = torch.get_rng_state()
     for extractor in (CNN, FixupCNN, MLP):
         first, second = (extractor(SMALL, generator=_generator(5)) for _ in range(2))
@@ -155,7 +155,7 @@ def test_images_are_bytes_or_floats_from_0_to_1_with_three_axes_and_large_enough
     (gym.spaces.Box(0, 255, (35, 84, 3), np.uint8), ImpalaCNN),
     (gym.spaces.Box(0, 255, (36, 36, 4), np.uint8), CNN), (gym.spaces.Box(0, 255, (15, 15, 3), np.uint8), MLP),
     (gym.spaces.Box(0.0, 1.0, (7, 7, 3), np.float32), MLP)])
-def test_images_go_into_networks_for_images(space, network):
+def test_images_are_encoded_by_image_networks(space, network):
     for cls, parts in ((OnPolicyActor, ("policy",)), (QActor, ("q", "trunk"))):
         actor = cls.create_factory(space, gym.spaces.Discrete(2))(seed=1)
         trunk = functools.reduce(getattr, parts, actor)

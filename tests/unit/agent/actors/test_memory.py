@@ -42,7 +42,7 @@ def test_unroll_with_resets_equals_single_steps(kind, reference):
 
 
 @pytest.mark.parametrize(("kind", "reference"), KINDS)
-def test_unroll_equals_torch_run_on_each_piece_between_resets(kind, reference):
+def test_unroll_equals_torch_on_each_segment_between_resets(kind, reference):
     memory, x, state, done = _case(kind)
     net = reference(F, H)
     net.load_state_dict({
@@ -72,7 +72,7 @@ def test_no_gradient_crosses_a_reset(kind, reference):
 
 
 @pytest.mark.parametrize(("kind", "reference"), KINDS)
-def test_reset_survives_a_state_that_is_not_finite(kind, reference):
+def test_reset_clears_a_non_finite_state(kind, reference):
     memory, x, state, _ = _case(kind)
     output, _ = memory(x[0], torch.full_like(state, float("nan")), torch.ones(B, dtype=torch.bool))
     torch.testing.assert_close(output, memory(x[0], torch.zeros_like(state), torch.zeros(B, dtype=torch.bool))[0])

@@ -12,7 +12,7 @@ def _samples(count, seed):
     return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) * 5 + torch.tensor([1e4, 0.0, -7.0])
 
 
-def test_merged_moments_agree_with_numpy_over_everything():
+def test_merged_moments_equal_numpy_moments_of_all_data():
     running = RunningMoments((3,))
     parts = [_samples(count, seed) for seed, count in enumerate((1, 40, 0, 7, 300))]
     for part in parts:
@@ -25,7 +25,7 @@ def test_merged_moments_agree_with_numpy_over_everything():
     np.testing.assert_allclose(running.scale.numpy(), 1 / np.sqrt(everything.var(0) + 1e-8), rtol=1e-6)
 
 
-def test_normalise_shifts_scales_and_clips():
+def test_normalize_shifts_scales_and_clips():
     running = RunningMoments((3,))
     samples = _samples(500, 0)
     running.merge(moments(samples))
@@ -47,7 +47,7 @@ def test_nothing_changes_before_the_first_samples():
     assert torch.equal(running.normalise(x), x)
 
 
-def test_all_of_it_travels_in_the_state():
+def test_state_contains_all_moments():
     first, second = RunningMoments((3,)), RunningMoments((3,))
     first.merge(moments(_samples(50, 0)))
     second.load_state_dict(first.state_dict())
@@ -75,7 +75,7 @@ def test_numbers_around_1e9_keep_their_spread(dtype):
     np.testing.assert_allclose(seen.numpy(), (exact - exact.mean(0)) / exact.std(0), atol=1e-6)
 
 
-def test_booleans_are_normalised_as_0_and_1():
+def test_booleans_are_normalized_as_0_and_1():
     flags = torch.tensor([[True, False], [True, True], [False, True], [True, True]])
     running = RunningMoments((2,))
     running.merge(moments(flags))
@@ -83,7 +83,7 @@ def test_booleans_are_normalised_as_0_and_1():
     assert running.normalise(flags).std(0, correction=0).tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_discounted_sums_go_on_over_rollouts_and_restart_after_ends():
+def test_discounted_sums_continue_across_rollouts_and_reset_after_episodes():
     ended = np.array([[False], [True], [False], [False]])
     valid = np.array([[True], [True], [False], [True]])
     rollout = RolloutData(

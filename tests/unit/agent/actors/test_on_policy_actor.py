@@ -70,7 +70,7 @@ def _clone(tree):
 
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("observations", OBSERVATIONS)
-def test_every_pair_of_spaces_acts_and_learns_alike(observations, actions):
+def test_actors_act_and_learn_for_every_pair_of_spaces(observations, actions):
     space = ACTIONS[actions]
     actor = _actor(OBSERVATIONS[observations], space)
     flat = FlatParameters(actor.parameters())
@@ -89,7 +89,7 @@ def test_every_pair_of_spaces_acts_and_learns_alike(observations, actions):
 
 
 @pytest.mark.parametrize("options", [{}, {"recurrent_net": "gru", "recurrent_size": 6}], ids=["plain", "gru"])
-def test_sequences_give_what_their_rows_give(options):
+def test_sequences_give_the_same_results_as_single_rows(options):
     actor = _actor(NESTED, CONTINUOUS, **options)
     obs, done = _obs(actor, 3, 2), torch.zeros(3, 2, dtype=torch.bool)
     action = torch.randn(3, 2, 3, generator=_generator())
@@ -135,7 +135,7 @@ def test_unknown_and_wrong_options_raise():
 # ---- acting
 
 
-def test_act_evaluate_and_the_long_forms_agree():
+def test_act_and_evaluate_agree_with_get_action_and_evaluate_actions():
     actor = _actor(VECTOR, CONTINUOUS)
     obs = _obs(actor, 6)
     action, clipped, params, value, _ = _act(actor, obs)
@@ -150,7 +150,7 @@ def test_act_evaluate_and_the_long_forms_agree():
     assert torch.equal(clipped, action.clamp(-1, 1))
 
 
-def test_deterministic_takes_the_mode_whatever_the_generator():
+def test_deterministic_actions_are_the_mode_for_any_generator():
     for space in ACTIONS.values():
         actor = _actor(VECTOR, space)
         obs = _obs(actor, 20)
@@ -188,7 +188,7 @@ def test_masks_make_probability_exactly_zero():
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("net", ["gru", "lstm"])
-def test_recurrent_rollout_has_ratio_one_also_with_resets(net, shared):
+def test_recurrent_rollout_has_ratio_one_even_with_resets(net, shared):
     actor = _actor(recurrent_net=net, recurrent_size=7, shared_policy_value_network=shared)
     obs, done = _obs(actor, 9, 3), torch.rand(9, 3, generator=_generator()) < 0.3
     done[0] = True
@@ -214,7 +214,7 @@ def test_recurrent_rollout_has_ratio_one_also_with_resets(net, shared):
         torch.testing.assert_close(last[name], rhs[name], atol=1e-6, rtol=0)
 
 
-def test_memory_matters_and_its_inputs_are_required():
+def test_memory_affects_actions_and_its_inputs_are_required():
     actor = _actor(recurrent_net="gru", recurrent_size=6)
     obs, done = _obs(actor, 2), torch.tensor([False, True])
     rhs = {name: torch.randn(2, 6, generator=_generator()) for name in actor.initial_states(2)}
@@ -241,7 +241,7 @@ def test_heads_start_orthogonal_with_their_gains(options, policy_gain):
         assert not layer.bias.any()
 
 
-def test_weights_come_from_the_seed_and_the_global_generator_stays():
+def test_weights_depend_on_the_seed_and_the_global_rng_is_not_used():
     before = torch.get_rng_state()
     first, second, other = (
         torch.cat([p.detach().flatten() for p in _actor(seed=seed, recurrent_net="lstm").parameters()])
@@ -264,7 +264,7 @@ def test_every_parameter_is_in_the_flat_group_and_gets_a_gradient(shared):
     assert without == []
 
 
-def test_acting_follows_the_flat_vector_and_survives_copies():
+def test_acting_uses_the_flat_vector_even_after_copies():
     actor = _actor()
     obs = _obs(actor, 3)
     flat = FlatParameters(actor.parameters())
@@ -280,7 +280,7 @@ def test_acting_follows_the_flat_vector_and_survives_copies():
         torch.testing.assert_close(_act(twin, obs)[2], after)
 
 
-def test_factory_travels_and_prints():
+def test_factory_can_be_pickled_and_printed():
     factory = OnPolicyActor.create_factory(NESTED, TWO, hidden_sizes=(8,))
     obs = _obs(factory(device="cpu", seed=2), 2)
     results = [_act(f(device="cpu", seed=2), obs)[2] for f in (factory, pickle.loads(pickle.dumps(factory)))]
@@ -301,7 +301,7 @@ def test_sizes_activation_and_log_std():
     assert _actor(recurrent_net="lstm").initial_states(2)["policy"].shape == (2, 1024)
 
 
-def test_policy_and_value_share_a_network_for_images_only_unless_told():
+def test_policy_and_value_share_a_network_by_default_for_images_only():
     assert _actor(IMAGE).is_shared
     assert _actor(NESTED).is_shared
     assert not _actor(VECTOR).is_shared
@@ -311,7 +311,7 @@ def test_policy_and_value_share_a_network_for_images_only_unless_told():
     assert not torch.equal(apart.policy.extractor.conv1.weight, apart.value.extractor.conv1.weight)
 
 
-def test_checkpoint_brings_weights_and_normalisers(tmp_path):
+def test_checkpoint_loads_weights_and_normalizers(tmp_path):
     options = {"normalize_obs": True, "normalize_reward": True}
     source = _actor(seed=1, **options)
     source.merge_moments(source.moments_of(_rollout(source), torch.randn(6, 2, generator=_generator())))
@@ -377,7 +377,7 @@ def test_moments_count_each_valid_observation_once():
         actor.moments_of(rollouts[0])
 
 
-def test_observations_are_normalised_everywhere_and_statistics_stay_frozen():
+def test_observations_are_normalized_everywhere_with_frozen_statistics():
     actor, plain = _actor(normalize_obs=True), _actor()
     actor.merge_moments(actor.moments_of(_rollout(actor)))
     state = _clone(actor.state_buffers())

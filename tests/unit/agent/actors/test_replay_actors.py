@@ -58,7 +58,7 @@ def _weights(module):
 @pytest.mark.parametrize(("cls", "actions", "options"), [
     (QActor, FOUR, {}), (QActor, FOUR, {"dueling": True, "noisy": True}), (OffPolicyActor, FOUR, {}),
     (OffPolicyActor, BOX, {}), (OffPolicyActor, BOX, {"policy": "deterministic"})])
-def test_every_pair_of_spaces_acts_and_is_valued(cls, actions, options, observations):
+def test_actors_act_and_score_for_every_pair_of_spaces(cls, actions, options, observations):
     actor = _actor(cls, OBSERVATIONS[observations], actions, **options)
     obs = _obs(actor)
     before = {leaf: rows.clone() for leaf, rows in obs.items()}
@@ -76,7 +76,7 @@ def test_every_pair_of_spaces_acts_and_is_valued(cls, actions, options, observat
 
 
 @pytest.mark.parametrize("cls", [QActor, OffPolicyActor])
-def test_layers_start_as_those_of_torch(cls):
+def test_layers_are_initialized_like_torch_layers(cls):
     actor = _actor(cls, IMAGE, hidden_sizes=(300, 200))
     for network in actor.networks().values():
         layers = [m for m in network.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
@@ -88,7 +88,7 @@ def test_layers_start_as_those_of_torch(cls):
             assert float(layer.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
 
 
-def test_seed_alone_decides_weights_and_global_generator_stays():
+def test_weights_depend_on_the_seed_and_the_global_rng_is_not_used():
     state = torch.get_rng_state()
     first, again, other = (_actor(OffPolicyActor, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
@@ -96,7 +96,7 @@ def test_seed_alone_decides_weights_and_global_generator_stays():
     assert not torch.equal(_weights(first), _weights(other))
 
 
-def test_fixup_and_own_extractors_keep_their_own_start():
+def test_fixup_and_user_defined_extractors_keep_their_initialization():
     fixup = _actor(QActor, SMALL_IMAGE, feature_extractor="fixup")
     blocks = [module for name, module in fixup.q.named_modules() if name.endswith("conv2")]
     assert len(blocks) == 6
@@ -158,7 +158,7 @@ def test_wrong_options_are_refused_at_once(cls, actions, options, error, message
         cls.create_factory(VECTOR, actions, **options)
 
 
-def test_observations_are_normalised_by_merged_moments():
+def test_observations_are_normalized_by_merged_moments():
     actor = _actor(OffPolicyActor, VECTOR, BOX, normalize_obs=True)
     rng = np.random.default_rng(0)
     rows = torch.as_tensor(rng.normal(3.0, 2.0, (41, 2, 3)).astype(np.float32))
@@ -176,7 +176,7 @@ def test_observations_are_normalised_by_merged_moments():
     assert any("obs_moments" in name for name in actor.state_buffers())
 
 
-def test_checkpoint_gives_policy_and_normalisers_or_raises(tmp_path):
+def test_checkpoint_loads_policy_and_normalizers_or_raises(tmp_path):
     trained = _actor(OffPolicyActor, VECTOR, BOX, seed=3)
     algorithm = SAC.create_factory()(actor=trained, seed=0)
     path = tmp_path / "model.pt"
@@ -207,7 +207,7 @@ def test_only_allowed_actions_are_taken():
         actor.act(obs, mask)
 
 
-def test_dueling_mean_runs_over_allowed_actions():
+def test_dueling_mean_is_over_allowed_actions():
     actor = _actor(dueling=True)
     obs = _obs(actor, 6)
     mask = torch.tensor([[True, True, False, True]] * 5 + [[False] * 4])
@@ -219,7 +219,7 @@ def test_dueling_mean_runs_over_allowed_actions():
     assert scores[5].isfinite().all()
 
 
-def test_noisy_layer_has_factorised_noise_for_all_rows_alike():
+def test_noisy_layer_shares_factorized_noise_among_rows():
     layer = NoisyLinear(3, 2, _generator(1))
     x = torch.randn(4, 3, generator=_generator(2))
     noise = torch.empty(5).normal_(generator=_generator(7))
@@ -250,13 +250,13 @@ def test_squashed_density_integrates_to_one():
     assert float(torch.trapezoid(density, torch.tanh(u[:, 0]))) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_squashed_sample_comes_with_its_own_log_probability():
+def test_squashed_sample_returns_its_log_probability():
     mean, log_std = torch.randn(6, 2, generator=_generator()), torch.full((6, 2), -1.0)
     action, logp = squashed_sample(mean, log_std, _generator(3))
     torch.testing.assert_close(logp, squashed_log_prob(torch.atanh(action), mean, log_std), rtol=1e-3, atol=1e-4)
 
 
-def test_log_std_is_cut_off_or_bent():
+def test_log_std_is_bounded_by_clip_or_tanh():
     outputs = torch.tensor([-100.0, 0.0, 100.0])
     assert bound_log_std(outputs, "clip").tolist() == [-20.0, 0.0, 2.0]
     assert bound_log_std(outputs, "tanh").tolist() == [-5.0, -1.5, 2.0]
@@ -279,7 +279,7 @@ def test_actions_are_scaled_to_the_box_outside_of_the_policy(policy):
     assert torch.equal(action, best) == (policy == "deterministic")
 
 
-def test_deterministic_discrete_policy_is_its_mode():
+def test_deterministic_discrete_action_is_the_mode():
     actor = _actor(OffPolicyActor, VECTOR, FOUR)
     obs = _obs(actor, 300)
     assert torch.equal(actor.act(obs, deterministic=True), actor.policy(obs).argmax(-1))
@@ -288,7 +288,7 @@ def test_deterministic_discrete_policy_is_its_mode():
     assert torch.equal(drawn, actor.act(obs, generator=_generator()))
 
 
-def test_networks_share_nothing():
+def test_networks_share_no_parameters():
     actor = _actor(OffPolicyActor, VECTOR, BOX, num_critics=3)
     networks = [actor.policy, *actor.critics]
     assert len(networks) == 4

@@ -40,7 +40,7 @@ def on_torch(algo):
 @pytest.mark.parametrize("hidden", [(), (8,), (64, 32)])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_decides_as_torch_does(action, normalize, hidden, activation, deterministic):
+def test_actions_equal_those_of_torch(action, normalize, hidden, activation, deterministic):
     algo = make(action=action, normalize_obs=normalize, hidden_sizes=hidden, activation=activation)
     assert algo._small_policy is not None
     if normalize:
@@ -75,7 +75,7 @@ def noise(algo, action):
 
 @pytest.mark.parametrize("num_steps", [0, 1, 63, 64, 65])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_goes_on_exactly_from_its_state(action, num_steps):
+def test_restored_state_continues_exactly(action, num_steps):
     algo, other = make(action=action), make(action=action)
     for step in range(num_steps):
         act(algo, rows(seed=step))
@@ -87,7 +87,7 @@ def test_goes_on_exactly_from_its_state(action, num_steps):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_another_number_of_environments_gets_noise_of_its_own(action):
+def test_a_new_number_of_environments_gets_new_noise(action):
     algo, other = make(action=action), make(action=action)
     for each in (algo, other):
         act(each, rows(1))
@@ -98,7 +98,7 @@ def test_another_number_of_environments_gets_noise_of_its_own(action):
     assert len(np.unique(drawn, axis=0)) > 1
 
 
-def test_sees_new_parameters_at_once():
+def test_new_parameters_take_effect_immediately():
     algo, other = make(), make()
     before = act(algo, rows(), True).other["dist_params"].copy()
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_sees_new_parameters_at_once():
     np.testing.assert_allclose(act(algo, rows(), True).other["dist_params"], before + 7.0, rtol=1e-6)
 
 
-def test_changes_neither_observations_nor_parameters():
+def test_acting_changes_neither_observations_nor_parameters():
     algo, obs = make(action="box"), rows()
     state, kept = algo.acting_state(), obs["obs"].copy()
     act(algo, obs)
@@ -115,7 +115,7 @@ def test_changes_neither_observations_nor_parameters():
     assert all(torch.equal(value, state[name]) for name, value in algo.acting_state().items())
 
 
-def test_many_rows_and_masks_go_to_torch(monkeypatch):
+def test_many_rows_and_masks_use_torch(monkeypatch):
     algo = make(hidden_sizes=(64, 64))
     used = []
     monkeypatch.setattr(algo.actor, "act", lambda *args, **kwargs: used.append(1) or OnPolicyActor.act(
@@ -139,7 +139,7 @@ class Greedy(OnPolicyActor):
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
     {"space": gym.spaces.Discrete(5)}, {"feature_extractor": lambda space: Own()},
 ], ids=lambda options: next(iter(options)))
-def test_leaves_alone_what_it_cannot_compute(options):
+def test_unsupported_actors_have_no_small_policy(options):
     assert make(**options)._small_policy is None
 
 
@@ -150,7 +150,7 @@ class Own(torch.nn.Linear):
         super().__init__(5, 4)
 
 
-def test_draws_from_the_softmax():
+def test_actions_are_sampled_from_the_softmax():
     algo = make(hidden_sizes=())
     with torch.no_grad():
         algo.actor.policy_head.weight.zero_()

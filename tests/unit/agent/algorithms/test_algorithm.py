@@ -41,7 +41,7 @@ def test_table_of_changes_names_every_option():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_option_changes_what_is_learned(train, name):
+def test_every_option_changes_training(train, name):
     base, value = CHANGES[name]
     plain, changed = (train(rollouts=1, **options)[0] for options in (base, {**base, name: value}))
     assert plain.params.isfinite().all()
@@ -146,7 +146,7 @@ def test_computing_gradients_changes_nothing(build, collect, made_up_steps):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_gradient_that_is_not_finite_raises_and_changes_nothing(train, bad):
+def test_non_finite_gradient_raises_and_changes_nothing(train, bad):
     parts, _ = train()
     before = parts.whole_state
     gradient = torch.zeros_like(parts.params)
@@ -157,7 +157,7 @@ def test_gradient_that_is_not_finite_raises_and_changes_nothing(train, bad):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes_nothing(
+def test_non_finite_loss_makes_the_gradient_nan_and_changes_nothing(
         build, collect, made_up_steps, monkeypatch, bad):
     parts = build(PPO)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
@@ -198,7 +198,7 @@ def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_u
 # Current parameters
 
 
-def test_schedules_reach_their_end_at_the_target_and_reach_the_update(build):
+def test_schedules_end_at_the_target_and_affect_updates(build):
     parts = build(PPO, lr=linear(1e-3, 0.0), clip_param=linear(0.2, 0.1, steps=500), entropy_coef=linear(0.1, 0.0))
     algorithm = parts.algorithm
     assert algorithm.parameters["lr"] == 1e-3
@@ -235,7 +235,7 @@ def test_parameter_that_cannot_be_updated_raises_and_changes_nothing(build, name
 # States
 
 
-def test_receiving_weights_ten_times_leaves_all_else_alone(train, build):
+def test_receiving_weights_ten_times_changes_nothing_else(train, build):
     sender = build(PPO, seed=5)
     parts, _ = train()
     before = parts.algorithm.state_dict()
@@ -249,7 +249,7 @@ def test_receiving_weights_ten_times_leaves_all_else_alone(train, build):
     assert torch.equal(before["generator"], after["generator"])
 
 
-def test_acting_state_is_a_copy_with_the_normalisers(build, collect, made_up_steps):
+def test_acting_state_is_a_copy_with_the_normalizers(build, collect, made_up_steps):
     parts = build(PPO, actor={"normalize_obs": True, "normalize_reward": True})
     state = parts.algorithm.acting_state()
     rollout = collect(parts, made_up_steps(4))
@@ -264,7 +264,7 @@ def test_acting_state_is_a_copy_with_the_normalisers(build, collect, made_up_ste
     assert all(torch.equal(value, moved[name]) for name, value in other.algorithm.acting_state().items())
 
 
-def test_arrays_in_shared_memory_are_taken_as_they_are_and_never_written_again(build):
+def test_received_read_only_arrays_are_loaded_and_never_written(build):
     sender, receiver = build(PPO, seed=5, actor={"normalize_obs": True}), build(PPO, actor={"normalize_obs": True})
     arrays = {name: value.numpy() for name, value in sender.algorithm.acting_state().items()}
     for array in arrays.values():
@@ -286,7 +286,7 @@ def test_acting_state_that_does_not_fit_raises_and_changes_nothing(build):
     assert torch.equal(parts.params, before)
 
 
-def test_gradient_state_carries_parameters_in_force(build):
+def test_gradient_state_contains_current_parameters(build):
     sender, receiver = build(PPO, clip_param=linear(0.2, 0.1)), build(PPO, clip_param=linear(0.2, 0.1), seed=9)
     sender.algorithm.follow_schedules(1, 1)
     receiver.algorithm.load_gradient_state(sender.algorithm.gradient_state())
@@ -294,7 +294,7 @@ def test_gradient_state_carries_parameters_in_force(build):
     assert torch.equal(receiver.params, sender.params)
 
 
-def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, made_up_steps):
+def test_restored_algorithm_continues_bit_for_bit(train, build, collect, learn, made_up_steps):
     parts, _ = train(lr=linear(1e-3, 0.0))
     restored = build(PPO, lr=linear(1e-3, 0.0), seed=7)
     restored.algorithm.load_state_dict(parts.algorithm.state_dict())

@@ -75,7 +75,7 @@ def by_autograd(parts, base, batch):
 @pytest.mark.parametrize("base", [PPO, A2C, IMPALA, APPO])
 @pytest.mark.parametrize("actor", [{}, {"shared_policy_value_network": True}, MEMORY], ids=["mlp", "shared", "gru"])
 @pytest.mark.parametrize("steps", [{}, {"masked": True, "ragged": True}], ids=["plain", "masked and ragged"])
-def test_gradient_is_that_of_the_sum(make_batch, base, actor, steps):
+def test_gradient_is_that_of_the_summed_loss(make_batch, base, actor, steps):
     parts, batch = make_batch(with_reconstruction(base), actor=actor, **steps)
     gradients, info = parts.algorithm.compute_gradients(batch)
     gradient = gradients[0].clone()
@@ -89,7 +89,7 @@ def test_gradient_is_that_of_the_sum(make_batch, base, actor, steps):
 
 
 @pytest.mark.parametrize("actor", [{}, MEMORY], ids=["mlp", "gru"])
-def test_slices_give_the_gradient_of_the_whole(make_batch, actor):
+def test_slices_give_the_gradient_of_the_whole_batch(make_batch, actor):
     parts, batch = make_batch(with_reconstruction(PPO), actor=actor, ragged=True)
     gradients, whole_info = parts.algorithm.compute_gradients(batch)
     whole = gradients[0].clone()
@@ -128,7 +128,7 @@ def test_a_weight_follows_its_option(make_batch):
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
-def test_a_weight_may_be_a_number_of_numpy(make_batch):
+def test_a_weight_may_be_a_numpy_scalar(make_batch):
     class Weighted(with_reconstruction(PPO)):
         def loss_weights(self, parameters):
             return {name: np.float32(weight) for name, weight in super().loss_weights(parameters).items()}
@@ -139,7 +139,7 @@ def test_a_weight_may_be_a_number_of_numpy(make_batch):
 
 
 @pytest.mark.slow
-def test_compiled_gradient_equals_the_plain_one(make_batch):
+def test_compiled_gradient_equals_the_uncompiled_one(make_batch):
     (plain, batch), (compiled, _) = (make_batch(with_reconstruction(PPO), compile=flag) for flag in (False, True))
     for coefficient in (COEF, 5.0):
         for parts in (plain, compiled):
@@ -197,13 +197,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("cls", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_named(make_batch, cls, message):
+def test_contract_violations_are_reported(make_batch, cls, message):
     parts, batch = make_batch(cls)
     with pytest.raises(ContractError, match=message):
         parts.algorithm.compute_gradients(batch)
 
 
-def test_a_class_with_its_own_info_names_is_checked_too(make_batch):
+def test_an_info_names_attribute_does_not_disable_checks(make_batch):
     """Check that info names come from `terms`; the attribute `info_names` does not replace them or disable checks."""
     cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
     parts, batch = make_batch(cls)
@@ -224,13 +224,13 @@ def test_a_result_that_is_not_a_pair_is_described(make_batch, returned, describe
         parts.algorithm.compute_gradients(batch)
 
 
-def test_mistakes_are_named_when_compiled(make_batch):
+def test_contract_violations_are_reported_when_compiled(make_batch):
     parts, batch = make_batch(returns(terms=lambda found: {**found, "entropy": found["entropy"].mean()}), compile=True)
     with pytest.raises(ContractError, match=r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\)"):
         parts.algorithm.compute_gradients(batch)
 
 
-def test_a_wrong_target_policy_is_named(build, collect, made_up_steps):
+def test_a_wrong_shape_from_evaluate_target_is_reported(build, collect, made_up_steps):
     cls = type("MyImpala", (IMPALA,), {"evaluate_target": lambda self, obs, rhs, done, action, mask: [
         row[..., None] for row in IMPALA.evaluate_target(self, obs, rhs, done, action, mask)]})
     parts = build(cls)
@@ -239,7 +239,7 @@ def test_a_wrong_target_policy_is_named(build, collect, made_up_steps):
         parts.storage.before_gradients()
 
 
-def test_only_the_first_batch_is_examined(make_batch, monkeypatch):
+def test_only_the_first_batch_is_checked(make_batch, monkeypatch):
     calls = []
     for name in ("check_terms", "check_evaluated"):
         check = getattr(__import__("pytorchrl.agent.contracts", fromlist=[name]), name)

@@ -22,7 +22,7 @@ def pair():
 
 
 @pytest.mark.slow
-def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_parameters(pair, collect, made_up_steps):
+def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(pair, collect, made_up_steps):
     plain, compiled = pair
     rollout = collect(plain, made_up_steps(4))
     plain.storage.insert_data_slice([rollout])
@@ -43,7 +43,7 @@ def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_paramet
 
 
 @pytest.mark.slow
-def test_advantages_that_are_normalised_already_are_left_alone(pair, collect, made_up_steps):
+def test_already_normalized_advantages_are_not_changed(pair, collect, made_up_steps):
     plain, compiled = pair
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
     plain.storage.before_gradients()
@@ -60,7 +60,7 @@ def test_advantages_that_are_normalised_already_are_left_alone(pair, collect, ma
 
 
 @pytest.mark.slow
-def test_compiled_gradient_of_appo_follows_the_weight_of_kl(build, collect, made_up_steps):
+def test_compiled_gradient_of_appo_uses_the_current_kl_coefficient(build, collect, made_up_steps):
     plain, compiled = (build(APPO, compile=flag, kl_coef=0.5) for flag in (False, True))
     plain.storage.insert_data_slice([collect(build(APPO, seed=5), made_up_steps(4))])
     plain.storage.before_gradients()

@@ -9,7 +9,7 @@ import torch
 from tests.unit.agent.algorithms.replay_agents import act, make, update
 
 
-def test_gaussian_noise_is_of_each_environment_and_dimension_and_clipped():
+def test_gaussian_noise_is_independent_per_dimension_and_clipped():
     algorithm = make("ddpg", start_steps=0, noise_std=0.1)
     best = act(algorithm, deterministic=True)
     noise = np.stack([act(algorithm) - best for _ in range(2000)]).reshape(2000, -1)
@@ -21,7 +21,7 @@ def test_gaussian_noise_is_of_each_environment_and_dimension_and_clipped():
     assert np.abs(act(algorithm, 5)).max() == 1.0
 
 
-def test_td3_moves_policy_and_targets_at_every_second_update():
+def test_td3_updates_policy_and_targets_at_every_second_update():
     algorithm = make("td3")
     for number in range(1, 7):
         before = {name: group.data.clone() for name, group in algorithm.groups.items()}

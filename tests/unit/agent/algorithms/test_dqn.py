@@ -55,7 +55,7 @@ def test_ladder_of_epsilon_has_known_values():
         ladder_epsilon(4, 4)
 
 
-def test_epsilon_per_worker_stays_whatever_weights_say():
+def test_received_weights_do_not_change_epsilon_per_worker():
     algorithm = make("dqn", start_steps=0, epsilon_per_worker=True)
     algorithm.take_place(7, 8)
     algorithm.follow_schedules(0, 100)
@@ -68,7 +68,7 @@ def test_epsilon_per_worker_stays_whatever_weights_say():
     assert (act(plain, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.75, abs=0.04)
 
 
-def test_noisy_network_acts_with_fresh_noise_and_without_when_deterministic():
+def test_noisy_network_uses_noise_unless_deterministic():
     algorithm = make("noisy_dqn", start_steps=0, initial_epsilon=0.0, final_epsilon=0.0)
     scores = [algorithm.actor.get_q_scores({"obs": torch.as_tensor(OBS["obs"])}, generator=algorithm.generator)
               for _ in range(2)]
@@ -77,6 +77,6 @@ def test_noisy_network_acts_with_fresh_noise_and_without_when_deterministic():
     assert len({tuple(act(algorithm, deterministic=True)) for _ in range(50)}) == 1
 
 
-def test_an_epsilon_that_nobody_acts_by_cannot_be_set():
+def test_an_unused_epsilon_cannot_be_set():
     with pytest.raises(KeyError, match="epsilon is fixed"):
         make("dqn", epsilon_per_worker=True).update_algorithm_parameter("epsilon", 0.1)

@@ -52,7 +52,7 @@ def test_steps_equal_torch(kind, make):
     torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_sgd_without_momentum_keeps_nothing():
+def test_sgd_without_momentum_has_no_state():
     mine, optimizer = torch.ones(2), FlatOptimizer("sgd", torch.ones(2), dataclasses.replace(SETTINGS, momentum=0.0))
     optimizer.step(mine, torch.tensor([1.0, -2.0]), lr=0.5, scale=0.5)
     assert (mine.tolist(), optimizer.moments) == ([0.75, 1.5], {})
@@ -65,7 +65,7 @@ def test_rmsprop_tf_has_epsilon_inside_the_root_and_starts_at_mean_square_1():
 
 
 @pytest.mark.parametrize("kind", [*NAMED, "rmsprop_tf", *CLASSES.values()], ids=[*NAMED, "rmsprop_tf", *CLASSES])
-def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(kind):
+def test_restored_state_continues_identically_and_keeps_the_gradient(kind):
     first, second = torch.ones(50), torch.ones(50)
     one, other = make_optimizer(kind, first, SETTINGS), make_optimizer(kind, second, SETTINGS)
     for index, gradient in enumerate(gradients()):
@@ -83,7 +83,7 @@ def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(kind):
     assert torch.equal(first, second)
 
 
-def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
+def test_a_state_is_on_the_cpu_for_moments_on_any_device(monkeypatch):
     """Check that a state is on the CPU, because it may be sent to a process without the device.
 
     The test replaces `Tensor.cpu`, because tensors on the `meta` device cannot be copied to the CPU.
@@ -98,7 +98,7 @@ def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
     assert not optimizer.moments["mean"].any()  # the state is a copy even if the moments are already on the CPU
 
 
-def test_a_state_is_a_copy_whatever_the_optimiser():
+def test_a_state_is_a_copy_for_every_optimizer():
     params = torch.ones(3)
     optimizer = make_optimizer(torch.optim.Adagrad, params, SETTINGS)
     optimizer.step(params, torch.ones(3), 0.1, 1.0)
@@ -117,12 +117,12 @@ def test_a_state_is_a_copy_whatever_the_optimiser():
     (torch.nn.Linear, "fails with TypeError"), (lambda params, lr: params, "it returns"),
     (functools.partial(torch.optim.Adam, betas=(2.0, 0.9)), "Invalid beta"),
 ])
-def test_optimisers_that_cannot_update_a_vector_are_refused(optimizer, message):
+def test_optimizers_that_cannot_update_a_vector_are_refused(optimizer, message):
     with pytest.raises(ConfigError, match=f"(?s)optimizer must be one of .*{message}"):
         PPO.create_factory(optimizer=optimizer)
 
 
-def test_an_optimiser_that_is_no_text_prints_as_what_it_is():
+def test_an_optimizer_class_prints_as_its_name():
     assert "optimizer=<class 'torch.optim.nadam.NAdam'>" in repr(PPO.create_factory(optimizer=torch.optim.NAdam))
 
 
@@ -132,12 +132,12 @@ def test_an_optimiser_that_is_no_text_prints_as_what_it_is():
     ({"optimizer": torch.optim.SGD, "momentum": 0.9}, "momentum needs optimizer='sgd', got optimizer=<class"),
     ({"optimizer": "sgd", "adam_eps": 1e-3}, "adam_eps needs optimizer='adam' or 'adamw', got optimizer='sgd'"),
 ])
-def test_settings_of_another_optimiser_are_refused(options, message):
+def test_settings_of_another_optimizer_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         PPO.create_factory(**options)
 
 
-def test_an_algorithm_goes_on_from_its_state_with_an_optimiser_of_torch(build, collect, learn, made_up_steps):
+def test_an_algorithm_with_a_torch_optimizer_continues_from_its_state(build, collect, learn, made_up_steps):
     options = {"optimizer": functools.partial(torch.optim.NAdam, betas=(0.8, 0.99)), "lr": 1e-2, "max_grad_norm": 0.1}
     straight, steps = build(PPO, **options), made_up_steps(4)
     learn(straight, [collect(straight, steps)])

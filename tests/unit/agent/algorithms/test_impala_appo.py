@@ -66,7 +66,7 @@ def policy_of(actor, obs):
 # Losses
 
 
-def test_gradient_of_impala_is_that_of_its_formula(build, older_rollout):
+def test_gradient_of_impala_matches_its_formula(build, older_rollout):
     parts = build(IMPALA, value_loss_coef=0.3, entropy_coef=0.02)
     batch = open_batch(parts, older_rollout())
     gradients, info = parts.algorithm.compute_gradients(batch)
@@ -81,7 +81,7 @@ def test_gradient_of_impala_is_that_of_its_formula(build, older_rollout):
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.7])
-def test_gradient_of_appo_is_that_of_its_formula(build, older_rollout, kl_coef):
+def test_gradient_of_appo_matches_its_formula(build, older_rollout, kl_coef):
     parts = build(APPO, seed=0, advantage_normalization="none", clip_param=0.05, kl_coef=kl_coef)
     move(parts, seed=2)
     batch = open_batch(parts, older_rollout(APPO))
@@ -103,7 +103,7 @@ def test_gradient_of_appo_is_that_of_its_formula(build, older_rollout, kl_coef):
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.7])
-def test_gradient_of_impact_is_that_of_its_formula(build, older_rollout, kl_coef):
+def test_gradient_of_impact_matches_its_formula(build, older_rollout, kl_coef):
     """Check that the ratio is clip(mu / slow, 0, is_clip) pi / mu with a slow policy, and that KL is KL(slow || pi)."""
     parts = build(APPO, advantage_normalization="none", clip_param=0.1, kl_coef=kl_coef, is_clip=1.1, **SLOW)
     move(parts, seed=2)
@@ -126,7 +126,7 @@ def test_gradient_of_impact_is_that_of_its_formula(build, older_rollout, kl_coef
 
 
 @pytest.mark.parametrize("cls", [APPO, IMPALA])
-def test_on_their_own_data_they_are_ppo_and_a2c_without_lambda(build, collect, made_up_steps, cls):
+def test_appo_and_impala_equal_ppo_and_a2c_on_on_policy_data(build, collect, made_up_steps, cls):
     """Check that V-trace equals GAE with lambda = 1 when all importance ratios are 1."""
     plain = {APPO: PPO, IMPALA: A2C}[cls]
     gradients = []
@@ -141,7 +141,7 @@ def test_on_their_own_data_they_are_ppo_and_a2c_without_lambda(build, collect, m
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
-def test_appo_without_clipping_has_the_gradient_of_impala_on_its_own_data(build, collect, made_up_steps):
+def test_appo_without_clipping_equals_impala_on_on_policy_data(build, collect, made_up_steps):
     gradients = []
     for cls, options in ((APPO, {"clip_param": 1e6, "advantage_normalization": "none"}), (IMPALA, {})):
         parts = build(cls, **options)
@@ -191,7 +191,7 @@ def test_weighted_mean_over_slices_equals_the_whole_batch(build, older_rollout, 
 # Options
 
 
-def test_defaults_are_those_that_are_documented():
+def test_defaults_match_the_documentation():
     impala, appo = IMPALA.create_factory().options, APPO.create_factory().options
     assert (impala.lr, impala.optimizer, impala.max_grad_norm) == (5e-4, "adam", 40.0)
     assert (impala.num_epochs, impala.num_mini_batch, impala.value_loss_coef, impala.entropy_coef) == (1, 1, 0.5, 0.01)
@@ -228,14 +228,14 @@ def test_table_of_changes_names_every_option():
 @pytest.mark.parametrize(("cls", "name"), [
     *((APPO, name) for name in CHANGES),
     *((IMPALA, name) for name in OF_IMPALA)])
-def test_every_option_changes_what_is_learned(train, cls, name):
+def test_every_option_changes_training(train, cls, name):
     base, value = CHANGES[name]
     plain, changed = (train(cls, rollouts=2, **options)[0] for options in (base, {**base, name: value}))
     assert plain.params.isfinite().all()
     assert not torch.equal(plain.params, changed.params)
 
 
-def test_target_kl_asks_to_skip_what_remains(train):
+def test_target_kl_requests_to_skip_the_remaining_batches(train):
     assert train(APPO, target_kl=1e-9, lr=1e-2)[1][-1]["skip_remaining"] == 1.0
 
 
@@ -254,7 +254,7 @@ def test_wrong_options_raise(options, message):
 
 
 @pytest.mark.parametrize("kind", ["batch", "minibatch"])
-def test_impala_refuses_to_normalise_advantages(kind):
+def test_impala_refuses_to_normalize_advantages(kind):
     with pytest.raises(ConfigError, match=f'"none", got "{kind}"'):
         IMPALA.create_factory(advantage_normalization=kind)
 
@@ -273,7 +273,7 @@ def test_schedules_reach_their_end(build, cls):
 # The slow policy and the KL coefficient
 
 
-def test_slow_policy_is_copied_every_so_many_updates(build):
+def test_slow_policy_is_copied_at_its_interval(build):
     parts = build(APPO, target_update_interval=3, optimizer="sgd", actor={"normalize_obs": True}, **SLOW)
     start = parts.params.clone()
     assert torch.equal(slow_of(parts), start)
@@ -287,7 +287,7 @@ def test_slow_policy_is_copied_every_so_many_updates(build):
             assert parts.algorithm._slow.obs_moments[0].mean.eq(0.5).all()
 
 
-def test_vtrace_is_about_the_slow_policy_with_present_values(build, older_rollout):
+def test_vtrace_uses_the_slow_policy_and_current_values(build, older_rollout):
     parts, rollout = build(APPO, **SLOW), older_rollout(APPO)
     before = parts.algorithm.evaluate_rollout(rollout)
     parts.params.mul_(2.0)
@@ -306,7 +306,7 @@ def test_vtrace_is_about_the_slow_policy_with_present_values(build, older_rollou
 @pytest.mark.parametrize("update", [1, 2, 3, 4])
 @pytest.mark.parametrize(("kl", "factor"), [
     (0.1001, 1.5), (0.0999, 1.0), (0.05, 1.0), (0.0251, 1.0), (0.0249, 0.5), (0.0, 0.5)])
-def test_weight_of_kl_follows_its_rule_when_the_slow_policy_is_copied(build, kl, factor, update):
+def test_kl_coefficient_adapts_when_the_slow_policy_is_copied(build, kl, factor, update):
     parts = build(APPO, kl_coef=0.4, kl_target=0.05, **SLOW)
     zero = torch.zeros_like(parts.params)
     for number in range(1, update + 1):
@@ -315,7 +315,7 @@ def test_weight_of_kl_follows_its_rule_when_the_slow_policy_is_copied(build, kl,
     assert parts.algorithm.kl_coef == info["kl_coef"] == pytest.approx(0.4 * (factor if update % 2 == 0 else 1.0))
 
 
-def test_weight_of_kl_adapts_at_every_update_without_a_slow_policy(build):
+def test_kl_coefficient_adapts_at_every_update_without_a_slow_policy(build):
     parts = build(APPO, kl_coef=0.4)
     zero = torch.zeros_like(parts.params)
     for number in (1, 2):
@@ -324,7 +324,7 @@ def test_weight_of_kl_adapts_at_every_update_without_a_slow_policy(build):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_update_that_is_not_made_moves_neither(build, older_rollout, bad):
+def test_refused_update_changes_nothing(build, older_rollout, bad):
     parts = build(APPO, kl_coef=0.4, **SLOW)
     before = parts.whole_state
     gradients, _ = parts.algorithm.compute_gradients(open_batch(parts, older_rollout(APPO)))
@@ -342,7 +342,7 @@ def test_computing_gradients_changes_nothing(build, older_rollout):
     assert torch.equal(before, parts.whole_state)
 
 
-def test_receiving_weights_moves_neither_and_the_gradient_state_moves_both(train, build):
+def test_only_the_gradient_state_sets_slow_policy_and_kl_coefficient(train, build):
     sender, _ = train(APPO, kl_coef=0.4, rollouts=1, num_epochs=1, num_mini_batch=3, lr=1e-2, seed=5, **SLOW)
     assert not torch.equal(slow_of(sender), sender.params)
     assert sender.algorithm.kl_coef != 0.4
@@ -370,7 +370,7 @@ def test_state_of_another_kind_raises_and_changes_nothing(build):
 
 @pytest.mark.parametrize(("cls", "options"), [
     (IMPALA, {}), (APPO, {}), (APPO, {"kl_coef": 0.4, "target_update_interval": 5, **SLOW})])
-def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, made_up_steps, cls, options):
+def test_restored_algorithm_continues_bit_for_bit(train, build, collect, learn, made_up_steps, cls, options):
     parts, _ = train(cls, **options)
     restored = build(cls, seed=7, **options)
     restored.algorithm.load_state_dict(parts.algorithm.state_dict())
@@ -381,7 +381,7 @@ def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, ma
     assert torch.equal(parts.whole_state, restored.whole_state)
 
 
-def test_slow_policy_that_is_copied_with_each_item_changes_nothing_on_its_own_data(train):
+def test_slow_policy_equal_to_the_acting_policy_changes_nothing(train):
     """Check that a slow policy changes neither the ratio nor V-trace if it equals the policy that acted."""
     plain, slow = (
         train(APPO, rollouts=3, num_epochs=2, num_mini_batch=2, lr=1e-2, **options)[0]

@@ -32,15 +32,15 @@ def filled(build, collect, made_up_steps):
     (8, [8] * 4), (16, [16, 16]), (32, [32]), (31, [16, 16]), (10, [8] * 4), (12, [11, 11, 10]), (1, [1] * 32),
     (100, [32])])
 @pytest.mark.parametrize("cls", [PPO, A2C, APPO])
-def test_batches_are_as_few_as_the_size_allows(filled, cls, size, expected):
+def test_there_are_as_few_batches_as_the_size_allows(filled, cls, size, expected):
     assert sizes(filled(cls, mini_batch_size=size)) == expected
 
 
-def test_each_pass_has_the_same_batches(filled):
+def test_each_pass_has_the_same_batch_sizes(filled):
     assert sizes(filled(mini_batch_size=16, num_epochs=3)) == [16] * 6
 
 
-def test_steps_in_which_an_environment_is_reset_do_not_change_the_number_of_updates(filled):
+def test_reset_steps_do_not_change_the_number_of_updates(filled):
     found = sizes(filled(next_step=True, mini_batch_size=8))
     assert len(found) == 4
     assert 24 < sum(found) < 32
@@ -49,7 +49,7 @@ def test_steps_in_which_an_environment_is_reset_do_not_change_the_number_of_upda
 
 @pytest.mark.parametrize(("length", "size", "num_batches", "largest"), [
     (4, 8, 4, 8), (4, 15, 3, 12), (4, 4, 8, 4), (3, 6, 6, 6), (None, 8, 4, 8), (None, 17, 2, 16)])
-def test_of_an_actor_with_memory_whole_sequences_make_up_a_batch(filled, length, size, num_batches, largest):
+def test_batches_of_recurrent_actors_consist_of_whole_sequences(filled, length, size, num_batches, largest):
     found = sizes(filled(mini_batch_size=size, actor=MEMORY, storage={"sequence_length": length}))
     assert (len(found), sum(found)) == (num_batches, 32)
     assert max(found) <= largest <= size
@@ -73,7 +73,7 @@ def test_mini_batch_size_trains_like_the_corresponding_num_mini_batch(build, col
 
 @pytest.mark.parametrize("options", [{"num_mini_batch": 4, "mini_batch_size": 64},
                                      {"num_mini_batch": 1, "mini_batch_size": 64}])
-def test_only_one_of_both_may_be_given(options):
+def test_giving_both_sizes_is_refused(options):
     with pytest.raises(ConfigError, match=rf"num_mini_batch={options['num_mini_batch']} and mini_batch_size=64 both "
                                           r"set .*give only one"):
         PPO.create_factory(**options)

@@ -104,7 +104,7 @@ def test_first_batch_has_ratio_1(train, settings):
 
 
 @pytest.mark.parametrize("cls", [PPO, APPO])
-def test_what_was_recorded_where_there_is_no_step_does_not_reach_the_gradient(build, collect, made_up_steps, cls):
+def test_invalid_steps_do_not_affect_the_gradient(build, collect, made_up_steps, cls):
     """Check an invalid step with an infinite probability ratio, whose gradient would be NaN even after masking."""
     options = {"kl_coef": 0.5} if cls is APPO else {}
     parts = build(cls, actor={"recurrent_net": "gru", "recurrent_size": 5}, storage={"sequence_length": 3},
@@ -120,7 +120,7 @@ def test_what_was_recorded_where_there_is_no_step_does_not_reach_the_gradient(bu
 
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
-def test_what_follows_a_cut_is_valued_with_the_memory_after_the_last_observation(build, collect, made_up_steps, net):
+def test_final_values_use_the_memory_after_the_last_observation(build, collect, made_up_steps, net):
     parts = build(PPO, actor={"recurrent_net": net, "recurrent_size": 5}, size=20)
     rollout = collect(parts, made_up_steps(4))
     assert len(rollout.final_index) > 3
@@ -133,7 +133,7 @@ def test_what_follows_a_cut_is_valued_with_the_memory_after_the_last_observation
         torch.testing.assert_close(value, expected[0])
 
 
-def test_stored_values_are_those_of_the_batch(build, collect, made_up_steps):
+def test_stored_values_equal_evaluated_values(build, collect, made_up_steps):
     parts = build(PPO, actor={"recurrent_net": "gru", "recurrent_size": 5}, num_mini_batch=1)
     rollout = collect(parts, made_up_steps(4))
     parts.storage.insert_data_slice([rollout])
@@ -162,7 +162,7 @@ def test_every_parameter_of_the_actor_gets_a_gradient(build, collect, made_up_st
     assert all(part.abs().sum() > 0 for part in parts.algorithm.groups["all"].split(gradient).values())
 
 
-def test_target_kl_asks_to_skip_what_remains(train):
+def test_target_kl_requests_to_skip_the_remaining_batches(train):
     _, infos = train(target_kl=1e-9, lr=1e-2)
     assert infos[0]["skip_remaining"] == 0.0
     assert infos[-1]["skip_remaining"] == 1.0
@@ -170,13 +170,13 @@ def test_target_kl_asks_to_skip_what_remains(train):
     assert "skip_remaining" not in infos[0]
 
 
-def test_skip_remaining_is_decided_on_any_averaged_info(build):
+def test_skip_remaining_accepts_averaged_info(build):
     algorithm = build(PPO, target_kl=0.02).algorithm
     assert not algorithm.skip_remaining({"kl": 0.03 - 1e-6})
     assert algorithm.skip_remaining({"kl": 0.03 + 1e-6})
 
 
-def test_scripted_run_gives_the_same_advantages_under_both_autoreset_modes(build, play_script):
+def test_advantages_are_equal_under_both_autoreset_modes(build, play_script):
     """Check two environments that play the same scripted episodes in opposite orders.
 
     The episodes have 3 (terminated), 4 (truncated), 2 (truncated) and 3 (terminated) steps; then 2 unfinished steps
@@ -188,7 +188,7 @@ def test_scripted_run_gives_the_same_advantages_under_both_autoreset_modes(build
     assert math.isfinite(sum(advantages["same_step"]))
 
 
-def test_a_limit_of_the_value_that_is_not_clipped_is_refused():
+def test_clip_param_vf_without_value_clipping_is_refused():
     with pytest.raises(ConfigError, match="clip_param_vf needs use_clipped_value_loss=True"):
         PPO.create_factory(clip_param_vf=0.1)
     PPO.create_factory(clip_param_vf=0.1, use_clipped_value_loss=True)

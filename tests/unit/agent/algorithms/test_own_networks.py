@@ -71,7 +71,7 @@ def make(cls, seed=0, **options):
     return cls.create_factory(SPACE, ACTIONS, **options)(device="cpu", seed=seed)
 
 
-def test_policy_and_value_are_those_of_the_networks():
+def test_policy_and_value_are_computed_by_the_networks():
     actor = make(Asymmetric)
     action, _, params, value, states = actor.act(OBS, {}, None, deterministic=True)
     logits = actor.policy_head(actor.body(OBS["obs"][:, ::2]))
@@ -87,7 +87,7 @@ def test_policy_and_value_are_those_of_the_networks():
     torch.testing.assert_close(evaluated.value_features, actor.critic(OBS["obs"]))
 
 
-def test_a_shared_head_takes_the_features_of_the_policy():
+def test_a_shared_head_uses_the_features_of_the_policy():
     actor = make(Shared)
     expected = actor.value_head(actor.body(OBS["obs"][:, ::2])).squeeze(-1)
     torch.testing.assert_close(actor.act(OBS, {}, None)[3], expected)
@@ -96,7 +96,7 @@ def test_a_shared_head_takes_the_features_of_the_policy():
     torch.testing.assert_close(evaluated.value, expected)
 
 
-def test_memory_of_its_own_is_unrolled_as_it_acts(build, collect, made_up_steps):
+def test_unrolled_custom_memory_equals_its_acting_steps(build, collect, made_up_steps):
     """Check that the unrolled memory equals the memory while acting, so that the ratio is 1 in PPO's first batch."""
     parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1, actor={"hidden_sizes": (64, 64)})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
@@ -119,7 +119,7 @@ def counting_of(size):
 
 
 @pytest.mark.parametrize("cls", [Asymmetric, Shared])
-def test_initial_weights_follow_the_seed_and_leave_the_global_generator(cls):
+def test_initial_weights_depend_on_the_seed_and_the_global_rng_is_not_used(cls):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (make(cls, seed=seed).state_dict() for seed in (1, 1, 2))
@@ -128,7 +128,7 @@ def test_initial_weights_follow_the_seed_and_leave_the_global_generator(cls):
     assert not torch.equal(first["body.0.weight"], other["body.0.weight"])
 
 
-def test_normalisers_and_checkpoints_need_nothing_of_the_subclass(tmp_path):
+def test_normalizers_and_checkpoints_need_no_code_in_the_subclass(tmp_path):
     actor = make(Asymmetric, normalize_obs=True, normalize_reward=True)
     assert len(actor.obs_moments) == 1
     assert actor.reward_moments is not None
@@ -142,7 +142,7 @@ def test_normalisers_and_checkpoints_need_nothing_of_the_subclass(tmp_path):
     (Asymmetric, {"hidden_sizes": (9,), "normalize_obs": True}, r"hidden_sizes=\(9,\)"),
     (Asymmetric, {"recurrent_net": "gru"}, "recurrent_net='gru'"),
     (Asymmetric, {"policy_gain": 1.0}, "policy_gain=1.0")])
-def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
+def test_options_that_custom_networks_do_not_read_are_refused(cls, options, named):
     with pytest.raises(ConfigError, match=rf"Asymmetric.build_networks\(\) does not read {named}, which would have no "
                                           r"effect"):
         make(cls, **options)
@@ -157,7 +157,7 @@ class Wide(Asymmetric):
         self.critic, self.value_head = nn.Linear(4, width), nn.Linear(width, 1)
 
 
-def test_options_that_own_networks_read_are_taken():
+def test_options_that_custom_networks_read_are_accepted():
     actor = make(Wide, hidden_sizes=(9,))
     assert actor.value_head.in_features == 9
     assert type(actor.options) is Wide.Options
@@ -171,7 +171,7 @@ class Remembering(Wide):
         self.body.options = self.options
 
 
-def test_options_that_networks_keep_are_ordinary_ones():
+def test_options_stored_in_a_network_are_plain_options():
     actor = make(Remembering, hidden_sizes=(5,))
     kept = actor.body.options
     assert type(kept) is Remembering.Options
@@ -187,7 +187,7 @@ class Unpacking(Asymmetric):
         self.size = dict(vars(self.options))["hidden_sizes"]
 
 
-def test_vars_of_the_options_reads_them_all():
+def test_vars_of_the_options_counts_as_reading_them_all():
     assert make(Unpacking, hidden_sizes=(5,)).size == (5,)
 
 
@@ -206,7 +206,7 @@ def test_modules_keep_the_mode_that_they_were_built_in():
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])
-def test_own_networks_are_given_float32_of_wide_observations(normalize_obs):
+def test_custom_networks_receive_wide_observations_as_float32(normalize_obs):
     space = {"obs": gym.spaces.Box(-1e9, 1e9, (4,), np.float64)}
     actor = Asymmetric.create_factory(space, ACTIONS, normalize_obs=normalize_obs)(seed=0)
     wide = {"obs": OBS["obs"].double()}
@@ -261,7 +261,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("cls", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_named(cls, message):
+def test_contract_violations_are_reported(cls, message):
     with pytest.raises(ContractError, match=message):
         make(cls)
 
@@ -280,7 +280,7 @@ class OneLayer(nn.Linear):
         return super().forward(obs["obs"])
 
 
-def test_a_q_network_of_ones_own_acts_and_learns():
+def test_a_custom_q_network_acts_and_learns():
     actor = make(OwnQ)
     assert torch.equal(actor.act(OBS), actor.q(OBS).argmax(-1))
     algorithm = DQN.create_factory()(actor=actor, seed=0)
@@ -288,7 +288,7 @@ def test_a_q_network_of_ones_own_acts_and_learns():
     assert torch.equal(algorithm.targets["q"](OBS), actor.q(OBS))
 
 
-def test_mistakes_of_a_q_network_are_named():
+def test_contract_violations_of_a_q_network_are_reported():
     with pytest.raises(ContractError, match=r"MyActor.q\(obs, mask, generator\) returned .*\(3, 2\).*expected .*\(3, "
                                             r"3\)"):
         make(lacking(OwnQ, num_values=2))
@@ -302,7 +302,7 @@ class OwnPair(OffPolicyActor):
         self.critics = nn.ModuleList([OneLayer(4, 3), OneLayer(4, 3)])
 
 
-def test_networks_of_ones_own_for_sac():
+def test_custom_networks_for_sac_act_and_learn():
     actor = make(OwnPair)
     algorithm = SAC.create_factory()(actor=actor, seed=0)
     assert len(algorithm.groups["q"]) == 2 * 15
@@ -317,7 +317,7 @@ def test_networks_of_ones_own_for_sac():
 
 @pytest.mark.parametrize(("base", "missing", "arguments"), [
     (OnPolicyAlgorithm, "terms", {}), (Actor, "build_networks", {"observation_space": SPACE, "action_space": ACTIONS})])
-def test_a_missing_method_is_named_before_anything_is_built(base, missing, arguments):
+def test_a_missing_method_is_reported_before_anything_is_built(base, missing, arguments):
     cls = type("Mine", (base,), {})
     with pytest.raises(ContractError, match=f"Mine does not define {missing}; define every method that "
                        f"{base.__name__} declares abstract"):

@@ -58,7 +58,7 @@ def test_dqn_learns_the_target_of_a_subclass():
 
 
 @pytest.mark.parametrize(("base", "actor"), [(DQN, QActor), (SAC, OffPolicyActor)])
-def test_a_further_term_of_the_loss(base, actor):
+def test_an_additional_loss_term_is_added_and_reported(base, actor):
     """Check that a conservative Q-learning term is added to the loss, and that `info` contains its mean."""
     class Conservative(base):
         @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Greedy(ReplayAlgorithm):
         return {"q": error.square().mean()}, {"error": error.mean().detach()}, error.detach().abs()
 
 
-def test_choose_and_losses_are_enough():
+def test_defining_choose_and_losses_is_enough():
     algorithm, batch = make(Greedy, start_steps=4), batch_of()
     done = np.zeros(500, bool)
     obs = {"obs": np.zeros((500, 4), np.float32)}
@@ -147,32 +147,32 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("cls", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_named(cls, message):
+def test_contract_violations_are_reported(cls, message):
     with pytest.raises(ContractError, match=message):
         make(cls).compute_gradients(batch_of())
 
 
-def test_targets_of_unknown_groups_are_named():
+def test_targets_of_unknown_groups_are_reported():
     with pytest.raises(ContractError, match=r"MyDQN.target_groups names 'Q'; expected groups of QActor.networks\(\), "
                                             r"which are \['q'\]"):
         make(type("MyDQN", (DQN,), {"target_groups": ("Q",)}))
 
 
 @pytest.mark.parametrize("target", [torch.zeros(SIZE, 1), torch.zeros(()), torch.zeros(SIZE, dtype=torch.int64), None])
-def test_a_wrong_target_is_named(target):
+def test_a_wrong_target_is_reported(target):
     cls = type("MyDQN", (DQN,), {"target_values": lambda self, batch: target})
     with pytest.raises(ContractError, match=r"MyDQN.target_values\(\) returned .*; expected a tensor of shape \(16,\)"):
         make(cls).compute_gradients(batch_of())
 
 
 @pytest.mark.parametrize("action", [None, torch.zeros(2, dtype=torch.int64), np.zeros(5, np.int64)])
-def test_a_wrong_choice_is_named(action):
+def test_a_wrong_result_of_choose_is_reported(action):
     cls = type("MyDQN", (Greedy,), {"choose": lambda self, *args: action})
     with pytest.raises(ContractError, match=r"MyDQN.choose\(\) returned .*; expected a tensor of shape \(5, ...\)"):
         make(cls, start_steps=0).acting_step({"obs": np.zeros((5, 4), np.float32)}, {}, np.zeros(5, bool))
 
 
-def test_a_missing_method_is_named():
+def test_a_missing_method_is_reported():
     with pytest.raises(ContractError, match="Mine does not define choose, losses; define every method that "
                                             "ReplayAlgorithm declares abstract"):
         type("Mine", (ReplayAlgorithm,), {}).create_factory()

@@ -88,7 +88,7 @@ def collect(algorithm, envs, storage, num_rollouts):
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize("transform", [None, "sign"])
-def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transform):
+def test_values_of_windows_equal_those_of_whole_episodes(net, autoreset, transform):
     actor, algorithm = parts(net)
     envs = VecEnv.create_factory(Noise, vec_env_size=2, autoreset=autoreset, max_episode_steps=17,
                                  reward_transform=transform)(seed=3)
@@ -117,7 +117,7 @@ def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transfo
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_whole_rollouts_have_the_values_of_their_whole_episodes(net, autoreset):
+def test_values_of_rollouts_equal_those_of_whole_episodes(net, autoreset):
     actor, algorithm = parts(net)
     envs = VecEnv.create_factory(Noise, vec_env_size=2, autoreset=autoreset, max_episode_steps=7)(seed=3)
     storage = RolloutSequenceBuffer.create_factory(400, rollout_size=10, n_step=N_STEP)(
@@ -143,7 +143,7 @@ def test_whole_rollouts_have_the_values_of_their_whole_episodes(net, autoreset):
     assert num_finals > 50
 
 
-def test_values_depend_on_the_step_before_but_not_at_the_start_of_an_episode():
+def test_values_depend_on_the_previous_step_within_an_episode():
     actor, _ = parts()
     obs, no, yes = {"obs": torch.ones(1, 2)}, torch.zeros(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
     shown = [torch.zeros(1, NUM_ACTIONS + 1) for _ in range(3)]
@@ -158,7 +158,7 @@ def test_values_depend_on_the_step_before_but_not_at_the_start_of_an_episode():
     assert torch.equal(first[0], later[0])
 
 
-def test_without_the_option_nothing_is_kept_or_shown():
+def test_memory_sees_no_actions_or_rewards_without_the_option():
     actor, algorithm = parts(prev_action_reward=False)
     assert set(actor.initial_states(2)) == {"q"}
     acting = algorithm.acting_step({"obs": np.zeros((2, 2), np.float32)}, {"q": np.zeros((2, 6), np.float32)},
@@ -168,7 +168,7 @@ def test_without_the_option_nothing_is_kept_or_shown():
     assert parts()[0].q.trunk.memory.inputs.in_features == 5 + NUM_ACTIONS + 1
 
 
-def test_the_option_needs_a_memory_and_the_memory_what_it_is_shown():
+def test_the_option_requires_a_memory_and_its_inputs():
     with pytest.raises(ConfigError, match="prev_action_reward=True needs recurrent_net"):
         QActor.create_factory(Noise.observation_space, Noise.action_space, prev_action_reward=True)
     with pytest.raises(ConfigError, match="needs the previous action and reward"):
@@ -204,7 +204,7 @@ def test_evaluation_shows_the_memory_rewards_as_in_training(monkeypatch, transfo
 
 
 @pytest.mark.parametrize("preset", [None, "r2d2"])
-def test_schemes_carry_it(preset):
+def test_schemes_train_and_evaluate_with_the_option(preset):
     agent = train("r2d2", "CartPole-v1", prev_action_reward=True, preset=preset, runtime="simulated", seed=1,
                   target_steps=600,
                   start_steps=300, progress=False, hidden_sizes=(8,), recurrent_size=8)

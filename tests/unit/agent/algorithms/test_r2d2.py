@@ -33,7 +33,7 @@ def test_rescaling_on_golden_values(x, h):
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-def test_rescaling_and_back_changes_nothing(dtype, error):
+def test_inverse_rescaling_restores_values(dtype, error):
     """Check both directions, also for small float32 values, where the usual inverse is wrong in the fourth digit."""
     size = torch.logspace(-6, 6, 200, dtype=dtype)
     x = torch.cat([-size, torch.zeros(1, dtype=dtype), size])
@@ -139,7 +139,7 @@ def brute_force(algorithm, batch):
 @pytest.mark.parametrize("options", [
     {}, {"double": False}, {"value_rescaling": False}, {"loss": "huber"}, {"actor": {"prev_action_reward": True}}],
     ids=str)
-def test_loss_gradient_and_errors_are_those_of_single_steps(net, masked, options):
+def test_loss_gradient_and_errors_match_a_step_by_step_computation(net, masked, options):
     algorithm = make(net, **options)
     for burn_in in (WARM, 0):
         batch = make_batch(algorithm, burn_in, masked)
@@ -150,7 +150,7 @@ def test_loss_gradient_and_errors_are_those_of_single_steps(net, masked, options
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_before_a_short_warm_up_and_after_an_end_does_not_matter():
+def test_steps_outside_of_a_sequence_do_not_affect_the_gradient():
     algorithm = make()
     batch = make_batch(algorithm)
     batch.done[:] = False
@@ -166,7 +166,7 @@ def test_what_is_before_a_short_warm_up_and_after_an_end_does_not_matter():
     assert torch.equal(info["errors"], other["errors"])
 
 
-def test_a_stored_state_matters():
+def test_a_stored_state_affects_the_gradient():
     algorithm = make()
     batch = make_batch(algorithm)
     first = algorithm.compute_gradients(batch)[0][0].clone()
@@ -179,7 +179,7 @@ def rows_of(count=COUNT, seed=0):
 
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
-def test_the_memory_sees_every_observation_whoever_acts(net):
+def test_the_memory_sees_every_observation_for_any_choice_of_actions(net):
     """Check that states equal those of an unrolled sequence after random start, exploring and greedy actions."""
     states = []
     for options in ({"start_steps": 100}, {"epsilon_per_worker": False, "final_epsilon": 1.0},
@@ -215,7 +215,7 @@ def test_acting_keeps_its_input_and_obeys_the_mask():
         algorithm.acting_step(rows_of(), rhs, np.zeros(COUNT, bool), mask=np.zeros_like(mask))
 
 
-def test_tested_actions_are_the_best_ones_also_while_others_are_random_and_networks_noisy():
+def test_deterministic_actions_are_greedy_even_with_noisy_networks():
     algorithm = make(actor={"noisy": True}, start_steps=1000, test_epsilon=0.0)
     rhs, done = {"q": np.ones((COUNT, 6), np.float32)}, np.zeros(COUNT, bool)
     with torch.no_grad():
@@ -232,7 +232,7 @@ def test_tested_actions_are_the_best_ones_also_while_others_are_random_and_netwo
     assert any(actions != best for actions in drawn)
 
 
-def test_epsilon_is_a_ladder_over_collectors_and_greedy_when_tested():
+def test_epsilon_depends_on_the_collector_and_is_zero_in_evaluation():
     algorithm = make()
     algorithm.take_place(0, 1)
     rhs, done = {"q": np.zeros((1, 6), np.float32)}, np.ones(1, bool)
@@ -241,7 +241,7 @@ def test_epsilon_is_a_ladder_over_collectors_and_greedy_when_tested():
     assert share == pytest.approx(1 - 0.4 * 3 / 4, abs=0.05)
 
 
-def test_warm_up_leaves_no_gradient_and_the_target_no_trace():
+def test_target_networks_change_only_at_their_interval():
     algorithm = make(target_update_interval=3)
     batch = make_batch(algorithm)
     before = copy.deepcopy(algorithm.targets["q"].state_dict())
@@ -253,7 +253,7 @@ def test_warm_up_leaves_no_gradient_and_the_target_no_trace():
         algorithm.targets["q"].parameters(), algorithm.actor.q.parameters(), strict=True))
 
 
-def test_noise_and_normalised_observations_reach_the_loss():
+def test_noise_and_normalized_observations_affect_the_loss():
     plain, noisy = make(), make(actor={"noisy": True})
     batch = make_batch(plain)
     assert plain.compute_gradients(batch)[1]["loss"] == plain.compute_gradients(batch)[1]["loss"]
@@ -263,7 +263,7 @@ def test_noise_and_normalised_observations_reach_the_loss():
     assert normalised.compute_gradients(batch)[1]["loss"] != plain.compute_gradients(batch)[1]["loss"]
 
 
-def test_states_travel():
+def test_a_restored_state_gives_equal_gradients():
     one, other = make(), make(seed=8)
     batch = make_batch(one)
     one.apply_gradients(one.compute_gradients(batch)[0])
@@ -271,7 +271,7 @@ def test_states_travel():
     assert torch.equal(one.compute_gradients(batch)[0][0], other.compute_gradients(batch)[0][0])
 
 
-def test_defaults_are_those_of_the_paper():
+def test_defaults_match_the_paper():
     options = R2D2.create_factory().options
     expected = {"lr": 1e-4, "adam_eps": 1e-3, "gamma": 0.997, "mini_batch_size": 64, "polyak": 0.0,
                 "target_update_interval": 2500,
@@ -280,7 +280,7 @@ def test_defaults_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(R2D2.Options)])
-def test_every_option_is_an_option_of_dqn_or_tested_here(name):
+def test_every_option_is_tested_for_dqn_or_here(name):
     assert name in {field.name for field in dataclasses.fields(DQN.Options)} | {"value_rescaling"}
 
 
@@ -307,7 +307,7 @@ def test_algorithms_storages_and_actors_that_do_not_fit_are_refused():
     assert OffPolicyActor.create_factory(SPACE, discrete)(seed=1).initial_states(3) == {}
 
 
-def test_memories_have_orthogonal_weights_and_the_sizes_asked_for():
+def test_memories_have_orthogonal_weights_and_the_requested_sizes():
     actor = make("lstm").actor
     assert actor.is_recurrent
     assert actor.initial_states(5)["q"].shape == (5, 12)

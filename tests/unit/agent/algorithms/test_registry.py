@@ -28,7 +28,7 @@ def test_built_in_algorithms_are_registered_in_order():
         DQN) == registration_of("pytorchrl.agent.algorithms.dqn:DQN") == imported_registration("dqn") == dqn
 
 
-def test_a_class_without_a_name_shares_the_parts_of_its_nearest_base():
+def test_an_unnamed_class_inherits_the_parts_of_its_nearest_base():
     class Own(PPO):
         pass
 
@@ -37,7 +37,7 @@ def test_a_class_without_a_name_shares_the_parts_of_its_nearest_base():
     assert (found.label, found.reference) == ("Own", f"{__name__}:{Own.__qualname__}")
 
 
-def test_an_own_name_has_its_own_parts():
+def test_a_named_class_has_its_own_parts():
     class Networks(OnPolicyActor):
         pass
 
@@ -52,7 +52,7 @@ def test_an_own_name_has_its_own_parts():
     assert "own" in registered()
 
 
-def test_a_cell_that_runs_again_replaces_its_class_and_no_other_takes_its_name():
+def test_rerunning_a_cell_replaces_its_class_but_other_classes_are_refused():
     def cell():
         @algorithm("own", storage=GAEBuffer)
         class Own(A2C):
@@ -88,7 +88,7 @@ def test_wrong_registrations_are_refused(name, cls, message):
     ("pytorchrl:Own", "module 'pytorchrl' has no class 'Own'; its algorithms: none"),
     ("pytorchrl.agent.algorithms.ddpg:TD4", "no class 'TD4'; its algorithms: .*TD3"),
 ])
-def test_unknown_algorithms_are_refused_with_what_there_is(given, message):
+def test_unknown_algorithms_are_refused_with_the_known_names(given, message):
     with pytest.raises(ConfigError, match=message):
         registration_of(given)
 
@@ -102,14 +102,14 @@ def test_an_options_class_that_python_ignores_is_refused():
         registration_of(Own)
 
 
-def test_an_error_of_the_module_is_named(tmp_path, monkeypatch):
+def test_an_error_in_importing_the_module_is_reported(tmp_path, monkeypatch):
     (tmp_path / "broken_algorithm.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="'broken_algorithm:Own' raised ZeroDivisionError: division by zero"):
         registration_of("broken_algorithm:Own")
 
 
-def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch):
+def test_a_class_named_in_a_file_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "named_in_a_file.py").write_text("from pytorchrl import A2C\nclass Own(A2C):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert imported_registration("named_in_a_file:Own") is None

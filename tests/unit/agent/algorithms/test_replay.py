@@ -59,7 +59,7 @@ ACTING = {
     "discrete_sac": {"start_steps": 0},
 }
 OU = {"ou_theta": 1.0, "ou_sigma": 0.5, "ou_dt": 0.5}
-ELSEWHERE = {"update_every", "num_updates", "mini_batch_size"}  # test_batches_of_a_stage tests these options
+ELSEWHERE = {"update_every", "num_updates", "mini_batch_size"}  # test_numbers_and_sizes_of_batches tests these options
 
 
 def test_tables_name_every_option():
@@ -71,7 +71,7 @@ def test_tables_name_every_option():
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, table in LEARNING.items() for name in table])
-def test_every_option_of_learning_changes_what_is_learned(kind, name):
+def test_every_learning_option_changes_training(kind, name):
     base = {"target_update_interval": 2, **BASES.get(name, {})}
     plain = update(make(kind, **base), 40)
     changed = update(make(kind, **{**base, name: LEARNING[kind][name]}), 40)
@@ -83,7 +83,7 @@ def test_every_option_of_learning_changes_what_is_learned(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), [
     *((kind, name) for kind, table in ACTING.items() for name in table), *(("ddpg", name) for name in OU)])
-def test_every_option_of_acting_changes_what_is_done(kind, name):
+def test_every_acting_option_changes_actions(kind, name):
     base = {} if name == "start_steps" else {"start_steps": 0}
     base |= {"noise": "ou"} if name in OU else {}
     value = OU.get(name, ACTING[kind].get(name))
@@ -96,7 +96,7 @@ def test_every_option_of_acting_changes_what_is_done(kind, name):
     assert not np.array_equal(*actions)
 
 
-def test_batches_of_a_stage():
+def test_numbers_and_sizes_of_batches():
     asked = []
     storage = SimpleNamespace(num_learned_from=0, counters={"inserted": 112},
                               generate_batches=lambda **how: asked.append(how) or iter("ab"))
@@ -131,7 +131,7 @@ def test_algorithm_builds_from_defaults_acts_and_learns(kind):
     assert all(math.isfinite(value) for value in algorithm.apply_gradients(gradients).values())
 
 
-def test_defaults_are_those_of_the_papers():
+def test_defaults_match_the_papers():
     dqn, td3, sac = DQN.create_factory().options, TD3.create_factory().options, SAC.create_factory().options
     assert (dqn.update_every, dqn.num_updates, dqn.mini_batch_size, dqn.polyak) == (4, 1, 32, 0.0)
     assert (dqn.target_update_interval, dqn.max_grad_norm, dqn.lr) == (1000, 10.0, 1e-4)
@@ -152,7 +152,7 @@ def test_wrong_options_are_refused(cls, options, message):
         cls.create_factory(**options)
 
 
-def test_actors_of_another_kind_are_refused():
+def test_unsuitable_actors_are_refused():
     on_policy = OnPolicyActor.create_factory(SPACE, DISCRETE)(device="cpu", seed=0)
     with pytest.raises(ConfigError, match=r"DQN cannot train OnPolicyActor; actors for DQN: .*\bQActor\b"):
         DQN.create_factory()(actor=on_policy, seed=0)
@@ -170,7 +170,7 @@ def test_actors_of_another_kind_are_refused():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_actions_are_uniform_until_all_collectors_made_the_start_steps(kind):
+def test_actions_are_uniform_during_the_start_steps_of_all_collectors(kind):
     algorithm = make(kind, start_steps=1000)
     for env_steps in (None, 0, 999):
         if env_steps is not None:
@@ -218,7 +218,7 @@ class Averaged(torch.nn.Linear):
 
 
 @pytest.mark.parametrize("polyak", [0.0, 0.9])
-def test_target_networks_take_buffers_over_at_their_interval(polyak):
+def test_target_networks_copy_buffers_at_their_interval(polyak):
     algorithm = make("dqn", actor={"feature_extractor": Averaged}, polyak=polyak, target_update_interval=3)
     (mine,), (target,) = algorithm.actor.q.buffers(), algorithm.targets["q"].buffers()
     for number in range(1, 7):
@@ -241,7 +241,7 @@ def test_target_networks_follow_polyak_and_interval():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradient_that_is_not_finite_changes_nothing(kind):
+def test_non_finite_gradient_changes_nothing(kind):
     algorithm = update(make(kind))
     before = leaves(algorithm.state_dict())
     gradients, _ = algorithm.compute_gradients(make_batch(algorithm))
@@ -257,7 +257,7 @@ def test_gradient_that_is_not_finite_changes_nothing(kind):
 
 @pytest.mark.parametrize(("kind", "group"), [("sac", "q"), ("sac", "pi"), ("sac", "alpha"), ("td3", "q"),
                                              ("ddpg", "pi")])
-def test_learning_rate_reaches_its_own_group_alone(kind, group):
+def test_learning_rates_affect_only_their_group(kind, group):
     algorithm = make(kind, **({"policy_delay": 1} if kind == "td3" else {}))
     for name in algorithm.groups:
         algorithm.update_algorithm_parameter(f"lr_{name}", 0.1 if name == group else 0.0)
@@ -277,7 +277,7 @@ def test_every_parameter_is_in_one_group(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slices_give_the_gradient_of_the_whole(kind):
+def test_slices_give_the_gradient_of_the_whole_batch(kind):
     # The losses of td3, sac and noisy_dqn sample noise, so that slices would differ.
     algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")
     whole = make_batch(algorithm)
@@ -295,7 +295,7 @@ def test_slices_give_the_gradient_of_the_whole(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_receiving_weights_moves_nothing_but_what_acts(kind):
+def test_receiving_weights_changes_only_the_acting_networks(kind):
     learner, collector = update(make(kind), 3), update(make(kind), 2, first=50)
     state = collector.state_dict()
     kept = {**state, "gradient": {**state["gradient"], "acting": None}}
@@ -309,7 +309,7 @@ def test_receiving_weights_moves_nothing_but_what_acts(kind):
     assert np.array_equal(act(collector, deterministic=True), act(learner, deterministic=True))
 
 
-def test_acting_state_is_what_acts():
+def test_acting_state_has_only_the_acting_networks():
     assert list(make("dqn").acting_state()) == ["q"]
     assert list(make("sac").acting_state()) == ["pi"]
     assert len(make("td3", actor={"normalize_obs": True}).acting_state()) == 6
@@ -325,7 +325,7 @@ def test_gradient_state_is_enough_to_compute_the_same_gradients(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_state_goes_on_exactly(kind):
+def test_restored_state_continues_exactly(kind):
     options = {"noise": "ou"} if kind in ("ddpg", "td3") else {}
     first = finish_start(update(make(kind, **options), 3))
     act(first, 2)
@@ -336,7 +336,7 @@ def test_whole_state_goes_on_exactly(kind):
     assert equal(leaves(first.state_dict()), leaves(second.state_dict()))
 
 
-def test_states_that_do_not_fit_are_refused():
+def test_mismatched_states_are_refused():
     algorithm = make("sac")
     other = make("sac", actor={"num_critics": 3})
     before = leaves(algorithm.acting_state())
@@ -364,6 +364,6 @@ def test_same_seed_gives_the_same_run(kind):
     ("td3", {"ou_dt": 0.3}, "ou_dt needs noise='ou', got noise='gaussian'"),
     ("sac", {"learn_alpha": False, "lr_alpha": 0.1}, "lr_alpha needs learn_alpha=True"),
 ])
-def test_an_option_that_nothing_would_come_of_is_refused(kind, options, text):
+def test_an_option_without_effect_is_refused(kind, options, text):
     with pytest.raises(ConfigError, match=text):
         make(kind, **options)

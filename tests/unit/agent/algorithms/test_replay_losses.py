@@ -172,7 +172,7 @@ def test_double_target_differs_from_single_on_a_table():
     assert errors[False].tolist() == [10.0 + 0.5 * 7.0 - 1.0] * SAMPLES
 
 
-def test_noise_of_noisy_networks_is_fresh_for_each_batch():
+def test_noisy_networks_use_new_noise_for_each_batch():
     algorithm = make(DQN, QActor, DISCRETE, {"noisy": True})
     batch = make_batch(True)
     losses = [algorithm.compute_gradients(batch)[1]["loss"] for _ in range(3)]
@@ -204,7 +204,7 @@ def test_ddpg_losses_and_gradients_follow_the_formula(num_critics):
 
 
 @pytest.mark.parametrize("clip", [0.5, 0.01])
-def test_td3_noise_on_targets_is_clipped_and_of_each_sample_and_dimension(clip):
+def test_td3_target_noise_is_clipped_and_drawn_per_sample_and_dimension(clip):
     algorithm = make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, target_noise=0.3, noise_clip=clip)
     batch = make_batch(False)
     obs, next_obs, action = double(batch.obs["obs"]), double(batch.next_obs["obs"]), double(batch.action)
@@ -309,7 +309,7 @@ def test_sac_alpha_falls_while_entropy_is_above_its_target():
 
 
 @pytest.mark.parametrize("kind", ["dqn", "td3", "sac"])
-def test_loss_that_is_not_finite_spoils_the_whole_gradient(kind):
+def test_non_finite_loss_makes_the_whole_gradient_nan(kind):
     algorithm = make_kind(kind)
     batch = make_batch(kind == "dqn")
     batch.ret[2] = float("inf")

@@ -11,7 +11,7 @@ import torch
 from tests.unit.agent.algorithms.replay_agents import make, make_batch
 
 
-def test_the_entropy_aimed_at_is_that_of_allowed_actions():
+def test_target_entropy_is_that_of_allowed_actions():
     """With 2 of 4 actions allowed, the entropy is at most log 2, so a target for 4 actions would make alpha diverge."""
     algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
     mask = torch.tensor([[True, False, False, True]] * 8)
@@ -26,7 +26,7 @@ def test_the_entropy_aimed_at_is_that_of_allowed_actions():
     assert float(given.log_alpha.detach()) > 0
 
 
-def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
+def test_target_entropy_of_a_row_without_allowed_actions_is_that_of_all():
     """Check that a row without allowed actions counts as if all were allowed, because log 0 would be infinite."""
     algorithm = make("discrete_sac", target_entropy_scale=0.5)
     mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])

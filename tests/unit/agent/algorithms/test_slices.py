@@ -79,7 +79,7 @@ def make_batch(build, collect, made_up_steps):
 @pytest.mark.parametrize("kind", ACTORS)
 @pytest.mark.parametrize(("cls", "normalization"), [
     (PPO, "minibatch"), (PPO, "batch"), (A2C, "minibatch"), (A2C, "none")])
-def test_any_cut_gives_the_gradient_of_the_whole(make_batch, cls, kind, steps, normalization):
+def test_any_slicing_gives_the_gradient_of_the_whole_batch(make_batch, cls, kind, steps, normalization):
     parts, batch = make_batch(cls, kind, STEPS[steps], advantage_normalization=normalization)
     whole, whole_info = in_one(parts.algorithm, batch)
     num_cuts = set()
@@ -107,7 +107,7 @@ def test_in_float64_gradients_agree_to_twelve_digits(make_batch, monkeypatch, cl
             assert info == pytest.approx(whole_info, rel=1e-11, abs=1e-12)
 
 
-def test_normalising_each_slice_by_itself_would_differ(make_batch):
+def test_normalizing_each_slice_separately_would_differ(make_batch):
     """Check that gradients would differ if advantages were normalized after the batch is cut into slices."""
     parts, batch = make_batch(PPO)
     whole, _ = in_one(parts.algorithm, batch)
@@ -117,7 +117,7 @@ def test_normalising_each_slice_by_itself_would_differ(make_batch):
 
 
 @pytest.mark.parametrize("cls", [PPO, A2C])
-def test_a_whole_update_is_the_same(make_batch, cls):
+def test_updates_with_and_without_slices_are_equal(make_batch, cls):
     vectors = []
     for microbatch_size in (None, 6):
         parts, batch = make_batch(cls, max_grad_norm=0.01)
@@ -127,7 +127,7 @@ def test_a_whole_update_is_the_same(make_batch, cls):
     torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-6, atol=1e-6)
 
 
-def test_a_prepared_batch_is_normalised_once(make_batch):
+def test_a_prepared_batch_is_normalized_once(make_batch):
     parts, batch = make_batch(PPO)
     prepared = parts.algorithm.prepare_batch(batch)
     assert prepared.is_normalized
@@ -138,12 +138,12 @@ def test_a_prepared_batch_is_normalised_once(make_batch):
     assert torch.equal(again.advantage, prepared.advantage)
 
 
-def test_batches_of_other_normalisations_are_left_alone(make_batch):
+def test_batches_without_advantage_normalization_are_not_changed(make_batch):
     parts, batch = make_batch(A2C, advantage_normalization="none")
     assert parts.algorithm.prepare_batch(batch) is batch
 
 
-def test_sequences_are_never_cut(make_batch):
+def test_sequences_are_never_split(make_batch):
     _, batch = make_batch(PPO, "gru", STEPS["ragged"])
     for microbatch_size, columns in ((1, 1), (7, 1), (14, 2), (15, 2), (21, 3), (1000, 8)):
         slices = list(GradAccumulator(microbatch_size).slices(batch, CPU))

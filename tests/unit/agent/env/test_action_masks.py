@@ -25,7 +25,7 @@ class InfoMaskEnv(CountingEnv):
         return *rest, self.info()
 
 
-def test_action_mask_is_lifted_out_of_the_observation():
+def test_action_mask_is_removed_from_the_observation():
     factory = VecEnv.create_factory(EchoEnv, {"action_space": spaces.Discrete(3)}, 2)
     assert set(factory.observation_space) == {"value"}
     env = factory(seed=0)
@@ -57,7 +57,7 @@ class LeafMaskEnv(InfoMaskEnv):
 @pytest.mark.parametrize("cut", [{}, {"max_episode_steps": 3}], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("env", [InfoMaskEnv, LeafMaskEnv])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
+def test_action_mask_matches_the_observation(autoreset, env, cut):
     env = VecEnv.create_factory(env, {"episode_length": 9 if cut else 3}, 2, autoreset=autoreset, **cut)(seed=0)
     obs, mask = env.reset()
     ended, ends = np.zeros(2, dtype=bool), 0
@@ -77,7 +77,7 @@ def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
     assert ends == (2 if autoreset == "same_step" else 0)
 
 
-def test_where_no_action_is_allowed_in_the_end_all_are():
+def test_final_mask_without_allowed_actions_allows_all():
     class Nothing(LeafMaskEnv):
         def step(self, action):
             obs, reward, terminated, *rest = super().step(action)
@@ -89,7 +89,7 @@ def test_where_no_action_is_allowed_in_the_end_all_are():
     assert env.step(np.zeros(1, np.int64)).final_mask.tolist() == [[True, True]]
 
 
-def test_action_mask_of_info_survives_a_masked_reset():
+def test_action_mask_in_info_survives_a_masked_reset():
     make = lambda num_envs: SyncVectorEnv(  # noqa: E731
         [lambda: InfoMaskEnv(episode_length=3), lambda: InfoMaskEnv(episode_length=2)][:num_envs],
         autoreset_mode="Disabled")
@@ -104,7 +104,7 @@ def test_action_mask_of_info_survives_a_masked_reset():
         obs, mask = step.obs, step.mask
 
 
-def test_action_mask_that_vanishes_is_an_error():
+def test_action_mask_that_disappears_is_an_error():
     class Vanishing(InfoMaskEnv):
         def step(self, action):
             return *super().step(action)[:4], {}

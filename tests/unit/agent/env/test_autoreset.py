@@ -65,7 +65,7 @@ def test_all_modes_give_the_same_transitions(env_fn, kwargs):
             assert got[e] == expected[e][:len(got[e])], name
 
 
-def test_scripted_transitions_are_the_script():
+def test_scripted_transitions_match_the_script():
     rows = transitions(VecEnv.create_factory(ScriptedEnv, SCRIPT, 1)(seed=0), 10)[0]
     # Each row is (episode, t, action, reward, terminated, truncated, next episode, next t). The script both terminates
     # and truncates step 3, which then counts as terminated only.
@@ -95,7 +95,7 @@ def test_same_step_shows_the_new_episode_and_keeps_the_last_observation():
     assert step.final_obs["obs"].dtype == np.float32
 
 
-def test_next_step_shows_the_last_observation_then_a_row_without_transition():
+def test_next_step_shows_the_last_observation_then_an_invalid_row():
     env = VecEnv.create_factory(CountingEnv, {"episode_length": 2}, 1, autoreset="next_step")(seed=0)
     env.reset()
     env.step(np.array([0]))
@@ -110,7 +110,7 @@ def test_next_step_shows_the_last_observation_then_a_row_without_transition():
     assert (after.valid[0], after.first[0]) == (True, False)
 
 
-def test_reset_between_an_end_and_its_fake_row_forgets_that_row():
+def test_reset_after_an_episode_end_cancels_the_invalid_row():
     env = VecEnv.create_factory(CountingEnv, {"episode_length": 1}, 1, autoreset="next_step")(seed=0)
     env.reset()
     env.step(np.array([0]))
@@ -118,7 +118,7 @@ def test_reset_between_an_end_and_its_fake_row_forgets_that_row():
     assert env.step(np.array([0])).valid.all()
 
 
-def test_masked_reset_leaves_other_episodes_and_their_statistics_running():
+def test_masked_reset_does_not_affect_other_episodes():
     # Gymnasium's SyncVectorEnv removes the reset mask from the options, so a statistics wrapper discards all episodes.
     lengths = iter([1, 2, 5])  # the first length is for the factory's probe
     factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
@@ -150,7 +150,7 @@ class Declared(Minimal):
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium declares it
 
 
-def test_shared_metadata_says_nothing(monkeypatch):
+def test_autoreset_mode_in_shared_metadata_is_ignored(monkeypatch):
     monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
     assert autoreset_mode_of(Minimal()) is AutoresetMode.NEXT_STEP
     assert autoreset_mode_of(Declared()) is AutoresetMode.SAME_STEP
@@ -165,7 +165,7 @@ def test_a_second_vector_does_not_change_the_mode_of_the_first():
     assert cart(seed=0).autoreset_mode is AutoresetMode.NEXT_STEP
 
 
-def test_asking_a_native_vector_for_a_mode_it_lacks_is_refused():
+def test_an_autoreset_mode_that_a_native_vector_lacks_is_refused():
     with pytest.raises(ConfigError, match=r"autoreset='same_step'.*NextStep.*backend='sync'"):
         VecEnv.create_factory("CartPole-v1", backend="vector", autoreset="same_step")
     assert VecEnv.create_factory("CartPole-v1", autoreset="same_step")(seed=0).autoreset_mode is AutoresetMode.SAME_STEP
@@ -202,7 +202,7 @@ class SameMemory(gym.Env):
 # Processes are slow to start, because each process imports torch; therefore "async" has only one environment.
 @pytest.mark.parametrize(("backend", "num_envs"), [("sync", 2), ("async", 1)])
 @pytest.mark.parametrize("in_dict", [False, True])
-def test_the_last_observation_outlives_the_reset_of_an_environment_with_one_memory(backend, num_envs, in_dict):
+def test_last_observation_survives_a_reset_that_reuses_its_memory(backend, num_envs, in_dict):
     envs = VecEnv.create_factory(
         SameMemory, {"in_dict": in_dict}, num_envs, backend=backend, autoreset="same_step")(seed=1)
     try:
@@ -257,7 +257,7 @@ def test_last_observations_and_masks_are_copies(mode):
     assert steps[2].final_mask.tolist() == [[False, True]] * 2
 
 
-def test_stacked_frames_are_copies_though_an_environment_has_one_memory():
+def test_stacked_frames_are_copies_if_an_environment_reuses_its_memory():
     envs = VecEnv.create_factory(SameMemory, frame_stack=2)(seed=1)
     first, _ = envs.reset()
     seen = [first["obs"].tolist(), *(envs.step(np.zeros(1, np.int64)).obs["obs"].tolist() for _ in range(2))]

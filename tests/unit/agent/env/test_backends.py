@@ -18,14 +18,14 @@ from pytorchrl.errors import ConfigError, EnvError
 
 
 @pytest.mark.parametrize(("num_envs", "is_native"), [(1, False), (3, False), (4, True), (16, True)])
-def test_auto_takes_the_native_vector_of_numpy_from_four_environments_on(num_envs, is_native):
+def test_auto_uses_a_numpy_vector_for_four_environments_or_more(num_envs, is_native):
     from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
     env = VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs)(seed=0)
     assert isinstance(env.vector, CartPoleVectorEnv if is_native else SyncVectorEnv)
 
 
-def test_auto_takes_any_other_native_vector_whatever_its_size():
+def test_auto_uses_other_native_vectors_of_any_size():
     class Native(SyncVectorEnv):
         def __init__(self, num_envs):
             super().__init__([CountingEnv] * num_envs)
@@ -49,7 +49,7 @@ def cartpole(**options):
     return type(env.vector), env.autoreset_mode, rows
 
 
-def test_one_environment_gives_what_the_native_vector_gives():
+def test_one_environment_gives_the_results_of_the_native_vector():
     """Check that all results equal those of the native vector environment, and that SAME_STEP is the default."""
     cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
     native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
@@ -60,7 +60,7 @@ def test_one_environment_gives_what_the_native_vector_gives():
     assert cartpole()[1] is AutoresetMode.SAME_STEP
 
 
-def test_auto_takes_sync_where_there_is_no_native_vector_or_it_lacks_something():
+def test_auto_uses_sync_if_the_native_vector_is_missing_or_unsuitable():
     for env_id, options in (("Pendulum-v1", {}), ("CartPole-v1", {"vec_env_size": 8, "backend": "sync"}),
                             ("CartPole-v1", {"vec_env_size": 8, "frame_stack": 2})):
         assert isinstance(VecEnv.create_factory(env_id, **options)(seed=0).vector, SyncVectorEnv)
@@ -70,14 +70,14 @@ def test_spec_and_id_of_the_newest_version_are_accepted():
     assert VecEnv.create_factory(gym.spec("Pendulum-v1")).observation_space["obs"].shape == (3,)
 
 
-def test_native_cartpole_draws_all_environments_from_one_generator():
+def test_native_cartpole_has_one_generator_for_all_environments():
     two, three = (VecEnv.create_factory("CartPole-v1", vec_env_size=n, backend="vector")(seed=0).reset()[0]["obs"]
                   for n in (2, 3))
     assert two.dtype == np.float32
     assert not np.array_equal(two, three[:2])
 
 
-def test_native_vectors_get_what_their_signature_asks_for():
+def test_native_vectors_get_the_arguments_of_their_signature():
     seen = {}
 
     def make(num_envs, autoreset_mode="NextStep", num_threads=0, reward_clipping=True):
@@ -105,7 +105,7 @@ def run(env, num_steps=14):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_processes_give_what_one_process_gives_and_leave_none(autoreset):
+def test_async_gives_the_results_of_sync_and_leaves_no_processes(autoreset):
     before = set(multiprocessing.active_children())
     options = {"env_kwargs": {"episode_length": 4}, "vec_env_size": 2, "autoreset": autoreset}
     env = VecEnv.create_factory(CountingEnv, **options, backend="async")(seed=3)
@@ -138,7 +138,7 @@ faulty_elsewhere.__module__ = "__main__"
      "that failed: 1"),
     (faulty_elsewhere, {}, "env 0: the constructor raised: RuntimeError: no license here"),
 ])
-def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
+def test_failures_in_processes_raise_and_leave_no_processes(env_fn, kwargs, match):
     before = set(multiprocessing.active_children())
     env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async", on_env_error="raise")(seed=3)
     with pytest.raises(EnvError, match=match) as caught:
@@ -201,7 +201,7 @@ def fake_envpool(monkeypatch):
 
 
 @pytest.mark.usefixtures("fake_envpool")
-def test_envpool_steps_with_seeds_of_their_own_and_invalid_rows():
+def test_envpool_has_different_seeds_and_marks_reset_rows_invalid():
     factory = VecEnv.create_factory("Task-v0", vec_env_size=2, backend="envpool")
     assert factory.observation_space["obs"].dtype == np.float32
     env = factory(seed=0, num_threads=2)
@@ -226,12 +226,12 @@ def test_envpool_steps_with_seeds_of_their_own_and_invalid_rows():
     ({"env_fn": "Task-v0", "frame_stack": 2}, "need single environments"),
     ({"env_fn": CountingEnv}, "needs the id"),
 ])
-def test_envpool_refuses_what_it_cannot_do(options, match):
+def test_envpool_refuses_unsupported_options(options, match):
     with pytest.raises(ConfigError, match=match):
         VecEnv.create_factory(**options, backend="envpool")
 
 
-def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
+def test_actions_of_native_vectors_are_checked_like_those_of_gymnasium():
     env = VecEnv.create_factory("CartPole-v1", vec_env_size=3, backend="vector")(seed=0)
     quick, own = env.vector.unwrapped.action_space, gym.spaces.MultiDiscrete([2, 2, 2])
     assert quick.contains != own.contains.__func__
@@ -274,7 +274,7 @@ class Boxed(Informed):
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 @pytest.mark.parametrize("env", [ScriptedEnv, Informed, Boxed])
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_environments_in_process_step_as_those_of_gymnasium_do(num_envs, env, mode):
+def test_environments_in_process_behave_like_those_of_gymnasium(num_envs, env, mode):
     makers = [lambda index=index: env((0.5 * index, 1.0, -2.0), (index % 2,), (2,)) for index in range(num_envs)]
     mine, theirs = (
         vector(makers, copy=False, autoreset_mode=mode) for vector in (InProcessVectorEnv, SyncVectorEnv))

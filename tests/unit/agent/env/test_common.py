@@ -15,11 +15,11 @@ def test_rewards_are_transformed_for_learners(transform, seen):
     assert changed.tolist() == seen
 
 
-def test_without_a_transform_there_is_no_function():
+def test_reward_function_is_none_without_a_transform():
     assert reward_function(None) is None
 
 
-def test_each_environment_of_each_worker_has_a_seed_of_31_bits_that_repeats():
+def test_environments_have_different_reproducible_31_bit_seeds():
     places = [(training, (grad, col, incarnation)) for training in (True, False) for grad in (0, 1) for col in (0, 1)
               for incarnation in (0, 1)]
     seeds = [seed for training, path in places for seed in env_seeds(7, training, path, 3)]
@@ -35,7 +35,7 @@ def test_mode_is_train_or_test():
         is_training_mode("play")
 
 
-def test_monitor_is_named_by_mode_and_worker(tmp_path):
+def test_monitor_files_are_named_by_mode_and_worker(tmp_path):
     assert open_monitor(None, "train", 0, 0) is None
     open_monitor(str(tmp_path), "test", 1, 12, ("x",)).close()
     assert (tmp_path / "monitor_test_GWorker_1_CWorker_12.csv").read_text() == "r,l,t,env,ended,x\n"

@@ -11,7 +11,7 @@ from pytorchrl.errors import NonFiniteDataError
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 
 
-def test_observations_are_compared_leaf_by_leaf():
+def test_observations_are_checked_leaf_by_leaf():
     space = spaces.Dict({"a": BOX, "b": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))})
     good = {"a": np.zeros(2, np.float32), "b": (1, np.zeros(2, np.int8))}
     assert observation_problem(space, good) is None
@@ -23,7 +23,7 @@ def test_observations_are_compared_leaf_by_leaf():
         assert match in observation_problem(space, bad)
 
 
-def test_numbers_where_floats_are_declared_are_cast(caplog):
+def test_numbers_are_cast_if_floats_are_declared(caplog):
     caplog.set_level("INFO")
     assert observation_problem(BOX, np.zeros(2, np.float64)) is None
     assert "cast from float64 to float32" in caplog.text
@@ -38,7 +38,7 @@ def test_numbers_where_floats_are_declared_are_cast(caplog):
     ((np.zeros(2, np.float32), 0.0, False, None, {}), "a bool as truncated"),
     ((np.zeros(2, np.float32), 0.0, False, False, []), "a dict as info"),
 ])
-def test_step_results_of_wrong_form_are_described(result, match):
+def test_malformed_step_results_are_described(result, match):
     assert match in step_problem(BOX, result)
     assert step_problem(BOX, (np.zeros(2, np.float32), np.float32(1), np.bool_(True), False, {})) is None
 
@@ -60,7 +60,7 @@ def test_check_finite_is_not_fooled_by_large_numbers():
 
 
 @pytest.mark.parametrize(("fault", "key"), [("nan_obs", "obs"), ("inf_obs", "obs"), ("nan_reward", "reward")])
-def test_check_finite_finds_what_a_faulty_environment_returns(fault, key):
+def test_check_finite_finds_the_values_of_a_faulty_environment(fault, key):
     env = VecEnv.create_factory(FaultyEnv, {"fault": fault, "at": 2}, 2)(seed=0)
     env.reset()
     steps = [env.step(np.zeros(2, np.int64)) for _ in range(2)]

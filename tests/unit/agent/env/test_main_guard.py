@@ -62,7 +62,7 @@ def test_code_that_processes_do_not_import_needs_no_guard(run_python, tmp_path, 
     assert (tmp_path / "imported").read_text() == "x"
 
 
-def test_a_script_that_cannot_be_read_any_more_is_not_refused(run_forked, tmp_path):
+def test_a_script_that_can_no_longer_be_read_is_not_refused(run_forked, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os\nfrom pytorchrl.agent.env.main_guard import check_main_guard\n"

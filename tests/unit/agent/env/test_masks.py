@@ -16,14 +16,14 @@ def masks(space=None, shows_last=False, has_one_choice=True):
     return ActionMasks(reader, 2, "worker", shows_last=shows_last, has_one_choice=has_one_choice)
 
 
-def test_masks_come_from_the_leaf_before_info():
+def test_masks_in_the_observation_take_precedence_over_info():
     space = spaces.Dict({"x": spaces.Box(0, 1, (1,)), "action_mask": spaces.MultiBinary(2)})
     found = masks(space).reset({"x": OBS, "action_mask": GIVEN.astype(np.int8)}, {"action_mask": ~GIVEN})
     assert found.dtype == np.bool_
     assert found.tolist() == GIVEN.tolist()
 
 
-def test_first_reset_decides_whether_info_has_masks():
+def test_first_reset_determines_whether_info_has_masks():
     without = masks()
     assert without.reset(OBS, {}) is None
     assert without.read(OBS, {"action_mask": GIVEN}) is None
@@ -40,7 +40,7 @@ def test_first_reset_decides_whether_info_has_masks():
     (True, False, BOTH, [True, True]),      # with several choices per action, learners do not bootstrap with masks
     (False, True, NEITHER, [True, False]),  # the mask belongs to the first observation of the next episode
 ])
-def test_masks_at_an_end_allow_all_actions_unless_they_are_used(shows_last, has_one_choice, truncated, first_row):
+def test_masks_after_an_end_allow_all_actions_unless_they_are_used(shows_last, has_one_choice, truncated, first_row):
     own = masks(shows_last=shows_last, has_one_choice=has_one_choice)
     own.reset(OBS, {"action_mask": GIVEN})
     found = own.read_at_end(OBS, {"action_mask": GIVEN}, BOTH, truncated)
@@ -57,7 +57,7 @@ def test_final_masks_without_an_allowed_action_or_without_a_mask_allow_all():
     assert masks().final(None, np.array([0]), infos.__getitem__) is None
 
 
-def test_environments_that_raised_get_free_masks():
+def test_masks_of_environments_that_raised_allow_all():
     own = masks()
     own.reset(OBS, {"action_mask": GIVEN})
     info = {"action_mask": GIVEN, "_action_mask": np.array([True, False])}

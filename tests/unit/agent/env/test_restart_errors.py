@@ -27,7 +27,7 @@ def test_a_restarted_environment_has_another_seed_each_time():
     assert env.num_restarts == 2
 
 
-def test_rllib_step_that_always_fails_is_an_error_after_a_few_restarts_not_retried_for_ever():
+def test_rllib_step_that_always_fails_is_an_error_after_a_few_restarts():
     env, log = planned({("step", "always")}, error=lambda: KeyError("permanent"))
     env.reset()
     with pytest.raises(EnvError, match=(
@@ -87,7 +87,7 @@ class AwkwardError(Exception):
         raise ValueError("no text")
 
 
-def test_errors_that_cannot_be_pickled_or_printed_are_no_trouble():
+def test_errors_that_cannot_be_pickled_or_printed_are_handled():
     with pytest.raises(TypeError):
         pickle.dumps(AwkwardError(1, 2))
     env, _ = planned({(1, "step", 2)}, error=lambda: AwkwardError(1, 2), num_envs=1)
@@ -107,7 +107,7 @@ def test_long_texts_are_shortened(caplog):
     assert max(len(record.getMessage()) for record in caplog.records) < 15_000
 
 
-def test_each_restart_is_logged_with_where_when_and_why(caplog):
+def test_each_restart_is_logged_with_place_time_and_reason(caplog):
     env, _ = planned({(2, "step", 4)}, CountingEnv, {"episode_length": 50})
     play(env, 10)
     (record,) = caplog.records
@@ -120,7 +120,7 @@ def test_each_restart_is_logged_with_where_when_and_why(caplog):
 
 
 @pytest.mark.parametrize("call", ["constructor", "reset"])
-def test_faults_at_the_start_are_errors_at_once(call):
+def test_faults_at_the_start_raise_immediately(call):
     with pytest.raises(EnvError, match="planned"):
         play(planned({(2, call, 0)})[0], 1)
     with pytest.raises(EnvError, match="planned"):
@@ -128,7 +128,7 @@ def test_faults_at_the_start_are_errors_at_once(call):
 
 
 @MODES
-def test_a_fault_in_a_later_reset_makes_no_hole_and_no_episode_is_lost(autoreset):
+def test_a_fault_in_a_later_reset_loses_no_steps_or_episodes(autoreset):
     kwargs = {"episode_length": 3}
     clean, _ = planned((), CountingEnv, kwargs, autoreset=autoreset)
     faulty, _ = planned({(2, "reset", 1)}, CountingEnv, kwargs, autoreset=autoreset)
@@ -140,7 +140,7 @@ def test_a_fault_in_a_later_reset_makes_no_hole_and_no_episode_is_lost(autoreset
     assert faulty.num_restarts == 1
 
 
-def test_a_fault_in_an_explicit_reset_is_a_restart():
+def test_a_fault_in_an_explicit_reset_causes_a_restart():
     env, _ = planned({(2, "reset", 1)})
     env.reset()
     env.step(np.zeros(NUM_ENVS, np.int64))
@@ -150,7 +150,7 @@ def test_a_fault_in_an_explicit_reset_is_a_restart():
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_the_budget_is_for_all_environments_within_1000_steps(limit):
+def test_the_restart_budget_counts_all_environments_within_1000_steps(limit):
     """Check that a fault just outside the window is allowed, and that one more fault within the window is an error."""
     ok = {(1 + k, "step", 10 * k) for k in range(limit)}
     options = {"on_env_error": "restart", "max_env_restarts": limit}
@@ -167,14 +167,14 @@ def test_the_budget_is_for_all_environments_within_1000_steps(limit):
 @pytest.mark.parametrize(("fault", "match"), [
     ("four_values", "expected .observation, reward"), ("obs_shape", "expected float32"), ("reward_array", "a number"),
 ])
-def test_broken_contracts_are_never_restarted(fault, match):
+def test_contract_violations_never_cause_a_restart(fault, match):
     env = VecEnv.create_factory(FaultyEnv, {"fault": fault, "at": 3}, 2, on_env_error="restart")(seed=0)
     with pytest.raises(EnvError, match=match):
         play(env, 10)
     assert env.num_restarts == 0
 
 
-def test_broken_contracts_that_show_as_exceptions_are_never_restarted():
+def test_contract_violations_that_raise_never_cause_a_restart():
     env = VecEnv.create_factory(
         FaultyEnv, {"fault": "four_values", "at": 3}, 2, max_episode_steps=100, on_env_error="restart")(seed=0)
     with pytest.raises(EnvError, match=r"values to unpack.*; step must return"):
@@ -182,14 +182,14 @@ def test_broken_contracts_that_show_as_exceptions_are_never_restarted():
     assert env.num_restarts == 0
 
 
-def test_a_restart_with_other_spaces_is_an_error():
+def test_a_restart_with_different_spaces_is_an_error():
     sizes = itertools.chain([2, 2], itertools.repeat(3))
     factory = VecEnv.create_factory(lambda: FaultyEnv("step", at=2, num_actions=next(sizes)))
     with pytest.raises(EnvError, match=r"env 0: expected spaces .*Discrete\(2\) after a restart, got .*Discrete\(3\)"):
         play(factory(seed=0), 5)
 
 
-def test_a_close_that_raises_is_logged_and_goes_no_further(caplog):
+def test_an_error_in_close_is_only_logged(caplog):
     env, log = planned({(1, "step", 2), (1, "close", 0)}, CountingEnv, num_envs=1)
     play(env, 5)
     assert "env 0: close raised as well" in caplog.text
@@ -197,7 +197,7 @@ def test_a_close_that_raises_is_logged_and_goes_no_further(caplog):
     assert [copy for copy, call in log if call == "close"] == [0, 1, 2]
 
 
-def test_raise_raises_the_first_fault():
+def test_on_env_error_raise_raises_the_first_fault():
     env, _ = planned({(2, "step", 4)}, CountingEnv, on_env_error="raise")
     with pytest.raises(EnvError, match="env 1: step raised after 5 steps"):
         play(env, 10)
@@ -209,7 +209,7 @@ class Native(SyncVectorEnv):
         super().__init__([functools.partial(FaultyEnv, "step", at=2)] * num_envs)
 
 
-def test_native_vectors_always_raise_and_say_so_when_asked_to_restart():
+def test_native_vectors_always_raise_and_refuse_restarts():
     with pytest.raises(EnvError, match="faulty step"):
         play(VecEnv.create_factory(Native, None, 2)(seed=0), 10)
     with pytest.raises(ConfigError, match="on_env_error='restart' need a function that builds one environment"):

@@ -41,7 +41,7 @@ def seen_by(rows, index):
 @MODES
 @pytest.mark.parametrize("kind", ["box", "dict", "info_mask"])
 @pytest.mark.parametrize("reset_too", [False, True])
-def test_the_other_environments_see_nothing_of_a_fault(autoreset, kind, reset_too):
+def test_a_fault_does_not_affect_other_environments(autoreset, kind, reset_too):
     plan = {(2, "step", 17), *({(3, "reset", 1)} if reset_too else ())}
     clean, _ = planned((), Walk, {"kind": kind}, autoreset=autoreset)
     faulty, _ = planned(plan, Walk, {"kind": kind}, autoreset=autoreset)
@@ -54,7 +54,7 @@ def test_the_other_environments_see_nothing_of_a_fault(autoreset, kind, reset_to
 
 @MODES
 @pytest.mark.parametrize("kind", ["box", "dict", "info_mask"])
-def test_a_fault_cuts_the_episode_at_the_last_good_observation(autoreset, kind):
+def test_a_fault_truncates_the_episode_at_the_last_valid_observation(autoreset, kind):
     env, _ = planned({(2, "step", 4)}, Walk, {"kind": kind}, autoreset=autoreset, on_env_error="restart")
     rows = play(env, 12)
     at = next(t for t, (_, _, step) in enumerate(rows) if step is not None and env.num_restarts and not step.valid[1]
@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_faults_and_the_same_run(autoreset):
 
 
 @MODES
-def test_faults_in_processes_give_what_they_give_in_one_process_and_leave_none(autoreset, caplog):
+def test_faults_have_equal_effects_in_processes_and_leave_none(autoreset, caplog):
     before = set(multiprocessing.active_children())
     runs = []
     for backend in ("sync", "async"):
@@ -174,7 +174,7 @@ def test_faults_in_processes_give_what_they_give_in_one_process_and_leave_none(a
     assert set(multiprocessing.active_children()) == before
 
 
-def test_in_a_process_the_last_observation_is_a_copy():
+def test_the_last_observation_of_a_process_is_a_copy():
     """Check that the last observation survives an environment that overwrites its array before it raises."""
     wrap = functools.partial(Planned, plan={(0, "step", 1)}, log=[], copies=itertools.count())
     env = RememberingEnv(RestartingEnv(wrap(Walk()), "env 0", lambda: wrap(Walk()), Restarts(3, logs=False)))
@@ -199,7 +199,7 @@ def test_too_many_faults_in_processes_are_an_error_with_the_traceback(autoreset)
     assert set(multiprocessing.active_children()) == before
 
 
-def test_statistics_and_monitor_leave_out_what_a_fault_cut(tmp_path):
+def test_statistics_and_monitor_exclude_episodes_cut_by_a_fault(tmp_path):
     """Episodes have 5 steps; the environment raises in step 8, so the 2 steps of its second episode are discarded."""
     env, _ = planned({(1, "step", 7)}, CountingEnv, {"episode_length": 5}, num_envs=1, autoreset="same_step",
                      log_dir=str(tmp_path))
@@ -216,7 +216,7 @@ def test_statistics_and_monitor_leave_out_what_a_fault_cut(tmp_path):
 @MODES
 @pytest.mark.parametrize("kind", ["dict", "info_mask"])
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_action_masks_go_on_across_a_cut(autoreset, kind, num_envs):
+def test_action_masks_stay_correct_after_a_fault(autoreset, kind, num_envs):
     env, _ = planned({(1, "step", 4)}, Walk, {"kind": kind}, num_envs=num_envs, autoreset=autoreset)
     rows = play(env, 12)
     assert env.num_restarts == 1
@@ -235,7 +235,7 @@ def test_action_masks_go_on_across_a_cut(autoreset, kind, num_envs):
 
 @MODES
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_a_cut_loses_no_life(autoreset, num_envs):
+def test_a_fault_does_not_count_as_a_lost_life(autoreset, num_envs):
     env, _ = planned({(1, "step", 1)}, Walk, num_envs=num_envs, autoreset=autoreset, end_on_life_loss=True)
     hole = play(env, 3)[2][2]
     assert env.num_restarts == 1

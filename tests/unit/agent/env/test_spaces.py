@@ -20,7 +20,7 @@ def batch(space, num_envs):
     return batched.sample()
 
 
-def test_flatten_space_names_leaves_and_says_what_networks_see():
+def test_flatten_space_returns_the_leaves_that_networks_see():
     leaves = flatten_space(NESTED)
     assert set(leaves) == {"camera/left", "parts/0", "parts/1", "flags"}
     assert leaves["camera/left"].shape == (3, 8, 6)
@@ -30,7 +30,7 @@ def test_flatten_space_names_leaves_and_says_what_networks_see():
     assert leaves["flags"] == NESTED["flags"]
 
 
-def test_flatten_space_calls_a_plain_leaf_obs_and_keeps_it():
+def test_flatten_space_names_a_plain_space_obs_and_keeps_it():
     box = spaces.Box(-1, 1, (4,), np.float32)
     assert flatten_space(box) == {"obs": box}
     assert flatten_space(flatten_space(NESTED)) == flatten_space(NESTED)
@@ -75,7 +75,7 @@ def test_flatten_space_names_the_leaf_that_it_refuses():
         flatten_space(spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}))
 
 
-def test_action_spaces_count_from_zero():
+def test_action_spaces_start_at_zero():
     assert flatten_action_space(spaces.Discrete(3, start=-1)) == spaces.Discrete(3)
     assert flatten_action_space(spaces.MultiDiscrete([2, 3], start=[1, 0])) == spaces.MultiDiscrete([2, 3])
     assert action_start(spaces.Discrete(3, start=-1)) == -1
@@ -97,7 +97,7 @@ def test_reader_of_a_plain_box_copies_nothing():
     assert reader.mask(array) is None
 
 
-def test_reader_gives_leaves_that_fit_the_flat_space():
+def test_reader_returns_leaves_that_match_the_flat_space():
     reader, raw = ObservationReader(NESTED), batch(NESTED, 3)
     leaves = reader.read(raw)
     assert set(leaves) == set(reader.space)
@@ -119,6 +119,6 @@ def test_reader_reads_single_observations_as_it_reads_batches():
         assert stacked[name].dtype == reader.space[name].dtype
 
 
-def test_reader_of_a_plain_discrete_shifts_to_zero():
+def test_reader_of_a_plain_discrete_shifts_values_to_start_at_zero():
     reader = ObservationReader(spaces.Discrete(5, start=3))
     assert reader.read(np.array([3, 7]))["obs"].tolist() == [0, 4]

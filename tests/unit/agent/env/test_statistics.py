@@ -35,7 +35,7 @@ def test_returns_sum_all_rewards_and_lengths_count_all_steps(autoreset):
     assert all(b.seconds >= a.seconds >= 0 for a, b in itertools.pairwise(episodes))
 
 
-def test_statistics_of_a_native_vector_agree_with_its_rows():
+def test_statistics_of_a_native_vector_match_its_rows():
     steps = play(VecEnv.create_factory("CartPole-v1", vec_env_size=3)(seed=0), 150)
     episodes = [episode for step in steps for episode in step.episodes]
     running = np.zeros(3, int)
@@ -52,7 +52,7 @@ def test_statistics_of_a_native_vector_agree_with_its_rows():
 @pytest.mark.parametrize(("transform", "seen"), [
     (None, [3.0, -0.5, 0.0]), ("sign", [1.0, -1.0, 0.0]), ("clip", [1.0, -0.5, 0.0]), (0.1, [0.3, -0.05, 0.0]),
 ])
-def test_learners_see_transformed_rewards_and_statistics_raw_ones(transform, seen):
+def test_only_learners_see_transformed_rewards(transform, seen):
     factory = VecEnv.create_factory(
         ScriptedEnv, {"rewards": (3.0, -0.5, 0.0), "terminations": (2,)}, reward_transform=transform)
     steps = play(factory(seed=0), 3)
@@ -63,7 +63,7 @@ def test_learners_see_transformed_rewards_and_statistics_raw_ones(transform, see
     assert [s.reward[0] for s in tested] == [3.0, -0.5, 0.0]
 
 
-def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
+def test_monitor_file_has_one_row_per_episode_and_is_only_appended_to(tmp_path):
     (tmp_path / "other.txt").write_text("kept")
     factory = VecEnv.create_factory(
         CountingEnv, {"episode_length": 4, "truncate": True}, 2, log_dir=str(tmp_path), info_keywords=("lacking",))
@@ -85,7 +85,7 @@ def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_monitor_keywords_come_from_the_last_step_of_the_episode(tmp_path, autoreset):
+def test_monitor_keywords_are_read_from_the_last_step(tmp_path, autoreset):
     factory = VecEnv.create_factory(
         CountingEnv, {"episode_length": 3}, 1, log_dir=str(tmp_path), info_keywords=("num_done",), autoreset=autoreset,
         wrappers=(WithInfo,))
@@ -100,7 +100,7 @@ def test_monitor_refuses_a_file_with_other_columns(tmp_path):
         other(seed=0)
 
 
-def test_reset_forgets_running_episodes_and_invalid_rows_do_not_count():
+def test_reset_discards_running_episodes_and_invalid_rows_do_not_count():
     statistics = EpisodeStatistics(2, now=iter([10.0, 12.5]).__next__)
     statistics.add(np.array([7.0, 7.0]))
     statistics.reset()
@@ -119,7 +119,7 @@ class WithInfo(gym.Wrapper):
         return *rest, info | {"num_done": self.num_steps}
 
 
-def test_a_cut_episode_leaves_no_return_and_no_length_to_the_next_one():
+def test_a_cut_episode_does_not_add_to_the_next_one():
     statistics = EpisodeStatistics(2, now=iter([10.0, 12.5]).__next__)
     statistics.add(np.array([7.0, 7.0]))
     statistics.discard(np.array([True, False]))

@@ -36,7 +36,7 @@ class MutatingEnv(CountingEnv):
         shared.append(1)
 
 
-def test_factory_knows_spaces_and_survives_pickling():
+def test_factory_has_spaces_and_can_be_pickled():
     factory = VecEnv.create_factory("CartPole-v1", vec_env_size=3)
     assert isinstance(factory, EnvFactory)
     assert factory.num_envs == 3
@@ -49,7 +49,7 @@ def test_factory_knows_spaces_and_survives_pickling():
     np.testing.assert_array_equal(copy(seed=3).reset()[0]["obs"], factory(seed=3).reset()[0]["obs"])
 
 
-def test_probe_is_closed_and_of_one_environment():
+def test_factory_probes_one_environment_and_closes_it():
     log = []
 
     class Tracked(CountingEnv):
@@ -73,7 +73,7 @@ def seeds_of(factory, **context):
     return [int(a * 2**16 + b) for a, b in obs]
 
 
-def test_all_environments_of_all_workers_have_different_seeds_and_keep_them():
+def test_all_environments_have_different_reproducible_seeds():
     factory = VecEnv.create_factory(SeedEnv, vec_env_size=4)
     places = [
         {"index_grad_worker": g, "index_col_worker": c, "mode": mode, "incarnation": i, "seed": seed}
@@ -85,7 +85,7 @@ def test_all_environments_of_all_workers_have_different_seeds_and_keep_them():
     assert max(flat) < 2**31
 
 
-def test_no_seed_draws_one_and_a_second_reset_goes_on():
+def test_a_missing_seed_is_random_and_a_second_reset_does_not_reseed():
     factory = VecEnv.create_factory(SeedEnv)
     assert seeds_of(factory) != seeds_of(factory)
     env = VecEnv.create_factory("Pendulum-v1")(seed=0)
@@ -110,7 +110,7 @@ def test_same_seed_same_run(env_id):
     np.testing.assert_array_equal(run(), run())
 
 
-def test_generators_of_others_stay_untouched():
+def test_global_generators_are_not_changed():
     def states():
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
@@ -138,7 +138,7 @@ def test_keyword_arguments_are_copied_for_each_environment():
     (spaces.Box(-2, 2, (2,), np.float32), np.array([[0.5, -1.5]], np.float32), [0.5, -1.5]),
     (spaces.Box(-2, 2, (2,), np.float64), np.array([[0.5, -1.5]], np.float32), [0.5, -1.5]),
 ])
-def test_actions_arrive_as_the_environment_wants_them(space, action, arrives):
+def test_actions_are_converted_to_the_format_of_the_environment(space, action, arrives):
     env = VecEnv.create_factory(EchoEnv, {"action_space": space})(seed=0)
     env.reset()
     np.testing.assert_allclose(env.step(action).obs["value"][0], np.broadcast_to(arrives, (2,)))
@@ -174,7 +174,7 @@ def test_max_episode_steps_truncates():
     assert (bool(end.terminated[0]), bool(end.truncated[0])) == (False, True)
 
 
-def test_frame_stack_joins_the_last_observations():
+def test_frame_stack_concatenates_the_last_observations():
     env = VecEnv.create_factory(CountingEnv, {"episode_length": 3}, frame_stack=3)(seed=0)
     assert env.observation_space["obs"].shape == (12,)
     obs, _ = env.reset()
@@ -187,7 +187,7 @@ def test_frame_stack_joins_the_last_observations():
     assert VecEnv.create_factory("CartPole-v1", frame_stack=2).observation_space["obs"].shape == (8,)
 
 
-def test_frame_stack_stacks_pictures_along_their_channels():
+def test_frame_stack_stacks_images_along_their_channels():
     class Pictures(gym.Env):
         action_space = spaces.Discrete(2)
 
@@ -265,7 +265,7 @@ def test_end_on_life_loss_ends_for_the_learner_only():
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_a_new_game_with_fewer_lives_is_no_lost_life(autoreset):
+def test_a_new_game_with_fewer_lives_is_not_a_lost_life(autoreset):
     class Bonus(CountingEnv):
         """Environment that gains a life at every step."""
 

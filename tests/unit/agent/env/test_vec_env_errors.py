@@ -20,7 +20,7 @@ def test_spaces_that_differ_between_workers_are_refused():
         factory(index_col_worker=1)
 
 
-def test_spaces_that_cannot_be_used_are_named():
+def test_unsupported_spaces_are_reported():
     class Texts(CountingEnv):
         def __init__(self):
             super().__init__()
@@ -109,7 +109,7 @@ def test_wrong_keyword_arguments_of_an_environment_are_an_env_error():
     ("reset_without_seed", r"TypeError.*'seed'; reset must accept seed="),
     ("reset_without_info", r"expected \(observation, info\), got an array float32 \(4,\); return both"),
 ])
-def test_faults_before_the_first_step_surface_when_the_factory_is_made(fault, match):
+def test_faults_before_the_first_step_raise_when_the_factory_is_created(fault, match):
     with pytest.raises(EnvError, match=f"GWorker 0/CWorker 0, env 0.*{match}") as caught:
         VecEnv.create_factory(FaultyEnv, {"fault": fault})
     if fault in ("constructor", "reset"):
@@ -146,7 +146,7 @@ def test_fault_at_a_later_reset_names_its_environment():
         env.step(np.array([0]))
 
 
-def test_a_native_vector_that_breaks_its_contract_is_named():
+def test_contract_violations_of_a_native_vector_are_reported():
     class Wrong(gym.vector.VectorEnv):
         def __init__(self, num_envs, fault):
             self.num_envs, self.fault = num_envs, fault
@@ -176,7 +176,7 @@ def test_a_native_vector_that_breaks_its_contract_is_named():
             env.step(np.zeros(2, np.int64))
 
 
-def test_optional_packages_are_named_with_their_extra(run_forked):
+def test_errors_for_missing_packages_name_the_extra(run_forked):
     script = """
 import sys
 sys.modules["ale_py"] = sys.modules["Box2D"] = sys.modules["mujoco"] = sys.modules["envpool"] = None

@@ -46,7 +46,7 @@ def advantages_by_hand(part, column, gamma, gae_lambda):
 
 
 @pytest.mark.parametrize("truncate", [False, True])
-def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, truncate):
+def test_a_policy_learns_only_from_valid_steps_of_its_agents(make_agent, truncate):
     agent = make_agent(PPO.create_factory(num_epochs=1, num_mini_batch=1, advantage_normalization="none"), size=15,
                        env_kwargs={"lives": LIVES, "truncate": truncate})
     agent.collect()
@@ -74,7 +74,7 @@ def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, tr
             assert begin <= obs[2] < end
 
 
-def test_an_update_is_that_of_each_policy_alone(make_agent):
+def test_an_update_equals_separate_updates_of_each_policy(make_agent):
     """Check that each policy's update equals that of a single-policy algorithm with the same batch, bit by bit."""
     agent, alone = make_agent(), make_agent()
     rollout = agent.collect()
@@ -93,7 +93,7 @@ def test_an_update_is_that_of_each_policy_alone(make_agent):
     assert agent.algo.gradient_sizes == [len(vector) for vector in vectors]
 
 
-def test_an_absent_policy_does_not_move(make_agent):
+def test_an_absent_policy_does_not_change(make_agent):
     agent = make_agent()
     agent.storage.insert_data_slice([agent.collect()])
     agent.storage.before_gradients()
@@ -111,7 +111,7 @@ def test_an_absent_policy_does_not_move(make_agent):
     assert not equal(before["shared"], after["shared"])
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_of_any_policy(make_agent):
+def test_a_non_finite_gradient_changes_no_policy(make_agent):
     agent = make_agent()
     before = states(agent)
     vectors = [torch.ones(size) for size in agent.algo.gradient_sizes]
@@ -121,7 +121,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_of_any_policy(make_agent)
     assert equal(before, states(agent))
 
 
-def test_policies_differ_from_the_start_and_have_generators_of_their_own(make_agent):
+def test_policies_have_different_initial_weights_and_generators(make_agent):
     agent = make_agent()
     groups = agent.algo.groups
     assert not torch.equal(groups["early/all"].data, groups["shared/all"].data)
@@ -129,7 +129,7 @@ def test_policies_differ_from_the_start_and_have_generators_of_their_own(make_ag
     assert algorithms["early"].generator.initial_seed() != algorithms["shared"].generator.initial_seed()
 
 
-def test_policies_that_do_not_learn_act_only(make_agent):
+def test_policies_that_do_not_learn_still_act(make_agent):
     agent = make_agent(trainable=["shared"])
     agent.storage.insert_data_slice([agent.collect()])
     agent.storage.before_gradients()
@@ -147,7 +147,7 @@ def test_policies_that_do_not_learn_act_only(make_agent):
     assert [vector is None for vector in agent.algo.compute_gradients(batch)[0]] == [False, True]
 
 
-def test_parameters_are_changed_of_one_policy_or_of_all(make_agent):
+def test_parameters_are_updated_for_one_policy_or_all(make_agent):
     agent = make_agent({"early": PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1.0, 0.0)),
                         "shared": A2C.create_factory(num_epochs=2, num_mini_batch=2, lr=0.5)})
     algo = agent.algo
@@ -168,7 +168,7 @@ def test_parameters_are_changed_of_one_policy_or_of_all(make_agent):
     assert other.parameters == algo.parameters
 
 
-def test_states_go_from_one_to_another(make_agent, tmp_path):
+def test_states_can_be_loaded_by_another_algorithm(make_agent, tmp_path):
     agent, other = make_agent(seed=1), make_agent(seed=2)
     other.algo.load_acting_state(agent.algo.acting_state())
     assert torch.equal(other.algo.groups["shared/all"].data, agent.algo.groups["shared/all"].data)
@@ -185,7 +185,7 @@ def test_states_go_from_one_to_another(make_agent, tmp_path):
         make_agent(checkpoint=str(tmp_path / "other.pt"))
 
 
-def test_normalisers_see_the_valid_steps_of_their_policy(make_agent):
+def test_normalizers_use_the_valid_steps_of_their_policy(make_agent):
     agent = make_agent(actors=functools.partial(
         OnPolicyActor.create_factory, hidden_sizes=(8,), normalize_obs=True, normalize_reward=True), size=12)
     running = {}
@@ -206,7 +206,7 @@ def test_normalisers_see_the_valid_steps_of_their_policy(make_agent):
 
 
 @pytest.mark.parametrize("kind", [IMPALA, APPO])
-def test_algorithms_that_correct_for_lag_go_with_their_storage(make_agent, kind):
+def test_algorithms_that_correct_for_lag_work_with_vtrace_storages(make_agent, kind):
     options = {"kl_coef": 0.5, "num_epochs": 1, "num_mini_batch": 1} if kind is APPO else {}
     agent = make_agent(kind.create_factory(**options), storages=VTraceBuffer.create_factory(8))
     agent.storage.insert_data_slice([agent.collect()])

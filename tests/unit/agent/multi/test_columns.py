@@ -11,7 +11,7 @@ def columns(action_space, num_agents=2, num_envs=2):
     return PolicyColumns([f"a{index}" for index in range(num_agents)], OBSERVATIONS, action_space, num_envs)
 
 
-def test_columns_count_environments_first():
+def test_columns_have_environments_as_their_first_axis():
     own = columns(gym.spaces.Discrete(2), num_agents=3)
     assert own.num_columns == 6
     assert [own.column(env, f"a{agent}") for env in (0, 1) for agent in (0, 1, 2)] == list(range(6))
@@ -21,7 +21,7 @@ def test_columns_count_environments_first():
     (gym.spaces.Discrete(3), np.int64(2), 2), (gym.spaces.Discrete(3, start=5), np.int64(2), 7),
     (gym.spaces.MultiDiscrete([3, 3], start=[1, 2]), np.array([0, 2]), [1, 4]),
     (gym.spaces.Box(0, 1, (), np.float32), np.float32(0.75), 0.75)])  # fractional values are kept
-def test_actions_have_the_form_that_the_environment_expects(space, value, expected):
+def test_actions_are_converted_to_the_format_of_the_environment(space, value, expected):
     action = columns(space).as_env_action(value)
     assert np.asarray(action).tolist() == expected
     assert isinstance(action, int) == isinstance(space, gym.spaces.Discrete)
@@ -34,7 +34,7 @@ def masked(mask):
     return own
 
 
-def test_an_end_without_observation_keeps_the_one_before_though_the_next_episode_overwrites_it():
+def test_an_end_without_observation_keeps_a_copy_of_the_previous_one():
     own = masked([1, 0])
     step = ColumnsStep(own)
     step.add_end(0, None, {})

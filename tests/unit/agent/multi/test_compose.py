@@ -46,7 +46,7 @@ def by_agent(*actors):
     ({"envs": VecEnv.create_factory(CountingEnv)}, "envs must be a factory such as MultiAgentVecEnv"),
     ({"actors": {"agent_0": None, "agent_1": None}}, "actors must be a factory for each"),
 ])
-def test_parts_that_do_not_go_together_are_refused(arguments, message):
+def test_incompatible_parts_are_refused(arguments, message):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
     given = {"envs": envs, "algorithms": ppo(), "actors": OnPolicyActor.create_factory,
              "storages": GAEBuffer.create_factory(8)}
@@ -58,13 +58,13 @@ class OtherReplay(GAEBuffer):
     provides = DataKind.TRANSITIONS
 
 
-def test_replay_of_another_kind_is_refused():
+def test_unsupported_replay_storages_are_refused():
     envs = MultiAgentVecEnv.create_factory(MatchingGame)
     with pytest.raises(ConfigError, match="supports ReplayBuffer and PERBuffer, got OtherReplay"):
         multi_agent(envs, DQN.create_factory(), QActor.create_factory, OtherReplay.create_factory(8))
 
 
-def test_one_factory_of_actors_serves_policies_with_the_same_spaces():
+def test_policies_with_equal_spaces_may_share_an_actor_factory():
     envs = MultiAgentVecEnv.create_factory(ChangingAgents, policy_of={"agent_0": "a", "agent_1": "b", "agent_2": "b"})
     actor = OnPolicyActor.create_factory(envs.observation_space["a"], envs.action_space["a"])
     _, actors, _ = multi_agent(envs, ppo(), actor, GAEBuffer.create_factory(8))

@@ -27,7 +27,7 @@ def actions_of(envs):
     return {policy: np.zeros(envs.num_envs * k, np.int64) for policy, k in (("early", 1), ("shared", 2))}
 
 
-def test_factory_knows_agents_and_spaces():
+def test_factory_has_agents_and_spaces():
     factory = MultiAgentVecEnv.create_factory(ChangingAgents, vec_env_size=4, policy_of=POLICY_OF)
     assert factory.agents == {"early": ("agent_0",), "shared": ("agent_1", "agent_2")}
     assert factory.policies == ("early", "shared")
@@ -37,11 +37,11 @@ def test_factory_knows_agents_and_spaces():
     assert set(factory(seed=0).reset()[1].values()) == {None}
 
 
-def test_without_policy_of_one_policy_decides_for_all():
+def test_one_policy_acts_for_all_agents_by_default():
     assert MultiAgentVecEnv.create_factory(ChangingAgents).agents == {"shared": ("agent_0", "agent_1", "agent_2")}
 
 
-def test_words_stand_for_one_policy_and_for_one_an_agent():
+def test_policy_of_accepts_shared_and_independent():
     def agents(policy_of):
         return MultiAgentVecEnv.create_factory(MatchingGame, policy_of=policy_of).agents
     assert agents("shared") == agents(None) == {"shared": ("agent_0", "agent_1")}
@@ -49,7 +49,7 @@ def test_words_stand_for_one_policy_and_for_one_an_agent():
 
 
 @pytest.mark.parametrize("truncate", [False, True])
-def test_steps_are_valid_where_agents_act(truncate):
+def test_steps_are_valid_if_the_agent_acts(truncate):
     """Compare three episodes of six steps with the results that follow from the lifetimes of the agents."""
     envs = make(env_kwargs={"lives": LIVES, "truncate": truncate})
     obs, mask = envs.reset()
@@ -88,7 +88,7 @@ def test_steps_are_valid_where_agents_act(truncate):
     envs.close()
 
 
-def test_masks_allow_everything_where_nobody_acts():
+def test_masks_of_absent_agents_allow_everything():
     envs = make(env_kwargs={"masks": True})
     _, mask = envs.reset()
     assert mask["early"].tolist() == [[False, True, True]] * 2
@@ -114,7 +114,7 @@ class MaskedByObservation(ChangingAgents):
         return {agent: {"obs": obs, "action_mask": allowed} for agent, obs in super()._observe(agents).items()}
 
 
-def test_masks_of_agents_that_come_later_are_kept():
+def test_masks_of_agents_that_appear_later_exist_from_the_start():
     """Check that masks exist from the first reset, when storages allocate them, although agent_2 appears later."""
     envs = make(env_fn=MaskedByObservation, policy_of="independent")
     _, mask = envs.reset()
@@ -127,7 +127,7 @@ def test_masks_of_agents_that_come_later_are_kept():
     assert step.parts["agent_1"].final_mask.tolist() == [[False, True, True]] * 2
 
 
-def test_masks_that_infos_bring_too_late_are_refused():
+def test_masks_that_first_appear_in_later_infos_are_refused():
     envs = make(policy_of="independent", env_kwargs={"masks": True})
     envs.reset()
     act = {f"agent_{index}": np.zeros(2, np.int64) for index in range(3)}
@@ -154,14 +154,14 @@ class Numbered(ChangingAgents):
         self.possible_agents = [0, 1, 2]
 
 
-def test_agents_of_whom_nobody_knew_are_told():
+def test_undeclared_agents_are_reported():
     envs = make(env_fn=Stranger)
     envs.reset()
     with pytest.raises(EnvError, match=r"env 0: \['stranger'\] are not among possible_agents"):
         envs.step(actions_of(envs))
 
 
-def test_agents_without_a_name_are_refused():
+def test_agents_whose_name_is_not_a_string_are_refused():
     with pytest.raises(ConfigError, match="names of agents must be strings, got 0"):
         MultiAgentVecEnv.create_factory(Numbered)
 
@@ -183,7 +183,7 @@ def test_a_limit_truncates_all_agents():
     assert step.obs["early"]["obs"][0, 1:3].tolist() == [1, 0]
 
 
-def test_first_reset_is_seeded_and_testing_has_seeds_of_its_own():
+def test_only_the_first_reset_is_seeded_and_test_seeds_differ():
     def seeds(envs):
         return envs.reset()[0]["early"]["obs"][:, 0].tolist()
     assert seeds(make()) == seeds(make())
@@ -234,7 +234,7 @@ class StartingAtOne(MatchingGame):
         return super().step(actions)
 
 
-def test_actions_count_from_the_start_of_their_space():
+def test_actions_are_offset_by_the_start_of_their_space():
     envs = make(1, env_fn=StartingAtOne, policy_of=None)
     envs.reset()
     envs.step({"shared": np.array([0, 2])})
@@ -288,7 +288,7 @@ class Broken(MatchingGame):
     ("nobody", "no agent after reset"), ("shape", "observation of agent_0: expected float32"),
     ("raise", "env 0: step raised at step 0"), ("no reward", "'agent_1' acted"),
     ("no observation", "no observation of")])
-def test_broken_environments_are_told(fault, message):
+def test_broken_environments_are_reported(fault, message):
     with pytest.raises(EnvError, match=message):  # some faults raise in the factory, others in reset or step
         use(Broken, fault)
 
@@ -329,7 +329,7 @@ class TurnBased(MatchingGame):
     ({"agents": {"a": ("agent_0",)}}, "agents follow from policy_of"),
     ({"vec_env_sizes": 2}, "did you mean 'vec_env_size'"),
 ])
-def test_bad_input_is_refused_when_the_factory_is_made(arguments, message):
+def test_bad_input_is_refused_when_the_factory_is_created(arguments, message):
     with pytest.raises(ConfigError, match=message):
         MultiAgentVecEnv.create_factory(**{"env_fn": MatchingGame, **arguments})
 
@@ -352,7 +352,7 @@ def test_an_environment_without_spaces_is_refused():
     ("def env(): pass", ConfigError, "has no parallel_env .it has PettingZoo's turn-based API"),
     ("nothing_like_this()", EnvError, "importing some_game raised: .*nothing_like_this"),
 ])
-def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, content, error, message):
+def test_a_module_without_an_environment_constructor_is_refused(tmp_path, monkeypatch, content, error, message):
     (tmp_path / "some_game.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -362,7 +362,7 @@ def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, c
         sys.modules.pop("some_game", None)
 
 
-def test_a_raising_constructor_says_where():
+def test_an_error_in_a_constructor_is_reported_with_its_place():
     with pytest.raises(EnvError, match="constructor raised"):
         MultiAgentVecEnv.create_factory(MatchingGame, {"nothing": 1})
 
@@ -383,7 +383,7 @@ def test_an_episode_terminates_only_if_all_its_agents_do():
     assert not episode.terminated
 
 
-def test_each_episode_has_the_whole_number_of_steps():
+def test_each_episode_has_max_episode_steps_steps():
     envs = make(1, env_fn=MatchingGame, policy_of=None, max_episode_steps=3)
     envs.reset()
     ends = [bool(envs.step({"shared": np.zeros(2, np.int64)}).episodes) for _ in range(9)]

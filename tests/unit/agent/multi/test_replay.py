@@ -32,7 +32,7 @@ def replay_agent(make_agent, storage=PERBuffer, size=20, **options):
     return make_agent(algo, actor, storage.create_factory(size, rollout_size=5))
 
 
-def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
+def test_an_env_step_is_resident_while_any_policy_stores_part_of_it(make_agent):
     """Compare the counters with the number of env steps that the rings still contain."""
     agent = replay_agent(make_agent, ReplayBuffer, size=23)
     rollouts = []
@@ -52,7 +52,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
     assert agent.storage.counters["resident"] == 0
 
 
-def test_updates_are_counted_in_env_steps_and_draw_from_every_policy(make_agent):
+def test_updates_count_env_steps_and_sample_from_every_policy(make_agent):
     agent = replay_agent(make_agent, start_steps=10)
     for expected in (0, 2, 3):  # after 10, 20 and 30 env steps: one update per 4 env steps beyond 10
         agent.storage.insert_data_slice([agent.collect()])
@@ -66,7 +66,7 @@ def test_updates_are_counted_in_env_steps_and_draw_from_every_policy(make_agent)
     assert batches[-1].last
 
 
-def test_priorities_reach_the_policy_that_they_are_of(make_agent):
+def test_priorities_reach_their_policy(make_agent):
     agent = replay_agent(make_agent)
     agent.storage.insert_data_slice([agent.collect()])
     (batch, *_) = agent.algo.batches(agent.storage)
@@ -86,7 +86,7 @@ def test_priorities_reach_the_policy_that_they_are_of(make_agent):
     assert set(told) == {"early"}
 
 
-def test_replay_goes_on_from_its_state(make_agent):
+def test_a_restored_replay_continues_exactly(make_agent):
     agent, other = replay_agent(make_agent), replay_agent(make_agent)
     for _ in range(3):
         agent.storage.insert_data_slice([agent.collect()], sources=["one"])

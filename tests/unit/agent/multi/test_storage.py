@@ -26,7 +26,7 @@ def test_a_policy_with_few_samples_is_absent_from_the_last_batches(make_agent):
     assert sum(batch.num_samples for batch in batches) == 24  # each env step is used in two epochs
 
 
-def test_memory_is_kept_by_agent(make_agent):
+def test_memory_is_stored_per_agent(make_agent):
     agent = make_agent(actors=functools.partial(
         OnPolicyActor.create_factory, hidden_sizes=(8,), recurrent_net="gru", recurrent_size=4), size=8)
     rollout = agent.collect()

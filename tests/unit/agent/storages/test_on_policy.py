@@ -90,7 +90,7 @@ def test_rollout_starts_with_the_observation_of_the_first_action():
     assert rollout.done[:, 0].tolist() == [True] + [False] * 5
 
 
-def test_next_rollout_starts_where_the_last_one_stopped_also_when_preempted():
+def test_rollouts_are_contiguous_even_after_preemption():
     storage = started(actor=stub_actor(2), algorithm=stub_algorithm())
     fill(storage, 1, 3, state_size=2, starts=[1])
     assert not storage.full
@@ -107,7 +107,7 @@ def test_next_rollout_starts_where_the_last_one_stopped_also_when_preempted():
     assert second.obs["obs"][:, 0, 0].tolist() == [3, 4, 5, 6, 7, 8]
 
 
-def test_copied_rollout_stays_still_while_the_next_one_is_collected():
+def test_copied_rollout_is_unchanged_by_the_next_rollout():
     storage = started()
     fill(storage, 1, 5, finals=[0], starts=[0])
     rollout = storage.get_all_buffer_data(copy=True)
@@ -119,7 +119,7 @@ def test_copied_rollout_stays_still_while_the_next_one_is_collected():
     assert torch.equal(rollout.final_obs["obs"], before.final_obs["obs"])
 
 
-def test_views_stay_still_until_the_next_transition_and_cost_no_memory():
+def test_views_are_valid_until_the_next_transition_and_use_no_memory():
     storage = started()
     fill(storage, 1, 5)
     rollout = storage.get_all_buffer_data(copy=False)
@@ -130,7 +130,7 @@ def test_views_stay_still_until_the_next_transition_and_cost_no_memory():
     assert storage.get_all_buffer_data(copy=False).obs["obs"].data_ptr() == rollout.obs["obs"].data_ptr()
 
 
-def test_stored_state_is_the_one_before_the_observation_and_shares_no_memory():
+def test_stored_state_is_a_copy_of_the_state_before_the_observation():
     storage = started(actor=stub_actor(2))
     acting = acting_of(1, 2)
     storage.insert_transition(acting, step_of(1))
@@ -139,7 +139,7 @@ def test_stored_state_is_the_one_before_the_observation_and_shares_no_memory():
     assert rollout.rhs["policy"][:, 0, 0].tolist() == [0.0, 1.0]
 
 
-def test_final_observations_are_kept_however_many_there_are():
+def test_any_number_of_final_observations_is_stored():
     storage = started(size=100)
     fill(storage, 1, 100, finals=[0, 2], starts=[0, 2])
     rollout = storage.get_all_buffer_data()
@@ -173,7 +173,7 @@ def ready(storage, *rollouts):
 
 
 @pytest.mark.parametrize("num_parts", [1, 4, 7])
-def test_each_epoch_draws_each_valid_sample_once_in_parts_that_differ_by_one_at_most(num_parts):
+def test_each_epoch_uses_each_valid_sample_once_in_nearly_equal_batches(num_parts):
     storage = started(size=11)
     fill(storage, 1, 11, invalid=[1])
     ready(storage, storage.get_all_buffer_data())
@@ -215,14 +215,14 @@ def test_first_and_last_batch_see_the_same_observation_0():
     assert rows[0] == rows[-1] == observation(0)["obs"][:, 0].tolist()
 
 
-def test_mini_batch_size_replaces_the_number_of_parts():
+def test_mini_batch_size_replaces_the_number_of_batches():
     storage = started()
     fill(storage, 1, 5)
     ready(storage, storage.get_all_buffer_data())
     assert [batch.num_samples for batch in storage.generate_batches(1, mini_batch_size=4)] == [4, 4, 4, 3]
 
 
-def test_preempted_rollout_equals_one_of_that_size():
+def test_preempted_rollout_equals_a_full_rollout_of_that_size():
     batches = []
     for size in (5, 3):
         storage = started(size=size)
@@ -260,7 +260,7 @@ def test_empty_rollout_gives_no_batches():
     assert storage.advantage_moments() == (0, 0.0, 0.0)
 
 
-def test_batch_normalisation_is_done_once_over_valid_samples():
+def test_advantages_are_normalized_once_over_valid_samples():
     storage = started(algorithm=stub_algorithm(advantage_normalization="batch"))
     fill(storage, 1, 5, invalid=[0])
     ready(storage, storage.get_all_buffer_data())
@@ -270,7 +270,7 @@ def test_batch_normalisation_is_done_once_over_valid_samples():
     assert advantage[:10].std() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_advantages_normalised_from_outside_are_left_alone():
+def test_externally_normalized_advantages_are_not_changed():
     storage = started(algorithm=stub_algorithm(advantage_normalization="batch"))
     fill(storage, 1, 5)
     ready(storage, storage.get_all_buffer_data())
@@ -280,7 +280,7 @@ def test_advantages_normalised_from_outside_are_left_alone():
     assert after.mean() == pytest.approx(-2.5, abs=1e-4)
 
 
-def test_recomputed_advantages_use_the_values_of_the_present_weights():
+def test_recomputed_advantages_use_values_of_the_current_weights():
     calls = []
 
     def compute_values(rollout):
@@ -299,7 +299,7 @@ def test_recomputed_advantages_use_the_values_of_the_present_weights():
     assert torch.equal(batches[2].value.sort().values, rollout.other["value"][:-1].flatten().sort().values)
 
 
-def test_normalised_rewards_are_scaled_and_clipped():
+def test_normalized_rewards_are_scaled_and_clipped():
     actor = stub_actor()
     actor.options.normalize_reward = True
     ret = []
@@ -311,7 +311,7 @@ def test_normalised_rewards_are_scaled_and_clipped():
     assert ret == pytest.approx([2.0] * E + [10.0] * E)
 
 
-def test_vanilla_buffer_is_gae_with_lambda_1():
+def test_vanilla_buffer_equals_gae_with_lambda_1():
     def returns(storage):
         storage.start(observation(0))
         fill(storage, 1, 5)
@@ -359,7 +359,7 @@ def test_chunks_start_with_their_stored_state(num_steps):
     assert sorted(seen) == sorted(E * list(range(num_steps)))
 
 
-def test_sequences_without_valid_steps_are_left_out_and_masks_of_invalid_rows_allow_all():
+def test_sequences_without_valid_steps_are_omitted():
     storage = build(actor=stub_actor(1), algorithm=stub_algorithm(num_mini_batch=1))
     mask = np.array([[True, False]] * E)
     storage.start(observation(0), mask)
@@ -389,7 +389,7 @@ def test_wrong_settings_raise(options, context, message):
         build(**options, **context)
 
 
-def test_same_seed_draws_the_same_order_and_its_state_can_be_restored():
+def test_batch_order_depends_on_the_seed_and_can_be_restored():
     def order(storage):
         return torch.cat([batch.obs["obs"] for batch in storage.generate_batches(2)])
 

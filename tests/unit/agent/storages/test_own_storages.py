@@ -68,7 +68,7 @@ def steps():
     return Steps()
 
 
-def test_samples_have_the_estimate_of_a_subclass(steps):
+def test_samples_contain_the_estimates_of_a_subclass(steps):
     algo, storage = parts_of(MonteCarlo)
     rollout = collected(algo, storage, steps)
     storage.insert_data_slice([rollout])
@@ -130,7 +130,7 @@ def rollout_of(numbers, valid=None):
 
 
 @pytest.mark.parametrize("num_rollouts", [3, 5, 6, 9, 12])
-def test_rows_that_can_be_drawn_are_named_from_the_oldest_to_the_newest(num_rollouts):
+def test_sampleable_rows_are_listed_from_oldest_to_newest(num_rollouts):
     """Check that sampling is correct, also after the ring has wrapped and with invalid rows."""
     storage = replay(Recent)
     for number in range(num_rollouts):
@@ -256,7 +256,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("cls", "algorithm", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_named(steps, cls, algorithm, message):
+def test_contract_violations_are_reported(steps, cls, algorithm, message):
     algo, storage = parts_of(cls, algorithm)
     storage.insert_data_slice([collected(algo, storage, steps)])
 
@@ -281,7 +281,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize(("drawn", "message"), DRAWS.values(), ids=DRAWS.keys())
-def test_mistakes_of_a_draw_are_named(drawn, message):
+def test_contract_violations_in_sampling_are_reported(drawn, message):
     storage = replay(type("MyReplay", (ReplayBuffer,),
                           {"draw": lambda self, count: drawn(self.drawable_rows(), count)}))
     storage.insert_data_slice([rollout_of([0, 1])], ["here"])
@@ -301,13 +301,13 @@ def acts(change):
                                                          r"of shape \(2,\)"),
     (lambda step: step._replace(other={"dist_params": 3.0}), "'dist_params' as 3.0"),
     (lambda step: step.action, r"returned a numpy array .*; expected an ActingStep")])
-def test_mistakes_of_an_acting_step_are_named(steps, change, message):
+def test_contract_violations_in_acting_steps_are_reported(steps, change, message):
     algo, storage = parts_of(GAEBuffer, acts(change))
     with pytest.raises(ContractError, match=message):
         collected(algo, storage, steps)
 
 
-def test_missing_methods_are_named_before_anything_is_built():
+def test_missing_methods_are_reported_before_anything_is_built():
     cls = type("Mine", (Storage,), {"reset": lambda self: None})
     with pytest.raises(ContractError, match="Mine does not define counters, generate_batches, insert_data_slice; "
                                             "define every method that Storage declares abstract"):

@@ -78,20 +78,20 @@ def test_frequencies_follow_priorities(per, stratified):
         assert np.abs(counts - expected).max() <= 2
 
 
-def test_stratified_draws_at_the_middles_on_golden_values(per, monkeypatch):
+def test_stratified_sampling_on_golden_values(per, monkeypatch):
     storage = per(4, [1, 2, 3, 4], alpha=1.0, stratified=True)
     monkeypatch.setattr(torch, "rand", lambda count, **_: torch.full((count,), 0.5, dtype=torch.float64))
     assert storage.sample(10).action.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
 
 
-def test_weights_over_the_buffer_are_those_of_all_that_could_be_drawn(per):
+def test_weights_over_the_buffer_are_relative_to_all_rows(per):
     errors = [1e-6, *[1.0] * 50]
     ours, theirs = (per(51, errors, alpha=1.0, beta=1.0, weight_norm=norm) for norm in ("batch", "buffer"))
     assert set(ours.sample(8).weight.tolist()) == {1.0}
     assert max(theirs.sample(8).weight.tolist()) == pytest.approx(1e-6, rel=1e-4)
 
 
-def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
+def test_two_storages_equal_one_given_their_mass_and_smallest_leaf(per):
     """Check that two storages equal one if weights are scaled by (smallest leaf of all / own smallest leaf)^beta."""
     parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
     mass, smallest = [part.mass for part in parts], min(part.min_priority for part in parts)
@@ -141,7 +141,7 @@ def test_priorities_survive_the_ring_and_stale_ones_are_counted(per, size):
     assert stale > 20
 
 
-def test_after_gradients_takes_errors_of_either_sign_and_kind(per):
+def test_after_gradients_accepts_errors_of_any_sign_and_type(per):
     storage = per(4, [1, 1, 1, 1], alpha=1.0)
     batch = storage.sample(4)
     batch.ids = torch.tensor([0, 1, 2, 2])
@@ -151,7 +151,7 @@ def test_after_gradients_takes_errors_of_either_sign_and_kind(per):
     assert storage.mass == pytest.approx(4)
 
 
-def test_an_update_that_is_not_finite_changes_no_priority(per):
+def test_a_non_finite_update_changes_no_priority(per):
     storage = per(4, [1, 2, 3, 4], alpha=1.0)
     storage.after_gradients(storage.sample(2), {"errors": torch.tensor([1.0, float("nan")])})
     assert storage.mass == pytest.approx(10)
@@ -167,7 +167,7 @@ def test_wrong_updates_are_refused(per):
             storage.update_priorities(np.array(ids), np.array(errors))
 
 
-def test_rows_that_are_no_transitions_are_never_drawn(per):
+def test_rows_without_a_transition_are_never_sampled(per):
     storage = per(6)
     storage.insert_data_slice([steps(6, valid=[True, False, True, True, False, True])])
     assert set(storage.sample(300).action.tolist()) == {0, 2, 3, 5}
@@ -176,7 +176,7 @@ def test_rows_that_are_no_transitions_are_never_drawn(per):
     assert storage.mass == pytest.approx(4)
 
 
-def test_rows_that_are_no_transitions_do_not_scale_the_weights_of_others(per):
+def test_rows_without_a_transition_do_not_affect_weights(per):
     storage = per(4, alpha=1.0, beta=1.0, weight_norm="buffer")
     storage.insert_data_slice([steps(4, valid=[True, False, True, True])])
     storage.update_priorities(np.array([0, 2, 3]), np.array([1.0, 2.0, 4.0]))
@@ -184,7 +184,7 @@ def test_rows_that_are_no_transitions_do_not_scale_the_weights_of_others(per):
     assert weights_of(storage) == pytest.approx({0: 1.0, 2: 0.5, 3: 0.25})
 
 
-def test_broken_stacks_are_never_drawn_again(per, make_collector):
+def test_broken_stacks_are_never_sampled_again(per, make_collector):
     collector = make_collector(num_envs=1, num_steps=10, num_frames=4, p_end=0.0)
     storage = per(20)
     for _ in range(3):

@@ -66,7 +66,7 @@ def assert_extras_belong_to_rows(ring):
 @pytest.mark.parametrize(("frames", "padding"), [(0, "-"), (4, "zero"), (3, "copy"), (4, "keep"), (4, "noise")])
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize("n_step", [1, 4])
-def test_batches_equal_those_of_plain_lists(
+def test_batches_equal_those_of_a_list_implementation(
         cls, frames, padding, same_step, n_step, build_replay, make_collector, make_plain_replay, assert_batch_equals):
     """Two collectors of different sizes take random turns; some rollouts are short, and environments restart."""
     rng = np.random.default_rng([n_step, frames, same_step])
@@ -102,7 +102,7 @@ def test_batches_equal_those_of_plain_lists(
                 assert len(drawn) <= storage.num_items
 
 
-def test_rows_of_stacks_are_lost_only_where_older_pictures_went(build_replay, make_collector, make_plain_replay):
+def test_rows_with_stacks_are_lost_only_if_older_frames_are_lost(build_replay, make_collector, make_plain_replay):
     collector = make_collector(num_envs=2, num_steps=10, num_frames=4, p_end=0.0)
     storage = build_replay(ReplayBuffer, 60)
     for _ in range(7):
@@ -111,7 +111,7 @@ def test_rows_of_stacks_are_lost_only_where_older_pictures_went(build_replay, ma
     assert storage.num_items == 60 - 2 * 3
 
 
-def test_windows_end_where_a_source_stopped_and_do_not_mix_sources(build_replay):
+def test_windows_end_with_their_source_and_do_not_mix_sources(build_replay):
     storage = build_replay(ReplayBuffer, 20, gamma=1.0, n_step=3)
     first, other = rollout_of([1, 1]), rollout_of([10, 10], obs=[7, 8, 9])
     other.action += 10
@@ -134,7 +134,7 @@ def test_a_rollout_that_does_not_begin_where_the_last_ended_is_not_linked(first_
     assert by_action(storage.sample(400), "ret")[1] == (1,)
 
 
-def test_uniform_draws_are_uniform_over_valid_rows(build_replay, make_collector, make_plain_replay):
+def test_sampling_is_uniform_over_valid_rows(build_replay, make_collector, make_plain_replay):
     collector = make_collector(num_envs=3, num_steps=10, same_step=False, p_end=0.3)
     storage, plain = build_replay(ReplayBuffer, 100), make_plain_replay(100)
     for _ in range(5):
@@ -145,7 +145,7 @@ def test_uniform_draws_are_uniform_over_valid_rows(build_replay, make_collector,
     assert chisquare(counts).pvalue > 1e-4
 
 
-def test_draws_are_uniform_where_few_rows_are_valid(build_replay):
+def test_sampling_is_uniform_if_few_rows_are_valid(build_replay):
     rollout = rollout_of([1] * 10)
     rollout.valid[:] = False
     rollout.valid[[2, 7]] = True
@@ -156,7 +156,7 @@ def test_draws_are_uniform_where_few_rows_are_valid(build_replay):
     assert abs(counts[0] - 5000) < 250
 
 
-def test_generate_batches_yields_as_many_as_asked_and_marks_the_last(build_replay):
+def test_generate_batches_yields_the_requested_number_and_marks_the_last(build_replay):
     storage = build_replay(ReplayBuffer, 10)
     assert list(storage.generate_batches(3, 4)) == []
     storage.insert_data_slice([rollout_of([1] * 5)])
@@ -169,14 +169,14 @@ def test_generate_batches_yields_as_many_as_asked_and_marks_the_last(build_repla
         next(storage.generate_batches(3))
 
 
-def test_sources_that_are_gone_are_forgotten(build_replay):
+def test_removed_sources_are_forgotten(build_replay):
     storage = build_replay(ReplayBuffer, 10)
     for incarnation in range(7):
         storage.insert_data_slice([rollout_of([1] * 5)], sources=[("collector", incarnation)])
     assert storage.ring.sources == [("collector", 5), ("collector", 6)]
 
 
-def test_counters_tell_what_was_never_drawn(build_replay):
+def test_counters_include_rows_that_were_never_sampled(build_replay):
     storage = build_replay(ReplayBuffer, 4)
     storage.insert_data_slice([rollout_of([1] * 4)])
     drawn = set(storage.sample(2).action.tolist())
@@ -185,7 +185,7 @@ def test_counters_tell_what_was_never_drawn(build_replay):
         "inserted": 8, "evicted": 4, "evicted_unused": 4 - len(drawn), "resident": 4, "sampled": 2}
 
 
-def test_a_place_that_is_written_again_counts_as_never_drawn(build_replay):
+def test_an_overwritten_row_counts_as_never_sampled(build_replay):
     storage = build_replay(ReplayBuffer, 4)
     for unused in (0, 0, 4):  # number of rows that are never sampled before the next insertion
         storage.insert_data_slice([rollout_of([1] * 4)])
@@ -208,7 +208,7 @@ def test_batches_are_copies_and_rollouts_are_copied(build_replay):
     assert storage.sample(20).obs["obs"].ge(0).all()
 
 
-def test_dtypes_stay_and_memory_is_allocated_once(build_replay, make_collector):
+def test_dtypes_are_kept_and_memory_is_allocated_once(build_replay, make_collector):
     collector = make_collector(num_envs=2, num_steps=4, num_frames=4)
     storage = build_replay(ReplayBuffer, 50, stacked_frames=1)
     storage.insert_data_slice([collector.collect()])
@@ -222,7 +222,7 @@ def test_dtypes_stay_and_memory_is_allocated_once(build_replay, make_collector):
     assert (batch.obs["obs"].dtype, batch.action.dtype, batch.ret.dtype) == (torch.uint8, torch.int64, torch.float32)
 
 
-def test_single_pictures_take_at_most_15_percent_more_than_their_bytes(build_replay, make_collector):
+def test_single_frames_need_at_most_15_percent_more_than_their_bytes(build_replay, make_collector):
     collector = make_collector(num_envs=4, num_steps=50, num_frames=4, picture=(28, 28), p_end=0.01)
     storage = build_replay(ReplayBuffer, 4000)
     whole = build_replay(ReplayBuffer, 4000, stacked_frames=1)
@@ -234,7 +234,7 @@ def test_single_pictures_take_at_most_15_percent_more_than_their_bytes(build_rep
     assert whole.num_bytes > 4 * 4000 * 28 * 28
 
 
-def test_pictures_that_are_no_stacks_are_kept_as_they_are(build_replay):
+def test_images_that_are_not_stacks_are_stored_unchanged(build_replay):
     pictures = torch.randint(0, 256, (5, 1, 3, 4, 4), dtype=torch.uint8)
     rollout = rollout_of([1] * 4)
     rollout.obs = {"obs": pictures}
@@ -251,7 +251,7 @@ def test_pictures_that_are_no_stacks_are_kept_as_they_are(build_replay):
         build_replay(ReplayBuffer, 8, stacked_frames=2).insert_data_slice([rollout_of([1] * 4)])
 
 
-def test_stacks_of_coloured_pictures_are_kept_once(build_replay):
+def test_stacked_color_frames_are_stored_once(build_replay):
     pictures = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8)
     stacks = torch.stack([pictures[t:t + 3].flatten(0, 1) for t in range(6)])
     rollout = rollout_of([1] * 5)
@@ -267,7 +267,7 @@ def test_stacks_of_coloured_pictures_are_kept_once(build_replay):
 
 @pytest.mark.parametrize("cls", [ReplayBuffer, PERBuffer])
 @pytest.mark.parametrize("frames", [0, 4])
-def test_a_restored_storage_goes_on_alike(cls, frames, build_replay, make_collector):
+def test_a_restored_storage_continues_identically(cls, frames, build_replay, make_collector):
     collectors = [make_collector(seed=s, num_frames=frames) for s in range(2)]
     storage = build_replay(cls, 37, n_step=3)
 
@@ -303,7 +303,7 @@ def test_a_state_of_another_size_is_refused(build_replay):
         build_replay(ReplayBuffer, 11).load_state_dict(storage.state_dict())
 
 
-def test_reset_forgets_everything_and_ids_stay_stale(build_replay):
+def test_reset_removes_everything_and_old_ids_stay_stale(build_replay):
     storage = build_replay(PERBuffer, 10, n_step=3)
     storage.insert_data_slice([rollout_of([1] * 6, terminated=[2])])
     batch = storage.sample(3)
@@ -317,7 +317,7 @@ def test_reset_forgets_everything_and_ids_stay_stale(build_replay):
     assert set(storage.sample(20).action.tolist()) == {0, 1}
 
 
-def test_rollouts_are_refused_that_do_not_fit(build_replay):
+def test_rollouts_that_do_not_fit_are_refused(build_replay):
     storage = build_replay(ReplayBuffer, 4)
     with pytest.raises(ConfigError, match="1 environments x 5 steps does not fit in a replay of size 4"):
         storage.insert_data_slice([rollout_of([1] * 5)])
@@ -330,7 +330,7 @@ def test_rollouts_are_refused_that_do_not_fit(build_replay):
         build_replay(ReplayBuffer, 7, rollout_size=4, num_envs=2)
 
 
-def test_collectors_half_takes_rollouts_of_rollout_size_and_allocates_no_ring(build_replay, make_collector):
+def test_collector_storage_uses_rollout_size_and_allocates_no_ring(build_replay, make_collector):
     collector = make_collector(num_envs=2, num_steps=3)
     storage = build_replay(ReplayBuffer, 10**12, rollout_size=3, num_envs=2)
     rows, collector.rows = collector.rows, storage._rollout_rows

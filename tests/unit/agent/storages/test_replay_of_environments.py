@@ -58,14 +58,14 @@ def assert_equal_stacks(single, whole, min_share):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_stacks_of_the_wrapper_come_back(autoreset, build_replay):
+def test_stacked_frames_of_the_wrapper_are_restored(autoreset, build_replay):
     envs = VecEnv.create_factory(Pictures, vec_env_size=3, frame_stack=4, autoreset=autoreset)(seed=1)
     single, whole = build_replay(ReplayBuffer, 200), build_replay(ReplayBuffer, 200, stacked_frames=1)
     play_into([single, whole], envs, num_rollouts=12, num_steps=10)
     assert_equal_stacks(single, whole, min_share=0.9)
 
 
-def test_stacks_of_atari_games_come_back(build_replay):
+def test_stacked_frames_of_atari_games_are_restored(build_replay):
     pytest.importorskip("ale_py")
     envs = atari_factory("ALE/Breakout-v5", 2, env_kwargs={"max_num_frames_per_episode": 600})(seed=1)
     single, whole = build_replay(ReplayBuffer, 500), build_replay(ReplayBuffer, 500, stacked_frames=1)

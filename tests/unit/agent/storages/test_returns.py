@@ -75,7 +75,7 @@ def test_gae_golden_values():
     np.testing.assert_allclose(advantage[:, 0], [1.292, 0.6, 1.9096, 1.43, 1.44], atol=1e-6)
 
 
-def test_gae_at_time_limit_bootstraps_so_that_the_value_of_an_endless_task_is_right():
+def test_gae_bootstraps_at_the_time_limit_of_an_endless_task():
     truncated = np.zeros((50, 1), bool)
     truncated[-1] = True
     rollout = rollout_of(np.ones((50, 1)), np.zeros((50, 1), bool), truncated, final_index=torch.tensor([[49, 0]]))
@@ -87,7 +87,7 @@ def test_gae_at_time_limit_bootstraps_so_that_the_value_of_an_endless_task_is_ri
     assert value == pytest.approx(100.0, rel=1e-3)
 
 
-def test_mean_and_std_of_parts_equals_that_of_all():
+def test_merged_mean_and_std_equal_those_of_all_values():
     values = np.random.default_rng(0).normal(3.0, 2.0, 100)
     parts = [values[:30], values[30:31], values[31:31], values[31:]]
     moments = [(len(p), p.mean() if len(p) else 0.0, ((p - p.mean()) ** 2).sum() if len(p) else 0.0) for p in parts]

@@ -14,7 +14,7 @@ def insert(ring, observations, source="collector", **ends):
     return ring.insert(rollout_of(np.zeros(len(observations) - 1), obs=observations, **ends), source)
 
 
-def test_ids_from_the_oldest_row_on_are_resident():
+def test_ids_since_the_oldest_row_are_resident():
     ring = Ring(4)
     insert(ring, [0, 1, 2, 3])
     insert(ring, [3, 4, 5])  # evicts the row with id 0
@@ -25,7 +25,7 @@ def test_ids_from_the_oldest_row_on_are_resident():
             ring.resident(np.array(ids))
 
 
-def test_a_rollout_continues_the_last_one_of_its_source_if_their_observations_meet():
+def test_a_rollout_continues_the_last_one_if_their_observations_match():
     ring = Ring(40)
     assert insert(ring, [0, 1, 2]).continued.tolist() == [False]
     assert insert(ring, [7, 8, 9], source="another").continued.tolist() == [False]

@@ -132,7 +132,7 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
     assert (num_extra > 0) == same_step  # only SAME_STEP adds last observations within a rollout
 
 
-def test_rollouts_are_drawn_whole_until_there_are_enough_sequences(build, make_collector):
+def test_whole_rollouts_are_sampled_until_there_are_enough_sequences(build, make_collector):
     storage, collector = build(100), make_collector(num_envs=3, num_steps=4, state_size=STATE)
     for _ in range(5):
         storage.insert_data_slice([collector.collect()])
@@ -143,7 +143,7 @@ def test_rollouts_are_drawn_whole_until_there_are_enough_sequences(build, make_c
         assert (ids - ids[:, :1] == torch.tensor([0, 4, 8])).all()
 
 
-def test_rollouts_are_drawn_uniformly_and_with_replacement(build, make_collector):
+def test_rollouts_are_sampled_uniformly_with_replacement(build, make_collector):
     storage, collector = build(70), make_collector(num_envs=2, num_steps=5, state_size=STATE)
     for _ in range(9):  # the storage has room for 7 rollouts
         storage.insert_data_slice([collector.collect()])
@@ -153,7 +153,7 @@ def test_rollouts_are_drawn_uniformly_and_with_replacement(build, make_collector
     assert ((counts[2:] - 1000) ** 2 / 1000).sum() < 22.5
 
 
-def test_a_rollout_goes_whole_and_counts_how_often_it_was_drawn(build, make_collector):
+def test_a_rollout_is_evicted_whole_and_counts_its_uses(build, make_collector):
     storage, drawn = build(30), Counter()
     collector = make_collector(num_envs=2, num_steps=5, state_size=STATE, p_end=0.0)
     for number in range(6):
@@ -174,7 +174,7 @@ def test_a_rollout_that_does_not_fit_is_refused_and_changes_nothing(build, make_
     assert storage.num_items == 1
 
 
-def test_what_was_given_is_copied(build, make_collector):
+def test_inserted_rollouts_are_copied(build, make_collector):
     storage, rollout = build(), make_collector(num_envs=1, state_size=STATE).collect()
     storage.insert_data_slice([rollout])
     expected = rollout.rhs["q"][0].clone()
@@ -184,7 +184,7 @@ def test_what_was_given_is_copied(build, make_collector):
     assert torch.equal(storage.sample(1).rhs["q"], expected)
 
 
-def test_a_restored_storage_goes_on_alike(build, make_collector):
+def test_a_restored_storage_continues_identically(build, make_collector):
     collector = make_collector(num_envs=2, num_steps=5, state_size=STATE)
     storage, other = build(47, n_step=2), build(47, n_step=2, seed=8)
     for _ in range(7):
@@ -206,7 +206,7 @@ def test_a_restored_storage_goes_on_alike(build, make_collector):
         assert (storage.counters, storage.num_bytes) == (other.counters, other.num_bytes)
 
 
-def test_reset_forgets_everything(build, make_collector):
+def test_reset_removes_everything(build, make_collector):
     storage, collector = build(30), make_collector(num_envs=2, num_steps=5, state_size=STATE)
     for _ in range(2):
         storage.insert_data_slice([collector.collect()])
@@ -225,7 +225,7 @@ def test_states_count_as_memory(build, make_collector):
     assert storage.num_bytes == storage.ring.num_bytes + 2 * STATE * 4
 
 
-def test_targets_end_with_an_episode_whose_last_observation_is_not_reported(build):
+def test_targets_end_with_an_episode_without_a_last_observation(build):
     """Check targets where the first step of the next episode follows, without a row for the last observation."""
     count = 5
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731

@@ -71,7 +71,7 @@ def test_golden_windows(build, num_steps, windows, parts, n_step):
     assert storage.num_items == len(windows)
 
 
-def test_a_window_can_be_drawn_once_its_targets_are_there(build):
+def test_a_window_can_be_sampled_once_its_targets_are_known(build):
     storage = build(n_step=3)
     seen = []
     for t in range(9):
@@ -121,7 +121,7 @@ def test_learned_errors_become_priorities(build):
     assert weights == pytest.approx({0: 1 / 5.7, 2: 1.0, 4: 1 / 3.3}, rel=1e-5)
 
 
-def test_after_gradients_takes_errors_of_all_steps_and_none_that_is_not_finite(build):
+def test_after_gradients_accepts_only_finite_errors_of_all_steps(build):
     storage = build(alpha=1.0)
     storage.insert_data_slice([rollout_of(4)])
     batch = storage.sample(2)
@@ -180,8 +180,8 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])
-def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, build_replay, make_collector,
-                                            make_plain_replay):
+def test_batches_equal_those_of_a_list_implementation(rule, same_step, frames, p_end, build_replay, make_collector,
+                                                      make_plain_replay):
     """Collectors of different sizes take turns; rollouts are short, environments restart, collectors are replaced."""
     rng = np.random.default_rng([*rule.values(), same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
@@ -227,7 +227,7 @@ def assert_states_are_wanted(storage):
     assert len(set(slots)) == len(slots) == len(storage.state_slots.taken)
 
 
-def test_a_stream_known_from_the_middle_warms_up_with_its_stored_state(build):
+def test_a_stream_without_its_start_warms_up_with_its_stored_state(build):
     storage = build()
     storage.insert_data_slice([rollout_of(11, first=False, number=50)])
     assert drawn_windows(storage) == [(50, 52, 56), (52, 54, 58), (54, 56, 60), (56, 58, 61)]
@@ -238,7 +238,7 @@ def test_a_stream_known_from_the_middle_warms_up_with_its_stored_state(build):
     assert short.num_items == 0
 
 
-def test_a_lost_collectors_open_window_is_not_drawn_and_its_successor_is_another_stream(build):
+def test_a_lost_collectors_incomplete_window_is_not_sampled(build):
     storage = build()
     storage.insert_data_slice([rollout_of(7, is_over=False)], sources=[(1, 0)])
     assert drawn_windows(storage) == [(0, 0, 4), (0, 2, 6)]
@@ -246,7 +246,7 @@ def test_a_lost_collectors_open_window_is_not_drawn_and_its_successor_is_another
     assert drawn_windows(storage) == [(0, 0, 4), (0, 2, 6), (100, 100, 103)]
 
 
-def test_windows_go_with_their_first_step_and_late_errors_are_stale(build):
+def test_windows_are_evicted_with_their_first_step_and_late_errors_are_stale(build):
     storage = build(size=16, rollout_size=1)
     storage.insert_data_slice([rollout_of(9)])
     batch = storage.sample(200)
@@ -259,7 +259,7 @@ def test_windows_go_with_their_first_step_and_late_errors_are_stale(build):
     assert storage.counters["evicted"] == 2
 
 
-def test_steps_that_no_batch_trained_on_are_counted(build):
+def test_steps_that_were_never_trained_on_are_counted(build):
     storage = build(size=12, rollout_size=1, n_step=2)
     storage.insert_data_slice([rollout_of(6, is_over=False)])  # only the window of steps 0 to 3 is complete
     assert storage.sample(5).num_samples == 20
@@ -269,7 +269,7 @@ def test_steps_that_no_batch_trained_on_are_counted(build):
     assert storage.counters["evicted_unused"] == 2
 
 
-def test_a_restored_storage_goes_on_alike(build_replay, make_collector):
+def test_a_restored_storage_continues_identically(build_replay, make_collector):
     collectors = [make_collector(seed=s, p_end=0.05, state_size=STATE) for s in range(2)]
     rule = {"length": 5, "burn_in": 3, "period": 2, "n_step": 3}
     storage = build_replay(SequenceBuffer, 97, state_size=STATE, **rule)
@@ -298,7 +298,7 @@ def test_a_restored_storage_goes_on_alike(build_replay, make_collector):
         assert storage.counters == other.counters
 
 
-def test_reset_forgets_everything(build):
+def test_reset_removes_everything(build):
     storage = build()
     storage.insert_data_slice([rollout_of(7, is_over=False)])
     storage.reset()
@@ -328,13 +328,13 @@ def test_wrong_options_are_refused(options, message):
         SequenceBuffer.create_factory(1000, **options)
 
 
-def test_defaults_are_those_of_the_paper():
+def test_defaults_match_the_paper():
     options = SequenceBuffer.create_factory(1000).options
     assert (options.length, options.burn_in, options.period, options.n_step) == (80, 40, 40, 5)
     assert (options.alpha, options.beta, options.priority_eta) == (0.9, 0.6, 0.9)
 
 
-def test_a_size_without_room_for_a_sequence_is_refused(build_replay):
+def test_a_size_too_small_for_a_sequence_is_refused(build_replay):
     with pytest.raises(ConfigError, match=r"a shard must store at least burn_in \+ length = 120 steps, got 100"):
         build_replay(SequenceBuffer, 100)
     options = SequenceBuffer.create_factory(1000, rollout_size=50).options
@@ -344,7 +344,7 @@ def test_a_size_without_room_for_a_sequence_is_refused(build_replay):
 
 
 @pytest.mark.parametrize("phase", range(10))
-def test_the_least_size_is_enough(build_replay, make_collector, phase):
+def test_the_smallest_allowed_size_suffices(build_replay, make_collector, phase):
     """Check that windows of endless episodes become drawable, wherever the rollouts of several collectors are cut."""
     options = {"length": 6, "burn_in": 3, "period": 3, "n_step": 3, "rollout_size": 5}
     storage = build_replay(SequenceBuffer, 4 * 5 * 2 * 2, state_size=STATE, num_envs=2, **options)

@@ -59,14 +59,14 @@ def test_trees_agree_with_plain_arrays_through_random_changes(capacity):
                 assert prefix[found] - 1e-9 <= m < prefix[found + 1] + 1e-9
 
 
-def test_of_repeated_ids_the_last_value_wins():
+def test_last_value_wins_for_repeated_ids():
     tree = SumTree(5)
     tree.set(np.array([3, 1, 3, 3]), np.array([1.0, 2.0, 5.0, 7.0]))
     assert tree.get(np.array([3, 1])).tolist() == [7, 2]
     assert tree.total == 9
 
 
-def test_clear_makes_all_values_neutral():
+def test_clear_sets_all_values_to_the_neutral_element():
     sums, minima = tree_of(SumTree, [1, 2]), tree_of(MinTree, [1, 2])
     sums.clear()
     minima.clear()
@@ -77,14 +77,14 @@ def test_clear_makes_all_values_neutral():
     ([5], [1.0], r"in \[0, 5\), got 5 to 5"), ([-1], [1.0], "got -1"), ([0, 1], [1.0], "2 ids and 1 values"),
     ([0], [np.nan], "NaN"), ([0], [-1.0], "negative"),
 ])
-def test_set_refuses_what_is_wrong_and_changes_nothing(ids, values, message):
+def test_set_refuses_invalid_arguments_and_changes_nothing(ids, values, message):
     tree = tree_of(SumTree, [1, 2, 3, 4, 5])
     with pytest.raises(ValueError, match=message):
         tree.set(np.array(ids), np.array(values))
     assert tree.total == 15
 
 
-def test_find_prefix_and_capacity_refuse_what_is_wrong():
+def test_find_prefix_and_capacity_refuse_invalid_arguments():
     with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
         SumTree(0)
     with pytest.raises(ValueError, match="negative"):

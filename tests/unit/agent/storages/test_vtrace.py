@@ -103,7 +103,7 @@ def test_vtrace_golden_values():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_vtrace_without_ends_is_that_of_rllib(seed):
+def test_vtrace_without_episode_ends_equals_that_of_rllib(seed):
     """Compare with the formula of `from_importance_weights` in the V-trace code of RLlib and DeepMind."""
     _, rollout, logp, value, final_value = random_case(seed, ends=False)
     rho, discount = (logp.double() - rollout.other["logp"].double()).exp().clamp(max=1.0).numpy(), 0.9
@@ -124,14 +124,14 @@ def test_vtrace_without_ends_is_that_of_rllib(seed):
 
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_targets_of_the_policy_that_acted_are_those_of_gae(seed, lam):
+def test_targets_of_the_acting_policy_equal_those_of_gae(seed, lam):
     _, rollout, _, value, final_value = random_case(seed)
     _, target = vtrace(rollout, rollout.other["logp"], value, final_value, 0.9, vtrace_lambda=lam)
     _, expected = gae(rollout, value, final_value, 0.9, lam)
     np.testing.assert_allclose(target, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_not_valid_or_far_from_the_policy_stays_finite():
+def test_targets_stay_finite_for_invalid_steps_and_distant_policies():
     rollout, logp = rollout_of(np.ones((4, 1)), np.ones((4, 1)), valid=np.array([[True], [True], [False], [True]]))
     rollout.other["logp"][2] = torch.nan
     rollout.other["logp"][1], logp[1] = -1e30, 0.0  # the importance ratio overflows to infinity
@@ -204,7 +204,7 @@ def opened(storage, rollout, num_parts=1):
 @pytest.mark.parametrize(("actor", "sequence_length"), [
     ({}, None), ({"shared_policy_value_network": True}, None), (GRU, None), (GRU, 5), (LSTM_SHARED, None),
     (LSTM_SHARED, 5)], ids=str)
-def test_learner_sees_what_the_collector_did_if_it_has_the_same_weights(actor, masked, sequence_length):
+def test_learner_and_collector_agree_if_their_weights_are_equal(actor, masked, sequence_length):
     """Check that unrolled sequences equal single acting steps, and that values equal those of `compute_values`."""
     _, algorithm, storage = parts_of(actor=actor, storage={"sequence_length": sequence_length})
     rollout = collect(algorithm, storage, masked)
@@ -217,7 +217,7 @@ def test_learner_sees_what_the_collector_did_if_it_has_the_same_weights(actor, m
 
 
 @pytest.mark.parametrize(("actor", "sequence_length"), [({}, None), (GRU, None), (GRU, 5), (LSTM_SHARED, 5)], ids=str)
-def test_other_weights_are_unrolled_as_the_loss_does_it(actor, sequence_length):
+def test_evaluation_with_other_weights_unrolls_like_the_loss(actor, sequence_length):
     _, collector, storage = parts_of(actor=actor, storage={"sequence_length": sequence_length})
     rollout = collect(collector, storage)
     made_actor, learner, storage = parts_of(actor=actor, seed=7, storage={"sequence_length": sequence_length})
@@ -233,7 +233,7 @@ def test_other_weights_are_unrolled_as_the_loss_does_it(actor, sequence_length):
         torch.testing.assert_close(mine[valid].flatten().sort().values, expected.flatten().sort().values)
 
 
-def test_large_rollouts_are_evaluated_in_parts(monkeypatch):
+def test_large_rollouts_are_evaluated_in_chunks(monkeypatch):
     _, algorithm, storage = parts_of()
     rollout = collect(algorithm, storage)
     whole = algorithm.evaluate_rollout(rollout)
@@ -255,7 +255,7 @@ def test_collectors_compute_and_send_no_values(actor, monkeypatch):
         collect(ppo, storage)
 
 
-def test_targets_are_computed_once_an_item_with_the_weights_that_open_it():
+def test_targets_are_computed_once_per_train_batch():
     _, algorithm, storage = parts_of()
     rollout = collect(algorithm, storage)
     storage.insert_data_slice([rollout])
@@ -269,7 +269,7 @@ def test_targets_are_computed_once_an_item_with_the_weights_that_open_it():
     torch.testing.assert_close(targets.sort().values, torch.from_numpy(expected).flatten().sort().values)
 
 
-def test_recomputed_targets_are_of_the_present_weights_and_the_value_of_the_opening_ones():
+def test_recomputed_targets_use_current_weights_and_first_values():
     _, algorithm, storage = parts_of(APPO, recompute_advantages=True)
     rollout = collect(algorithm, storage)
     storage.insert_data_slice([rollout])
@@ -299,7 +299,7 @@ def test_every_option_changes_the_targets(name):
     assert not torch.allclose(targets[0].sort().values, targets[1].sort().values)
 
 
-def test_rewards_are_normalised_if_the_actor_says_so():
+def test_rewards_are_normalized_if_the_actor_does_so():
     made_actor, algorithm, storage = parts_of(actor={"normalize_reward": True})
     rollout = collect(algorithm, storage)
     (plain,) = opened(storage, rollout)
@@ -333,5 +333,5 @@ def test_storage_that_does_not_fit_the_algorithm_is_refused(storage, algorithm, 
 
 
 @pytest.mark.parametrize(("storage", "algorithm"), [(VTraceBuffer, APPO), (GAEBuffer, PPO)])
-def test_storage_that_fits_the_algorithm_is_not(storage, algorithm):
+def test_storage_that_fits_the_algorithm_is_accepted(storage, algorithm):
     check_fit(algorithm.create_factory(), actor_factory(), storage.create_factory(size=4))

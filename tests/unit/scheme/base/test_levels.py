@@ -52,13 +52,13 @@ class Shared(Kind, Workers, Queue):
 KINDS = (InStep, Free, Shared)
 
 
-def test_a_class_declares_what_it_does_not_inherit():
+def test_own_names_excludes_inherited_options():
     assert [own_names(kind) for kind in KINDS] == [["fraction"], [], ["ratio"]]
     assert own_names(Workers) == ["num_workers", "col_execution"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_options_are_built_again_from_their_keywords(kind):
+def test_options_can_be_rebuilt_from_their_keywords(kind):
     options = build(kind, {"num_workers": 3, "queue_size": 5, "fraction": 0.5, "other": 1})
     assert build(kind, as_keywords(options)) == options
     assert set(as_keywords(options)) == set(kind.declarations())
@@ -85,7 +85,7 @@ def test_a_changed_option_is_misplaced_if_only_other_kinds_have_it(chosen, name,
         assert all(kind.chosen_by in problem for kind in homes)
 
 
-def test_a_default_is_nowhere_misplaced_and_a_wrong_value_everywhere():
+def test_defaults_are_never_misplaced_and_wrong_values_always_are():
     assert misplaced({"queue_size": 16}, InStep, KINDS) == []
     (problem,) = misplaced({"queue_size": 0}, InStep, KINDS)
     assert problem.startswith("queue_size must be")

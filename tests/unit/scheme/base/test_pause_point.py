@@ -35,7 +35,7 @@ def loop():
     runtime.close()
 
 
-def test_a_paused_thread_does_nothing_until_it_may_resume(loop):
+def test_a_paused_thread_does_nothing_until_it_resumes(loop):
     loop.runtime.sleep(3.5)
     assert loop.point.request(loop.is_alive, 2.0)
     paused_at = loop.rounds
@@ -46,7 +46,7 @@ def test_a_paused_thread_does_nothing_until_it_may_resume(loop):
     assert loop.rounds > paused_at
 
 
-def test_a_request_that_is_not_met_in_time_stays(loop):
+def test_an_unmet_pause_request_stays_pending(loop):
     loop.runtime.sleep(0.5)
     assert not loop.point.request(loop.is_alive, 0.2)
     loop.runtime.sleep(5.0)

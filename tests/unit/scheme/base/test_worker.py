@@ -47,19 +47,19 @@ def test_freed_memory_is_kept(run_python):
 
 
 @on_glibc
-def test_thresholds_of_the_environment_hold(run_python):
+def test_malloc_thresholds_in_the_environment_take_precedence(run_python):
     _, after = faults(run_python, MALLOC_TRIM_THRESHOLD_="131072")
     assert after > 10_000
 
 
 @pytest.mark.parametrize("choice", [SYNC, ASYNC, CENTRAL, PARALLEL])
-def test_a_choice_is_its_text(choice):
+def test_a_choice_equals_its_text(choice):
     assert type(choice)(str(choice)) is choice
     assert choice == str(choice)
 
 
 @pytest.mark.parametrize(("text", "near"), [("central", "Central"), ("Parallels", "Parallel")])
-def test_a_wrong_choice_is_refused_with_the_nearest(text, near):
+def test_a_wrong_choice_is_refused_with_a_suggestion(text, near):
     with pytest.raises(ConfigError, match=rf"execution must be one of .*, got '{text}'; did you mean '{near}'\?"):
         Execution(text)
 
@@ -75,7 +75,7 @@ def test_only_one_worker_can_be_central(execution, num_workers):
 
 
 @pytest.mark.parametrize(("value", "low"), [(0, 1), (-1, 0), (True, 1), (1.0, 1), ("1", 1), (None, 0)])
-def test_what_is_no_count_is_refused(value, low):
+def test_invalid_counts_are_refused(value, low):
     with pytest.raises(ConfigError, match=f"size must be a whole number >= {low}, got {value!r}"):
         check_count("size", value, low)
 

@@ -35,7 +35,7 @@ def test_resources_reach_the_workers(make_scheme, monkeypatch):
     assert asked["GWorker 0/CWorker 1"] == dict(CPU_RESOURCES)
 
 
-def test_workers_have_seeds_of_their_own(make_scheme, recorder):
+def test_workers_have_different_seeds(make_scheme, recorder):
     """Check that all environments of a tree have different seeds."""
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, num_envs=2, num_col_workers=2, num_grad_workers=2)
     scheme.step()

@@ -23,7 +23,7 @@ def make():
     return lambda index: CWorker(index, recipe, role=Role.SERVER)
 
 
-def test_a_snapshot_is_made_once_as_long_as_nothing_changes(make):
+def test_a_snapshot_is_reused_until_something_changes(make):
     worker = make(0)
     assert worker.get_weights() is worker.get_weights()
 
@@ -41,7 +41,7 @@ def test_a_parameter_that_changes_within_a_version_is_in_the_next_snapshot(make,
     assert worker.get_weights() is after
 
 
-def test_parameters_that_come_with_weights_are_taken_over(make):
+def test_parameters_sent_with_weights_are_adopted(make):
     server, worker = make(0), make(1)
     server.algo.parameters["lr"], server.storage.parameters["beta"] = 0.25, 0.75
     worker.set_weights(server.get_weights())
@@ -49,7 +49,7 @@ def test_parameters_that_come_with_weights_are_taken_over(make):
     assert worker.algo.parameters == server.algo.parameters
 
 
-def test_what_weights_do_not_name_stays(make):
+def test_parameters_that_are_not_sent_stay_unchanged(make):
     worker = make(1)
     worker.storage.parameters["beta"] = 0.75
     worker.set_weights(replace(worker.get_weights(), storage_parameters={}))
@@ -59,7 +59,7 @@ def test_what_weights_do_not_name_stays(make):
     assert worker.algo.parameters == before
 
 
-def test_a_worker_takes_over_the_version_of_its_weights(make):
+def test_a_worker_adopts_the_version_of_its_weights(make):
     server, worker = make(0), make(1)
     server.version = 7
     worker.set_weights(server.get_weights())
@@ -68,7 +68,7 @@ def test_a_worker_takes_over_the_version_of_its_weights(make):
     assert worker.version == 7
 
 
-def test_collect_worker_is_what_runs(make_scheme):
+def test_collect_can_be_called_directly(make_scheme):
     """Check that `CWorker.collect` can be called directly, as documented."""
     scheme = make_scheme(num_col_workers=2)
     handle = scheme.update_worker.local_worker.remote_workers[0]

@@ -41,5 +41,5 @@ def test_a_recipe_carries_its_codec_to_other_processes(wanted, codec):
 @pytest.mark.parametrize(("options", "expected"), [
     (CWorkerOptions(), False), (ReplayCWorkerOptions(), False),
     (ReplayCWorkerOptions(initial_priority="worker"), True)])
-def test_td_errors_are_found_only_for_initial_priorities(options, expected):
+def test_td_errors_are_computed_only_for_initial_priorities(options, expected):
     assert make_recipe(options).finds_errors is expected

@@ -60,7 +60,7 @@ def test_col_fraction_workers_ends_rounds_early(make_scheme, one_batch):
     assert preempted == 3
 
 
-def test_fraction_samples_is_what_a_stopped_worker_collects_at_least(make_scheme, one_batch):
+def test_preempted_workers_collect_at_least_fraction_samples(make_scheme, one_batch):
     few, _ = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.1)
     many, _ = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.75)
     assert all(30 <= lengths[0] < 40 for lengths in many)
@@ -134,7 +134,7 @@ def _barrier(workers, runtime):
     return Barrier(*_collaborators(workers, runtime, []), options, 60.0)
 
 
-def test_workers_that_finish_at_the_same_moment_end_a_round_too():
+def test_workers_that_finish_simultaneously_also_end_a_round():
     """Check that the last worker is preempted although more workers than needed finish at once."""
     runtime, workers = _fake_workers(4)
     runtime.done = [["0", "2", "3"], [], ["1"]]
@@ -144,7 +144,7 @@ def test_workers_that_finish_at_the_same_moment_end_a_round_too():
     assert [[rollout.worker for rollout in item] for item in rounds] == [[0, 1, 2, 3]]
 
 
-def test_nobody_is_told_to_stop_before_enough_have_finished():
+def test_no_worker_is_preempted_before_enough_have_finished():
     runtime, workers = _fake_workers(4)
     runtime.done = [["0"], ["1", "2", "3"]]
     _barrier(workers, runtime).step(lambda item: None)
@@ -152,7 +152,7 @@ def test_nobody_is_told_to_stop_before_enough_have_finished():
 
 
 @pytest.mark.parametrize("col_in_flight", [1, 3])
-def test_each_worker_has_that_many_requests(col_in_flight):
+def test_each_worker_has_col_in_flight_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
     runtime.done = [["0"]]
     steps = []

@@ -82,7 +82,7 @@ def test_a_preempted_worker_collects_a_share_of_a_rollout(plan, fraction, least)
     ({"microbatch_size": 16}, 2, A2C.create_factory(), False, 0),
     (STREAMED, 2, PPO.create_factory(num_epochs=2), False, 0)],
     ids=["remote", "local", "none ahead", "preempted", "rounds", "passes"])
-def test_microbatches_are_streamed_and_prefetched_where_nothing_needs_them_again(
+def test_microbatches_used_only_once_are_streamed_and_prefetched(
         plan, options, num_remote, algo, is_streamed, prefetch):
     found, _ = plan(SynchronousCollection(num_col_workers=2, **options), num_remote, algo)
     assert (found.is_streamed, found.prefetch, found.microbatch_size) == (is_streamed, prefetch, 16)

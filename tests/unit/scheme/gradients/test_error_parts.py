@@ -26,7 +26,7 @@ class Noting:
         return number
 
 
-def test_results_carry_nothing_and_take_nothing():
+def test_results_neither_carry_nor_remove_events():
     worker = Noting(1)
     assert worker.note(1) == 1
     assert worker.journal.take().events == [("noted", 1)]
@@ -43,7 +43,7 @@ def test_an_error_of_a_remote_worker_carries_the_events_since_the_last_message()
     assert worker.journal.take().events == []
 
 
-def test_the_owner_of_a_local_worker_takes_its_events():
+def test_errors_of_a_local_worker_leave_its_events_to_the_owner():
     worker = Noting(0)
     with pytest.raises(ValueError, match="1") as caught:
         worker.note(1, fails=True)

@@ -28,7 +28,7 @@ def test_no_two_kinds_have_the_same_options(kind):
     assert set(kind.declarations()) not in others
 
 
-def test_all_problems_of_keywords_are_told_at_once():
+def test_all_problems_of_keywords_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         collection_of({"queue_size": 2, "col_fraction_workers": 2.0})
     assert all(name in str(caught.value) for name in ("queue_size", "col_fraction_workers"))
@@ -48,7 +48,7 @@ def test_a_microbatch_is_no_larger_than_its_train_batch(kind):
 
 @pytest.mark.parametrize(("communication", "has_shards", "kind"), [
     (SYNC, False, SynchronousCollection), (ASYNC, False, AsynchronousCollection), (ASYNC, True, ReplayCollection)])
-def test_defaults_are_those_of_the_kind(communication, has_shards, kind):
+def test_defaults_depend_on_the_kind(communication, has_shards, kind):
     found = default_collection(communication, 0.5, has_shards=has_shards)
     assert type(found) is kind
     assert getattr(found, "col_fraction_workers", 0.5) == 0.5

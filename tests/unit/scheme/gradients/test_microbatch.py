@@ -34,14 +34,14 @@ def test_a_sum_is_not_weighted():
     assert total.result() == vectors(6.0)
 
 
-def test_groups_are_added_each_by_itself():
+def test_groups_are_added_separately():
     total = GradAccumulator()
     total.add([torch.tensor([1.0, 2.0]), torch.tensor([10.0])], 1)
     total.add([torch.tensor([3.0, 4.0]), torch.tensor([30.0])], 1)
     assert [vector.tolist() for vector in total.result()] == [[2.0, 3.0], [20.0]]
 
 
-def test_what_is_added_is_copied():
+def test_added_gradients_are_copied():
     """Check that gradients are copied, as an algorithm may return a view that its next backward pass overwrites."""
     view, total = torch.tensor([1.0]), GradAccumulator()
     total.add([view], 1)
@@ -51,7 +51,7 @@ def test_what_is_added_is_copied():
     assert view.item() == 7.0
 
 
-def test_a_single_part_comes_out_to_the_bit():
+def test_a_single_gradient_is_returned_bit_for_bit():
     vector = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     total = GradAccumulator()
     total.add([vector], 7)
@@ -73,7 +73,7 @@ def test_large_gradients_do_not_overflow():
     assert total.result()[0].item() == pytest.approx(1e38)
 
 
-def test_a_part_without_samples_counts_for_nothing():
+def test_a_gradient_without_samples_is_ignored():
     total = GradAccumulator()
     total.add(vectors(math.nan), 0, {"loss": math.nan})
     with pytest.raises(RuntimeError, match="no slice with a valid sample"):
@@ -86,14 +86,14 @@ def test_a_part_without_samples_counts_for_nothing():
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_bad_part_spoils_the_whole(number):
+def test_a_non_finite_gradient_makes_the_sum_non_finite(number):
     total = GradAccumulator()
     for value in (1.0, number, 2.0, 3.0):
         total.add(vectors(value), 1)
     assert not torch.isfinite(total.result()[0]).any()
 
 
-def test_clipping_comes_after_adding():
+def test_gradients_are_clipped_after_adding():
     """Check that the mean gradient is clipped, not the gradient of each slice.
 
     Slices of 3 and 1 steps have the gradients 1 and 5, and the largest norm is 1.5. The update is 1.5, and not
@@ -132,7 +132,7 @@ def test_sizes_of_slices(count, size, expected):
     assert all(len(part.obs["obs"]) == part.num_samples for part in slices)
 
 
-def test_batches_from_replay_can_be_cut():
+def test_batches_from_replay_can_be_sliced():
     column = torch.arange(5)
     batch = ReplayBatch(obs={"obs": column}, action=column, ret=column, discount=column, next_obs={"obs": column},
                         weight=column, ids=column, num_samples=5)
@@ -142,13 +142,13 @@ def test_batches_from_replay_can_be_cut():
     assert all(torch.equal(part.next_obs["obs"], part.ids) and part.mask is None for part in slices)
 
 
-def test_an_unknown_reduction():
+def test_an_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match=r"reduction must be one of \['mean', 'sum'\], got 'max'"):
         GradAccumulator(3, "max")
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
-def test_a_batch_that_replay_drew_in_host_memory_goes_to_the_device_of_the_algorithm(microbatch_size):
+def test_replay_batches_are_moved_to_the_device_of_the_algorithm(microbatch_size):
     """Check the device of all tensors that the algorithm receives; the device "meta" takes the place of a GPU."""
     seen = []
 

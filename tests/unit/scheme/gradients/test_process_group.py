@@ -46,7 +46,7 @@ def test_values_of_any_size_are_gathered():
         assert [part["x"].tolist() for part in values[2]] == [[2] * 200] * 2
 
 
-def test_all_are_let_go_when_one_leaves():
+def test_all_ranks_are_released_when_one_leaves():
     """Check that both the rank that leaves and the ranks that wait for it get an error."""
     def body(rank, place):
         if place == 3:
@@ -90,7 +90,7 @@ class Alone:
         self.closed = True
 
 
-def test_signals_are_for_one_generation(monkeypatch):
+def test_leaving_affects_only_the_given_generation_of_ranks(monkeypatch):
     groups = []
     monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
     rank = ProcessGroup()
@@ -107,7 +107,7 @@ def test_signals_are_for_one_generation(monkeypatch):
     assert groups[2].closed
 
 
-def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
+def test_moments_are_shared_once_even_if_the_exchange_fails(monkeypatch):
     monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: Alone())
     rank = ProcessGroup()
     rank.join(ThreadRuntime(), Meeting(1, "", 0, 1, 1.0), 0)

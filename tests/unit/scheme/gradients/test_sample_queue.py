@@ -58,18 +58,18 @@ def emitted(buffer, count):
     (3, 4, True, "0* 1 2 3 1* 2 3 4 2* 3 4 5 3* 4 5 6 4* 5 6 7"),
     (4, 2, True, "0* 1 2 3 4 1* 2* 3* 4* 5 6 7 8 5*"),
 ])
-def test_the_order_of_items(size, passes, ramp, items):
+def test_the_order_of_train_batches(size, passes, ramp, items):
     buffer = RingBuffer(Endless().get, size, passes, 1 if ramp else passes)
     assert emitted(buffer, len(items.split())) == items
 
 
-def test_from_the_ramp_on_new_items_come_at_equal_intervals():
+def test_new_train_batches_are_evenly_spaced_after_the_ramp():
     buffer = RingBuffer(Endless().get, 3, 4, 1)
     first_uses = [number for number in range(100) if buffer.get()[0].uses == 1]
     assert set(map(int.__sub__, first_uses[4:], first_uses[3:])) == {4}
 
 
-def test_with_an_empty_queue_other_slots_serve():
+def test_other_slots_are_used_if_the_queue_is_empty():
     source = []
     buffer = RingBuffer(lambda: source.pop() if source else None, 2, 3, 3)
     source.append(make_batch(0))
@@ -81,7 +81,7 @@ def test_with_an_empty_queue_other_slots_serve():
 
 
 @pytest.mark.parametrize(("size", "ramp", "updates"), [(1, False, 40), (3, True, 34)])
-def test_uses_of_ten_items(size, ramp, updates):
+def test_uses_of_ten_train_batches(size, ramp, updates):
     buffer = RingBuffer(Endless(10).get, size, 4, 1 if ramp else 4)
     used = [buffer.get()[0] for _ in range(updates)]
     assert len(set(used)) == 10
@@ -89,14 +89,14 @@ def test_uses_of_ten_items(size, ramp, updates):
         buffer.get()
 
 
-def test_an_empty_queue_is_asked_once_for_each_slot():
+def test_an_empty_queue_is_polled_once_for_each_slot():
     asked = []
     with pytest.raises(queue.Empty):
         RingBuffer(lambda: asked.append(None), 3, 1, 1).get()
     assert len(asked) == 3
 
 
-def test_a_discarded_item_is_not_used_again():
+def test_a_discarded_train_batch_is_not_used_again():
     buffer = RingBuffer(Endless().get, 2, 3, 3)
     item, _ = buffer.get()
     assert (buffer.discard(item), buffer.discard(item), buffer.uses_left) == (2, 0, 0)
@@ -108,7 +108,7 @@ def test_a_discarded_item_is_not_used_again():
         circular.get()
 
 
-def test_a_circular_buffer_draws_uniformly_but_never_twice_in_a_row():
+def test_a_circular_buffer_samples_uniformly_without_repeats_in_a_row():
     buffer, drawn = CircularBuffer(4, 10_000, 5), []
     items = [make_batch(number) for number in range(4)]
     for item in items:
@@ -125,7 +125,7 @@ def test_a_circular_buffer_draws_uniformly_but_never_twice_in_a_row():
     assert [again.get()[0] for _ in range(6000)] == drawn
 
 
-def test_a_circular_buffer_uses_items_up_and_replaces_the_oldest():
+def test_a_circular_buffer_uses_up_or_replaces_train_batches():
     buffer = CircularBuffer(2, 2, 1)
     first, second, third = make_batch(0), make_batch(1), make_batch(2)
     assert buffer.add(first) is None
@@ -156,7 +156,7 @@ def make():
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
-def test_an_item_is_used_first_up_to_the_limit_of_its_lag(make, version):
+def test_max_policy_lag_limits_the_first_use_of_a_train_batch(make, version):
     worker, samples = make(max_policy_lag=2)
     worker.version = version
     if version <= 2:
@@ -168,7 +168,7 @@ def test_an_item_is_used_first_up_to_the_limit_of_its_lag(make, version):
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
-def test_an_item_is_used_again_up_to_the_limit_of_its_lag(make, version):
+def test_max_policy_lag_limits_later_uses_of_a_train_batch(make, version):
     worker, samples = make(max_policy_lag=2, num_passes=3)
     assert samples.take(0.0).uses == 1
     worker.version = version
@@ -188,13 +188,13 @@ def test_an_item_is_used_again_up_to_the_limit_of_its_lag(make, version):
     ({"on_policy_lag": "wait", "max_policy_lag": 2, "buffer": "circular"}, "counts future uses"),
     ({"queue_policy": "drop_all"}, "queue_policy must be one of"), ({"queue_size": 0}, "queue_size must be .*1, got 0"),
 ])
-def test_options_that_contradict_each_other_are_refused(settings, message):
+def test_contradictory_options_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         SampleQueueOptions(**settings)
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [1, 2]), ("drop_newest", [0, 1])])
-def test_a_full_queue_drops_train_batches_and_books_their_steps(make, policy, kept):
+def test_a_full_queue_drops_train_batches_and_counts_their_steps(make, policy, kept):
     worker, samples = make(queue_size=2, queue_policy=policy)
     ledger = Ledger()
     samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(queue_size=2,
@@ -209,7 +209,7 @@ def test_a_full_queue_drops_train_batches_and_books_their_steps(make, policy, ke
     assert samples.take_levels() == (1, 0)
 
 
-def test_updates_that_come_before_a_rollout_decide_whether_it_is_requested(make):
+def test_requests_consider_the_updates_before_a_rollout_is_used(make):
     """Set up two epochs of three mini-batches, so that each use of a train batch makes six updates."""
     worker, _ = make()
     worker.algo = SimpleNamespace(num_epochs=2, num_mini_batch=3)
@@ -228,7 +228,7 @@ def test_updates_that_come_before_a_rollout_decide_whether_it_is_requested(make)
     assert not samples.may_request(1)
 
 
-def test_clearing_cancels_everything_and_leaves_the_steps_queued(make):
+def test_clearing_cancels_all_uses_and_leaves_the_steps_queued(make):
     _, samples = make(num_passes=3, queue_size=4)
     samples.take(0.0)
     samples.put([make_rollout(1, STEPS)])
@@ -239,7 +239,7 @@ def test_clearing_cancels_everything_and_leaves_the_steps_queued(make):
         samples.take(0.0)
 
 
-def test_a_learner_whose_requests_wait_takes_the_oldest_version_first(make):
+def test_the_oldest_version_is_used_first_if_requests_wait(make):
     worker, _ = make()
     ledger = Ledger()
     samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(
@@ -252,7 +252,7 @@ def test_a_learner_whose_requests_wait_takes_the_oldest_version_first(make):
 
 
 @pytest.mark.parametrize("queue_size", [1, 5])
-def test_a_full_queue_holds_collection_back(make_scheme, one_batch, recorder, queue_size):
+def test_a_full_queue_blocks_collection(make_scheme, one_batch, recorder, queue_size):
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, algo=one_batch, num_envs=1, size=8,
                          num_col_workers=2, col_communication=ASYNC, col_in_flight=1, queue_size=queue_size)
     by_probe = len(recorder.made)

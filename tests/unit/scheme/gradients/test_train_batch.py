@@ -16,7 +16,7 @@ def make_rollout(number, num_steps=50, num_resets=0):
 
 
 @pytest.mark.parametrize(("rollout", "expected"), [(50, 500), (60, 540), (512, 512)])
-def test_a_train_batch_has_whole_rollouts_and_enough_of_them(rollout, expected):
+def test_a_train_batch_has_enough_whole_rollouts(rollout, expected):
     batches = TrainBatchBuilder(500)
     items = [item for number in range(60) for item in batches.add([make_rollout(number, rollout)], 3)]
     assert {item.num_steps for item in items} == {expected}
@@ -25,13 +25,13 @@ def test_a_train_batch_has_whole_rollouts_and_enough_of_them(rollout, expected):
     assert batches.pending_share == (60 * rollout - len(items) * expected) / 500
 
 
-def test_resets_take_no_further_rollout_into_a_train_batch():
+def test_reset_steps_do_not_add_rollouts_to_a_train_batch():
     """Check that steps that reset an environment count for the size of a train batch, but are no env steps."""
     items = list(TrainBatchBuilder(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
     assert [(item.size, item.num_steps) for item in items] == [(100, 99), (100, 95), (100, 91)]
 
 
-def test_without_a_size_what_arrives_together_is_an_item():
+def test_rollouts_that_arrive_together_are_a_train_batch_by_default():
     (item,) = TrainBatchBuilder().add([make_rollout(1), make_rollout(2)], 4)
     assert [(part.rollout.weights_version, part.version_queued) for part in item.rollouts] == [(1, 4), (2, 4)]
 
@@ -56,6 +56,6 @@ def test_old_rollouts_are_mixed_in(proportion, kinds):
     assert drawn == {1, 2, 3, 4}
 
 
-def test_the_steps_of_old_rollouts_are_not_new():
+def test_steps_of_old_rollouts_do_not_count_as_new():
     item = TrainBatch([QueuedRollout(make_rollout(0, 30), 1), QueuedRollout(make_rollout(4, 20), 1, is_old=True)])
     assert (item.num_steps, item.num_new_steps, item.version) == (50, 30, 0)

@@ -76,7 +76,7 @@ def test_counters_are_sums_over_the_rollouts_in_use(clock, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_message_has_what_came_into_use_since_the_last_one(clock, seed):
+def test_a_message_covers_rollouts_used_since_the_last_message(clock, seed):
     rng, stats = random.Random(seed), WorkerStats(clock)
     for _ in range(3):
         headers = [header(rng, Counter()) for _ in range(rng.randint(0, 5))]
@@ -94,7 +94,7 @@ def test_a_message_has_what_came_into_use_since_the_last_one(clock, seed):
         assert (count, seconds) == (len(headers), pytest.approx(sum(rollout.collect_s for rollout in headers)))
 
 
-def test_lags_of_draws_are_by_item(clock):
+def test_lags_of_samples_are_per_train_batch(clock):
     stats = WorkerStats(clock)
     stats.add_draw([], np.array([[3, 5], [4, 4]]), 9)
     stats.add_draw([], np.array([[9, 9]]), 9)
@@ -104,7 +104,7 @@ def test_lags_of_draws_are_by_item(clock):
     assert take(stats)["drawn_lags"] == ()
 
 
-def test_traffic_is_a_total_of_each_kind(clock):
+def test_traffic_is_summed_by_kind(clock):
     stats, rng = WorkerStats(clock), random.Random(0)
     headers = [header(rng, Counter()) for _ in range(4)]
     for rollout in headers:

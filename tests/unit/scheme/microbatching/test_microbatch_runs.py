@@ -25,7 +25,7 @@ def lines_of(caplog):
             and record.levelno == logging.DEBUG]
 
 
-def test_each_microbatch_that_is_forgotten_is_a_line(make_scheme, plain_a2c, caplog):
+def test_each_discarded_microbatch_is_logged(make_scheme, plain_a2c, caplog):
     """Check that the log has one line per microbatch that is discarded, regardless of the number of its slices."""
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c,
                          train_batch_size=100,
@@ -39,7 +39,7 @@ def test_each_microbatch_that_is_forgotten_is_a_line(make_scheme, plain_a2c, cap
         "Computing gradients for microbatch 3 (120/100 samples)", "Applying accumulated gradients (120 samples)"]
 
 
-def test_each_slice_of_a_batch_is_a_line(make_scheme, caplog):
+def test_each_slice_of_a_batch_is_logged(make_scheme, caplog):
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, microbatch_size=10,
                          algo=PPO.create_factory(num_epochs=1, num_mini_batch=2))
     with caplog.at_level(logging.DEBUG, accumulator.__name__):
@@ -49,7 +49,7 @@ def test_each_slice_of_a_batch_is_a_line(make_scheme, caplog):
         "Applying accumulated gradients (20 samples)"]
 
 
-def test_slices_of_several_policies_count_their_agents_samples(caplog):
+def test_slices_of_several_policies_count_agent_samples(caplog):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory,
                         GAEBuffer.create_factory(8))
@@ -72,7 +72,7 @@ def test_without_microbatches_nothing_is_logged(make_scheme, caplog):
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 @pytest.mark.parametrize("rollouts", [1, 3], ids=["one round a microbatch", "several"])
-def test_prefetch_changes_no_bit(train, runtime, rollouts):
+def test_prefetch_changes_no_result(train, runtime, rollouts):
     settings = {"runtime": runtime, "num_col_workers": 2, "train_batch_size": 600, "microbatch_size": 70 * rollouts}
     without, ahead, again = (train(ALGORITHMS["a2c"], **settings, prefetch=prefetch) for prefetch in (0, 1, 1))
     assert_same(without, ahead, exact=True)
@@ -81,7 +81,7 @@ def test_prefetch_changes_no_bit(train, runtime, rollouts):
     assert ahead["ledger"]["collected"] == ahead["ledger"]["consumed_unique"]
 
 
-def test_prefetch_collects_while_a_microbatch_is_differentiated(train):
+def test_prefetch_collects_during_gradient_computation(train):
     """A microbatch needs two rounds of 10 virtual seconds each, and its gradient takes 30 s.
 
     With prefetch, each microbatch but the first is collected while the gradient of the previous one is computed.
@@ -98,14 +98,14 @@ def test_prefetch_collects_while_a_microbatch_is_differentiated(train):
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"num_col_workers": 2}, 1), ({}, 0), ({"num_col_workers": 2, "col_fraction_workers": 0.5}, 0),
     ({"num_col_workers": 2, "algo": ALGORITHMS["ppo by batch"]}, 0)])
-def test_prefetch_is_on_where_there_is_something_to_overlap(make_scheme, settings, expected):
+def test_prefetch_is_on_if_work_can_overlap(make_scheme, settings, expected):
     scheme = make_scheme(**({"algo": ALGORITHMS["a2c"]} | settings), train_batch_size=64, microbatch_size=16)
     assert scheme.settings["prefetch"] == expected
 
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_worker_lost_while_collecting_by_pieces(train, policy, prefetch):
+def test_a_worker_lost_while_collecting_microbatches(train, policy, prefetch):
     result = train(ALGORITHMS["a2c"], runtime="simulated", num_col_workers=3, train_batch_size=600, microbatch_size=300,
                    prefetch=prefetch, on_worker_failure=policy, faults="kill col.2 @ step 34")
     ledger = result["ledger"]
@@ -114,7 +114,7 @@ def test_a_worker_lost_while_collecting_by_pieces(train, policy, prefetch):
     assert result["metrics"]["updates"] == 3
 
 
-def test_workers_that_are_late_are_stopped_in_rounds_by_pieces_too(train):
+def test_slow_workers_are_preempted_while_collecting_microbatches(train):
     result = train(ALGORITHMS["a2c"], runtime="simulated", num_col_workers=3, train_batch_size=300, microbatch_size=100,
                    col_fraction_workers=0.6, costs={"step@*/CWorker 3": 1.0})
     assert result["metrics"]["rollouts_preempted"] == result["metrics"]["rollouts"] / 3
@@ -123,7 +123,7 @@ def test_workers_that_are_late_are_stopped_in_rounds_by_pieces_too(train):
 # Ledger
 
 
-def test_steps_are_queued_until_the_update_is_made(make_scheme, check_ledger, monkeypatch):
+def test_steps_stay_queued_until_the_update(make_scheme, check_ledger, monkeypatch):
     scheme = make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100, microbatch_size=20)
     worker = scheme.start().local_worker
     seen = []
@@ -137,7 +137,7 @@ def test_steps_are_queued_until_the_update_is_made(make_scheme, check_ledger, mo
     assert ledger["consumed_unique"] == ledger["collected"] == seen[-1]
 
 
-def test_one_bad_piece_drops_the_steps_of_the_whole_update(make_scheme, check_ledger):
+def test_a_non_finite_microbatch_drops_the_steps_of_the_whole_update(make_scheme, check_ledger):
     scheme = make_scheme(algo=ALGORITHMS["a2c"], runtime="simulated", train_batch_size=100, microbatch_size=20,
                          faults="nan grad.0 @ grad 2")
     before = scheme.acting_state()["all"]
@@ -151,7 +151,7 @@ def test_one_bad_piece_drops_the_steps_of_the_whole_update(make_scheme, check_le
     assert ledger["consumed_unique"] == ledger["collected"] - dropped > 0
 
 
-def test_the_bad_piece_is_the_one_that_is_kept(make_scheme, tmp_path):
+def test_the_non_finite_microbatch_is_saved(make_scheme, tmp_path):
     scheme = make_scheme(algo=ALGORITHMS["a2c"], runtime="simulated", train_batch_size=100, microbatch_size=20,
                          faults="nan grad.0 p=1.0", keep_bad_batches=tmp_path)
     for _ in range(5):
@@ -162,7 +162,7 @@ def test_the_bad_piece_is_the_one_that_is_kept(make_scheme, tmp_path):
     assert 0 < torch.load(files[0], weights_only=True)["batch"]["num_samples"] < 40
 
 
-def test_an_error_in_the_middle_leaves_its_steps_to_the_shutdown(make_scheme):
+def test_steps_of_a_failed_update_are_dropped_at_shutdown(make_scheme):
     class Fails(A2C):
         num_calls = 0
 
@@ -180,7 +180,7 @@ def test_an_error_in_the_middle_leaves_its_steps_to_the_shutdown(make_scheme):
     assert ledger["consumed_unique"] == 0
 
 
-def test_normalisers_move_between_updates_only(train):
+def test_normalizers_change_only_between_updates(train):
     """Check that normalizers count exactly the consumed steps, even if ranks used different numbers of rollouts."""
     settings = {"envs": envs(2, autoreset="next_step"), "actor": {"normalize_obs": True}, "train_batch_size": 77,
                 "microbatch_size": 20}
@@ -196,7 +196,7 @@ def test_normalisers_move_between_updates_only(train):
 @pytest.mark.parametrize("settings", [
     {"num_col_workers": 3}, {"num_col_workers": 2, "num_grad_workers": 2},
     {"num_col_workers": 2, "num_grad_workers": 2, "grad_communication": ASYNC}], ids=str)
-def test_a_recorded_run_is_repeated(make_scheme, tmp_path, settings):
+def test_a_recorded_run_is_replayed(make_scheme, tmp_path, settings):
     common = {**settings, "algo": ALGORITHMS["a2c"], "train_batch_size": 100, "microbatch_size": 40}
     path = str(tmp_path / "run.record")
     first = make_scheme(**common, record=path)
@@ -212,7 +212,7 @@ def test_a_recorded_run_is_repeated(make_scheme, tmp_path, settings):
     assert again.ledger()["consumed_unique"] == ledger
 
 
-def test_a_record_of_other_pieces_is_refused(make_scheme, tmp_path):
+def test_a_record_with_another_microbatch_size_is_refused(make_scheme, tmp_path):
     path = str(tmp_path / "run.record")
     first = make_scheme(algo=ALGORITHMS["a2c"], microbatch_size=7, record=path)
     first.step()
@@ -232,7 +232,7 @@ class BatchNormed(OnPolicyActor):
         self.norm = nn.BatchNorm1d(3)
 
 
-def test_batch_normalisation_warns():
+def test_batch_normalization_warns():
     given = envs()
     actor = BatchNormed.create_factory(given.observation_space, given.action_space)
     for microbatch_size, expected in ((None, 0), (8, 1)):

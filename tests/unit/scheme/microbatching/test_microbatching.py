@@ -43,7 +43,7 @@ def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, mic
     ({"train_batch_size": 48, "microbatch_size": 16}, 3),
     ({"train_batch_size": 48, "num_col_workers": 1, "col_communication": ASYNC}, 1),
 ], ids=["rounds", "pieces", "asynchronous"])
-def test_steps_in_which_environments_are_reset_fill_batches(make_scheme, watch, settings, items):
+def test_reset_steps_count_for_the_batch_size(make_scheme, watch, settings, items):
     """Three rollouts of 8 steps in 2 environments form a train batch of 48, although they have fewer transitions."""
     scheme = make_scheme(num_envs=2, size=8, algo=watch.algo.create_factory(), storage=watch.storage,
                          envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"),
@@ -61,7 +61,7 @@ def test_train_batch_size_alone_collects_whole_rounds(make_scheme, watch):
     assert watch.items == watch.slices == [48]
 
 
-def test_the_local_workers_rollouts_are_not_overwritten_by_the_next(make_scheme, recorder):
+def test_rollouts_of_the_local_worker_are_not_overwritten(make_scheme, recorder):
     """Check that every step is drawn exactly once, although all rounds of the local worker use the same memory."""
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, algo=A2C.create_factory(), train_batch_size=100)
     del recorder.made[:]  # discard the steps of the probe
@@ -85,7 +85,7 @@ def test_slices_change_nothing(train, algo, place):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_pieces_change_nothing(train, algo, place):
+def test_microbatches_change_nothing(train, algo, place):
     settings = {**PLACES[place], "train_batch_size": 160}
     whole = train(ALGORITHMS[algo], **settings)
     pieces = train(ALGORITHMS[algo], **settings, microbatch_size=30)
@@ -96,14 +96,14 @@ def test_pieces_change_nothing(train, algo, place):
 @pytest.mark.parametrize("settings", [{"microbatch_size": 15}, {"microbatch_size": 15, "train_batch_size": 100}],
                          ids=str)
 @pytest.mark.parametrize("algo", ["a2c", "ppo by minibatch"])
-def test_actors_with_memory(train, algo, settings):
+def test_microbatches_change_nothing_for_recurrent_actors(train, algo, settings):
     whole = train(ALGORITHMS[algo], recurrent="gru", train_batch_size=settings.get("train_batch_size"))
     parts = train(ALGORITHMS[algo], recurrent="gru", **settings)
     assert_same(whole, parts)
     assert parts["metrics"]["backward_passes"] >= 4 * whole["metrics"]["backward_passes"]
 
 
-def test_asynchronous_collection_can_be_differentiated_in_slices(make_scheme, watch):
+def test_slices_work_with_asynchronous_collection(make_scheme, watch):
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, algo=watch.algo.create_factory(),
                          microbatch_size=5)
     for _ in range(4):
@@ -112,14 +112,14 @@ def test_asynchronous_collection_can_be_differentiated_in_slices(make_scheme, wa
     assert watch.updates == 4
 
 
-def test_clipping_is_felt_once_an_update(train):
+def test_gradients_are_clipped_once_per_update(train):
     algo = A2C.create_factory(max_grad_norm=0.05, optimizer="sgd", lr=0.1)
     whole, pieces = (train(algo, train_batch_size=160, microbatch_size=size) for size in (None, 30))
     assert_same(whole, pieces)
     assert all(info["grad_norm"] > 0.05 for info in pieces["infos"])  # the norm of the whole gradient before clipping
 
 
-def test_a_loss_that_is_a_sum(make_scheme, train):
+def test_gradients_of_a_summed_loss_are_added(make_scheme, train):
     """Check that the gradients of slices are added, not averaged, if the loss is a sum."""
     class Sum(A2C):
         loss_reduction = "sum"
@@ -137,7 +137,7 @@ def test_a_loss_that_is_a_sum(make_scheme, train):
     assert norms[0] > 50 * train(A2C.create_factory(**settings), train_batch_size=160)["infos"][0]["grad_norm"]
 
 
-def test_target_kl_is_decided_by_the_whole_batch(train):
+def test_target_kl_uses_the_mean_over_the_whole_batch(train):
     """Check that the mean KL over all slices, not the KL of one slice, decides whether training on the data stops."""
     settings = {"num_epochs": 6, "num_mini_batch": 1, "lr": 3e-3, "target_kl": 1e-4}
     whole, parts = (train(PPO.create_factory(**settings), updates=12, microbatch_size=size) for size in (None, 7))
@@ -149,14 +149,14 @@ def test_target_kl_is_decided_by_the_whole_batch(train):
 # Data in memory
 
 
-def test_microbatches_are_forgotten_where_nothing_needs_them(train, watch):
+def test_microbatches_are_discarded_if_nothing_needs_them(train, watch):
     train(watch.algo.create_factory(), updates=2, storage=watch.storage, train_batch_size=400, microbatch_size=40)
     assert len(watch.items) >= 2 * 400 / 80
     assert max(watch.items) < 40 + 40  # `microbatch_size` plus less than one round
     assert max(watch.slices) <= 40
 
 
-def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme, monkeypatch):
+def test_microbatches_are_freed_before_the_next_is_collected(make_scheme, monkeypatch):
     worker = (scheme := make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100,
                                     microbatch_size=16)).start().local_worker
     held = []
@@ -175,7 +175,7 @@ def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme
     ({"advantage_normalization": "none", "num_mini_batch": 2}, "batch", True),
     ({"advantage_normalization": "none", "num_mini_batch": None, "mini_batch_size": 160}, "batch", True),
 ])
-def test_the_train_batch_is_kept_where_it_is_needed_again(train, options, norm_over, is_kept):
+def test_the_train_batch_is_kept_if_it_is_needed_again(train, options, norm_over, is_kept):
     watch = Watch(PPO)
     train(watch.algo.create_factory(**{name: value for name,
                                        value in (ONE_PASS | options).items() if value is not None}), updates=1,
@@ -187,7 +187,7 @@ def test_the_train_batch_is_kept_where_it_is_needed_again(train, options, norm_o
 
 
 @pytest.mark.parametrize("normalization", ["minibatch", "batch"])
-def test_norm_over_changes_what_advantages_are_normalised_over(train, normalization):
+def test_norm_over_changes_the_normalization_of_advantages(train, normalization):
     algo = PPO.create_factory(**ONE_PASS, advantage_normalization=normalization)
     settings = {"train_batch_size": 160, "microbatch_size": 30}
     batch, microbatch = (train(algo, updates=1, **settings, norm_over=norm) for norm in ("batch", "microbatch"))

@@ -12,7 +12,7 @@ from pytorchrl.errors import ReplayError
 from tests.unit.scheme.recording.conftest import ALL_ASYNC, ASYNC_COLLECTION
 
 
-def test_another_event_is_named(runs):
+def test_a_different_event_is_reported(runs):
     runs.record(runtime="threads", **ALL_ASYNC)
 
     def change(part):  # swap the two workers in answers to the driver
@@ -26,7 +26,7 @@ def test_another_event_is_named(runs):
         runs.replay(**ALL_ASYNC)
 
 
-def test_another_turn_is_named(runs):
+def test_a_different_order_of_parameter_access_is_reported(runs):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
 
     def change(part):
@@ -40,7 +40,7 @@ def test_another_turn_is_named(runs):
         runs.replay(**ASYNC_COLLECTION)
 
 
-def test_an_environment_that_does_not_repeat_is_named(runs):
+def test_a_nondeterministic_environment_is_reported(runs):
     class Drawn(FaultyEnv):
         # 0 for the probes and the first run, 1 for the second run
         offsets = iter([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])
@@ -55,7 +55,7 @@ def test_an_environment_that_does_not_repeat_is_named(runs):
         runs.replay(**settings)
 
 
-def test_other_parameters_at_the_end_are_told(runs):
+def test_different_final_parameters_are_reported(runs):
     runs.record(runtime="threads", **ALL_ASYNC)
     with open(runs.path, encoding="utf-8") as file:
         text = file.read()
@@ -65,14 +65,14 @@ def test_other_parameters_at_the_end_are_told(runs):
         runs.replay(**ALL_ASYNC)
 
 
-def test_a_worker_that_is_not_there_is_named(runs):
+def test_a_missing_worker_is_reported(runs):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
     runs.alter(lambda part: part[0] == "GWorker 0" and (part[2].insert(0, ["replaced", 99]) or True))
     with pytest.raises(ReplayError, match="the record has replaced 99"):
         runs.replay(**ASYNC_COLLECTION)
 
 
-def test_other_numbers_in_an_update_are_named(runs, monkeypatch):
+def test_different_numbers_in_an_update_are_reported(runs, monkeypatch):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
     right = PPO.compute_gradients
 

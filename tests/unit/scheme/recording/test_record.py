@@ -15,11 +15,11 @@ from tests.unit.scheme.recording.conftest import ALL_ASYNC, ASYNC_COLLECTION
 
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
-def test_every_pattern_is_repeated_bit_for_bit(runs, pattern, runtime):
+def test_every_pattern_is_replayed_bit_for_bit(runs, pattern, runtime):
     runs.twice(runtime=runtime, **pattern)
 
 
-def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs, make_scheme):
+def test_a_replay_follows_the_record_and_not_the_schedule_seed(runs, make_scheme):
     """Check that a simulation with another schedule seed ends with other parameters, so equal results of a replay can
     only come from the record."""
     first, _ = runs.twice(runtime="simulated", schedule_seed=11, **ALL_ASYNC)
@@ -77,7 +77,7 @@ def scenario(seed):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_runs_of_the_learners_buffers_are_repeated(runs, seed):
+def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
     """Check random settings of the learner's buffers: the same items are dropped, the same slots are used, and the same
     workers are called again.
 
@@ -108,7 +108,7 @@ def test_ranks_sum_in_the_same_order(runs, size):
 
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])
-def test_advantages_normalised_over_all_workers(runs, communication):
+def test_moments_of_advantages_are_replayed_after_losses(runs, communication):
     """Check that the moments of a worker's advantages count for the other workers even if the worker is lost before it
     computes its gradient."""
     algo = PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3, advantage_normalization="batch")
@@ -119,7 +119,7 @@ def test_advantages_normalised_over_all_workers(runs, communication):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_runs_with_faults_are_repeated(runs, seed):
+def test_random_runs_with_faults_are_replayed(runs, seed):
     """The runs include lost, hung, replaced and ignored workers, preempted rounds, skipped updates, and runs that end
     with an error."""
     runs.twice(updates=8, **scenario(seed))
@@ -143,7 +143,7 @@ def test_a_lost_worker_is_lost_again_at_the_same_event(runs):
     assert torch.equal(first["state"]["all"], again["state"]["all"])
 
 
-def test_an_error_is_raised_again_where_it_was_raised(runs):
+def test_an_error_is_raised_again_at_the_same_point(runs):
     settings = {"env_fn": FaultyEnv, "env_kwargs": {"fault": "step", "at": 60}, **ALL_ASYNC}
     first, again = runs.twice(runtime="threads", updates=1000, **settings)
     assert isinstance(first["error"], EnvError)
@@ -155,7 +155,7 @@ def test_an_error_is_raised_again_where_it_was_raised(runs):
     {"num_grad_workers": 2, "distribute_gradients": True},
 ], ids=["all-async", "async-collection", "parallel", "parallel-collection", "decentralised"])
 @pytest.mark.parametrize("name", ["lr", "entropy_coef"])
-def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name):
+def test_changes_by_the_user_are_replayed_at_the_same_update(runs, workers, name):
     """Check that a user's change of a parameter is replayed at the same update.
 
     The user reads the weights in only one of the two runs, and also makes a change that is refused.
@@ -182,7 +182,7 @@ def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name
                     algo=algo, **workers)
 
 
-def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_path):
+def test_parameter_changes_are_refused_with_a_gradient_thread(make_scheme, tmp_path):
     """Check that parameters cannot be changed in a recorded run if a thread computes gradients.
 
     Such a change could occur in the middle of a gradient.
@@ -193,7 +193,7 @@ def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_p
         scheme.update_algorithm_parameter("entropy_coef", 0.1)
 
 
-def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs, monkeypatch):
+def test_a_killed_run_is_replayed_to_the_end_of_its_record(runs, monkeypatch):
     """Check that a record with an incomplete last line is replayed as far as it goes."""
     monkeypatch.setattr("pytorchrl.scheme.recording.record._WRITE_INTERVAL_S", 0.0)
     first = runs.record(runtime="threads", **ALL_ASYNC)
@@ -206,7 +206,7 @@ def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs, monke
     assert first["version"] - 2 <= again["version"] < first["version"]
 
 
-def test_after_its_end_a_replayed_run_does_not_go_on(runs, make_scheme):
+def test_a_replayed_run_cannot_continue_after_its_end(runs, make_scheme):
     runs.record(updates=3, runtime="threads", **ALL_ASYNC)
     scheme = make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
     while not scheme.replay_is_over:
@@ -216,13 +216,13 @@ def test_after_its_end_a_replayed_run_does_not_go_on(runs, make_scheme):
 
 
 @pytest.mark.parametrize("workers", [{}, {"grad_communication": ASYNC}, ALL_ASYNC], ids=["sync", "thread", "all"])
-def test_a_run_that_ends_with_skipped_updates_ends_there(runs, workers):
+def test_a_replay_ends_where_a_run_with_skipped_updates_ended(runs, workers):
     first = runs.record(runtime="simulated", schedule_seed=5, faults="nan grad.* p=0.5", updates=6, **workers)
     again = runs.replay(faults="nan grad.* p=0.5", **workers)
     assert first["version"] == again["version"]
 
 
-def test_a_record_without_an_update_is_over_at_once(runs, make_scheme):
+def test_a_record_without_updates_ends_immediately(runs, make_scheme):
     make_scheme(record=runs.path).start().stop()
     scheme = make_scheme(runtime=None, replay=runs.path)
     assert scheme.replay_is_over
@@ -231,7 +231,7 @@ def test_a_record_without_an_update_is_over_at_once(runs, make_scheme):
 
 
 @pytest.mark.parametrize("workers", [{}, ALL_ASYNC], ids=["sync", "all"])
-def test_an_interrupted_run_is_over_at_its_last_update(runs, make_scheme, workers):
+def test_an_interrupted_run_ends_at_its_last_update(runs, make_scheme, workers):
     scheme = make_scheme(record=runs.path, **workers)
     for _ in range(4):
         scheme.step()
@@ -246,7 +246,7 @@ def _interrupt():
     raise KeyboardInterrupt
 
 
-def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
+def test_an_error_that_does_not_recur_is_reported(runs, monkeypatch):
     """Check that a replay ends with an error if the recorded error, such as a lack of memory, does not occur again."""
     right = PPO.compute_gradients
 
@@ -263,7 +263,7 @@ def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
         runs.replay()
 
 
-def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
+def test_replacements_are_not_limited_in_a_replay(runs):
     """Check that a replay does not limit replacements.
 
     No time passes in a replay, so a worker would soon exceed its budget of ten replacements in ten minutes.
@@ -276,14 +276,14 @@ def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
     assert runs.replay(**settings)["restarts"] == first["restarts"]
 
 
-def test_an_error_of_the_collecting_thread_is_not_hidden_by_a_turn(runs, monkeypatch):
+def test_an_error_of_the_collector_thread_is_raised_in_a_replay(runs, monkeypatch):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
     monkeypatch.setattr("pytorchrl.scheme.collection.strategies._numbers_of", lambda rollout: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runs.replay(**ASYNC_COLLECTION)
 
 
-def test_a_replay_may_be_left_before_its_end(runs, make_scheme, check_ledger):
+def test_a_replay_may_be_stopped_before_its_end(runs, make_scheme, check_ledger):
     runs.record(runtime="threads", **ALL_ASYNC)
     scheme = make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
     for _ in range(5):

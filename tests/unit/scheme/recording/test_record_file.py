@@ -15,7 +15,7 @@ from tests.unit.scheme.recording.conftest import ALL_ASYNC
 HEAD = '{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"target_steps":1}\n'
 
 
-def test_a_record_is_of_its_run_only(runs, make_scheme):
+def test_a_record_with_other_settings_is_refused(runs, make_scheme):
     runs.record(updates=3, runtime="threads", **ALL_ASYNC)
     with pytest.raises(ConfigError,
                        match=r"num_col_workers was 3, now it is 2.*algo_factory: lr was 0.001, now it is 0.01"):
@@ -46,7 +46,7 @@ def test_a_record_from_another_machine_warns(runs, make_scheme):
                                      HEAD % '{"seed":1}' + '[["UWorker",[],[],[]]]\n',
                                      HEAD.replace('"agent":{}', '"agent":{"algo_factory":[]}') % '{"seed":1}',
                                      HEAD.replace('"machine":{}', '"machine":null') % '{"seed":1}'])
-def test_what_is_no_record_is_refused(make_scheme, tmp_path, content):
+def test_invalid_record_files_are_refused(make_scheme, tmp_path, content):
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content)
@@ -54,7 +54,7 @@ def test_what_is_no_record_is_refused(make_scheme, tmp_path, content):
         make_scheme(runtime=None, replay=path)
 
 
-def test_a_record_is_never_overwritten_and_its_place_is_checked(make_scheme, tmp_path):
+def test_a_record_is_never_overwritten_and_its_path_is_checked(make_scheme, tmp_path):
     (tmp_path / "there").write_text("precious")
     with pytest.raises(ConfigError, match="exists already"):
         make_scheme(record=tmp_path / "there").start()
@@ -79,7 +79,7 @@ def test_a_start_that_fails_leaves_no_record(make_scheme, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_disk_ends_the_record_not_the_run(make_scheme, caplog, tmp_path):
+def test_a_full_disk_ends_the_record_but_not_the_run(make_scheme, caplog, tmp_path):
     scheme = make_scheme(record=tmp_path / "run")
     scheme.start()
     scheme._worker._record._file.close()

@@ -63,7 +63,7 @@ def make():
         side.runtime.close()
 
 
-def test_a_rollout_is_in_flight_until_its_shard_has_confirmed_it(make):
+def test_a_rollout_is_in_flight_until_its_shard_confirms_it(make):
     side = make(1)
     assert side.add()
     assert side.places() == {"in_flight": SIZE}
@@ -75,7 +75,7 @@ def test_a_rollout_is_in_flight_until_its_shard_has_confirmed_it(make):
     assert (header.data, header.sequence, header.num_env_steps) == (None, 0, SIZE)
 
 
-def test_steps_that_make_room_are_evicted(make):
+def test_overwritten_steps_are_evicted(make):
     side = make(2, capacity=60)
     for _ in range(10):
         assert side.add()
@@ -98,7 +98,7 @@ def test_no_more_rollouts_are_in_flight_than_allowed(make, add_in_flight):
     assert side.add()
 
 
-def test_a_lost_shard_loses_what_it_had_and_what_was_on_the_way(make):
+def test_a_lost_shard_loses_its_contents_and_rollouts_in_flight(make):
     side = make(2)
     for _ in range(4):
         side.add()
@@ -137,7 +137,7 @@ def test_a_shard_that_the_sampler_found_lost_is_replaced_once(make):
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("restart", [1, 1]), ("ignore", [1, 1, 1])])
-def test_streams_wait_for_a_replacement_or_go_elsewhere(make, policy, expected):
+def test_streams_wait_for_a_replacement_or_change_their_shard(make, policy, expected):
     side = make(2, policy=policy, routing="by_stream", add_in_flight=3)
     side.inserter.lose(0, WorkerLostError("gone"))
     accepted = [side.add(worker) for worker in (1, 2, 3)]
@@ -145,7 +145,7 @@ def test_streams_wait_for_a_replacement_or_go_elsewhere(make, policy, expected):
     assert side.inserter.owners == expected
 
 
-def test_what_is_not_confirmed_in_the_end_stays_in_flight(make):
+def test_unconfirmed_rollouts_stay_in_flight_at_the_end(make):
     side = make(1, costs={"add": 1.0})
     side.add()
     side.add()
@@ -153,7 +153,7 @@ def test_what_is_not_confirmed_in_the_end_stays_in_flight(make):
     assert side.places() == {"in_flight": SIZE, "resident": SIZE}
 
 
-def test_a_restored_shard_is_counted_from_its_state(make):
+def test_counts_of_a_restored_shard_come_from_its_state(make):
     side = make(1, capacity=20)
     for _ in range(3):
         side.add()

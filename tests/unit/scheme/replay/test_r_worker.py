@@ -41,7 +41,7 @@ def test_weights_are_relative_to_the_largest_of_all_shards(make, smallest):
     assert set(batch.ids.tolist()) == set(range(5))
 
 
-def test_beta_is_that_of_the_draw(make):
+def test_beta_is_the_value_in_the_request(make):
     batch = make(weight_norm="buffer").sample(50, 0.25, {"beta": 1.0}).batch
     assert batch.weight.tolist() == pytest.approx((0.25 / (batch.ids + 1.0)).tolist(), rel=1e-5)
 

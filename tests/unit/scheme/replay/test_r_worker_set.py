@@ -82,7 +82,7 @@ def test_remote_shards_request_their_resources():
     ({"replay_worker_resources": {"num_cpu": 1}}, "did you mean 'num_cpus'"),
     ({"min_replay_ratio": 2.0, "max_replay_ratio": 1.0}, "min_replay_ratio 2.0 exceeds max_replay_ratio 1.0"),
     ({"routing": "other"}, "routing must be one of"), ({"add_in_flight": 0}, "add_in_flight must be")])
-def test_options_that_cannot_hold_are_refused(options, text):
+def test_invalid_options_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         RWorkerSet.Options(**{"num_replay_workers": 2} | options)
 

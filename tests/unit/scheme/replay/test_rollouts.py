@@ -40,7 +40,7 @@ def numbers(batch):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_holds_the_newest_whole_rollouts(make, seed):
+def test_replay_holds_the_newest_whole_rollouts(make, seed):
     """Check the replay against a list of all inserted rollouts, whose lengths are random."""
     rng, size = np.random.default_rng(seed), 60
     storage, came, sizes, drawn, sampled = make(size, seed), [], [], set(), 0
@@ -79,7 +79,7 @@ def test_it_holds_the_newest_whole_rollouts(make, seed):
     assert list(storage.generate_batches(1, 5)) == []
 
 
-def test_rollouts_are_drawn_uniformly_and_with_replacement(make):
+def test_rollouts_are_sampled_uniformly_with_replacement(make):
     storage = make(70)
     for number in range(9):  # seven of these rollouts fit
         storage.insert_data_slice([rollout(number)])
@@ -91,7 +91,7 @@ def test_rollouts_are_drawn_uniformly_and_with_replacement(make):
     assert any(len(set(numbers(small))) < 3 for small in storage.generate_batches(50, 30))
 
 
-def test_what_is_drawn_and_what_was_given_are_copies(make):
+def test_sampled_and_inserted_rollouts_are_copies(make):
     storage, given = make(100), rollout(3)
     storage.insert_data_slice([given])
     given.reward.zero_()
@@ -111,7 +111,7 @@ def test_a_rollout_that_does_not_fit_is_refused(make):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_it_goes_on_from_its_state(make, several):
+def test_a_restored_replay_continues_identically(make, several):
     def data(number):
         return MultiRollout({"a": rollout(number), "b": rollout(number, num_envs=4)}, 2) if several else rollout(number)
 

@@ -52,7 +52,7 @@ def test_a_rollout_waits_if_no_shard_can_accept_it(routing):
     assert Router(routing, 3, 0, load=lambda index: (0, 0)).choose(1, [], range(3)) is None
 
 
-def test_random_routing_leaves_out_shards_without_room():
+def test_random_routing_skips_full_shards():
     router = Router("random", 4, 0, load=None)
     assert {router.choose(1, [1, 3], [0, 1, 2, 3]) for _ in range(50)} == {1, 3}
     assert router.choose(1, [], [0, 1, 2, 3]) is None

@@ -54,7 +54,7 @@ def make():
         side.runtime.close()
 
 
-def test_without_contents_nothing_is_requested(make):
+def test_nothing_is_requested_from_empty_shards(make):
     side = make(rollouts=0)
     assert side.sampler.poll({}) is None
     assert side.sampler.num_requested == 0
@@ -62,7 +62,7 @@ def test_without_contents_nothing_is_requested(make):
 
 
 @pytest.mark.parametrize("max_requests", [1, 5])
-def test_so_many_batches_are_requested_ahead(make, max_requests):
+def test_max_requests_batches_are_requested_ahead(make, max_requests):
     side = make(max_requests=max_requests)
     side.states.added = 7
     side.take()
@@ -70,7 +70,7 @@ def test_so_many_batches_are_requested_ahead(make, max_requests):
     assert side.asked[:max_requests] == [(7, number) for number in range(max_requests)]
 
 
-def test_no_batch_is_requested_that_may_not_be(make):
+def test_batches_are_requested_only_if_allowed(make):
     side = make(may_request=lambda added, requested: requested < 2)
     side.take()
     assert side.sampler.num_requested == 1
@@ -90,7 +90,7 @@ def test_batches_arrive_in_the_order_of_their_requests(make):
     assert found == requested[:10]
 
 
-def test_shards_are_drawn_in_proportion_to_their_mass(make):
+def test_shards_are_sampled_in_proportion_to_their_mass(make):
     side = make(max_requests=400)
     for index, mass in enumerate((1.0, 3.0)):
         side.states.update(index, 0, ShardState(answers=100, mass=mass, smallest=1.0))
@@ -102,14 +102,14 @@ def test_shards_are_drawn_in_proportion_to_their_mass(make):
 
 
 @pytest.mark.parametrize("num_passes", [1, 3])
-def test_a_taken_batch_counts_as_trained_with_each_pass(make, num_passes):
+def test_each_pass_over_a_batch_counts_as_trained(make, num_passes):
     side = make(num_passes=num_passes)
     for number in range(1, 4):
         assert side.take().num_samples == BATCH
         assert side.states.trained == BATCH * num_passes * number
 
 
-def test_a_drain_gives_back_what_was_requested_and_not_used(make):
+def test_a_drain_cancels_unused_requests(make):
     side = make(max_requests=5, num_passes=2)
     side.take()
     assert side.sampler.drain(side.runtime.now() + 60.0) == 4
@@ -125,7 +125,7 @@ def test_a_drain_ends_at_its_deadline(make):
     assert len(side.sampler.forget_requests()) == 5
 
 
-def test_levels_are_taken_once(make):
+def test_queue_levels_are_returned_once(make):
     side = make(max_requests=3)
     side.take()
     side.runtime.sleep(1.0)  # the other two batches arrive
@@ -138,7 +138,7 @@ def test_levels_are_taken_once(make):
     assert side.sampler.take_levels() == ()
 
 
-def test_errors_reach_the_shard_of_the_batch(make):
+def test_td_errors_reach_the_shard_of_the_batch(make):
     side = make()
     batch = side.take()
     shard = int(batch.action[0]) // (10 * SIZE)
@@ -153,7 +153,7 @@ def test_errors_reach_the_shard_of_the_batch(make):
     assert errors.dtype == np.float32
 
 
-def test_errors_for_a_shard_that_was_replaced_are_discarded(make):
+def test_td_errors_for_a_replaced_shard_are_discarded(make):
     side = make(number=1)
     batch = side.take()
     side.states.reset(0)
@@ -162,7 +162,7 @@ def test_errors_for_a_shard_that_was_replaced_are_discarded(make):
     assert side.handles[0].native.worker._storage.recorded_errors == []
 
 
-def test_a_shard_that_hangs_is_left_and_reported(make):
+def test_a_hung_shard_is_suspended_and_reported(make):
     side = make(number=1, costs={"sample": 100.0}, timeout_s=2.0)
     for _ in range(40):
         assert side.sampler.poll({}) is None

@@ -8,7 +8,7 @@ from pytorchrl.errors import WorkerLostError
 from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
 
 
-def test_only_a_newer_state_of_the_present_incarnation_counts():
+def test_only_newer_states_of_the_current_incarnation_count():
     states = ShardStates(2, threading.Event())
     states.update(0, 0, ShardState(answers=2, mass=2.0))
     states.update(0, 0, ShardState(answers=1, mass=1.0))
@@ -16,7 +16,7 @@ def test_only_a_newer_state_of_the_present_incarnation_counts():
     assert [state.mass for state in states.current] == [2.0, 0.0]
 
 
-def test_a_suspended_shard_has_no_mass_whatever_it_still_answers():
+def test_late_answers_do_not_give_mass_to_a_suspended_shard():
     states, error = ShardStates(1, threading.Event()), WorkerLostError("hangs")
     states.update(0, 0, ShardState(answers=1, mass=1.0))
     states.suspend(0, 0, error)

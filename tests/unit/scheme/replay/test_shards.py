@@ -100,7 +100,7 @@ def numbers(batch):
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_what_is_added_is_drawn_and_what_is_kept_is_resident(make, num_shards):
+def test_added_steps_are_sampled_and_stored_steps_are_resident(make, num_shards):
     side = make(num_shards, capacity=100)
     drawn = set()
     while side.collector.number < 30:
@@ -113,34 +113,34 @@ def test_what_is_added_is_drawn_and_what_is_kept_is_resident(make, num_shards):
     assert final.collected == final.resident + final.evicted
 
 
-def test_nothing_is_drawn_before_learning_starts_and_then_at_once(make):
+def test_sampling_begins_as_soon_as_learning_starts(make):
     side = make(learning_starts=55)
     side.get()
     assert 60 <= sum(state.resident for state in side.shards.states) <= 80
 
 
-def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
+def test_a_sampling_timeout_reports_the_reason(make):
     side = make(learning_starts=100, limit=3)
     with pytest.raises(LearnerStarvedError,
                        match=r"no batch from replay for 20.0 s: 30 env steps were added, learning starts at 100"):
         side.get()
 
 
-def test_a_replay_that_fills_up_slowly_is_waited_for(make):
+def test_a_replay_that_fills_slowly_is_awaited(make):
     """Check that each new rollout restarts the limit of 20 s: learning starts after twenty rollouts of 2 s each."""
     side = make(learning_starts=200, interval_s=2.0)
     assert side.get() is not None
     assert side.runtime.now() > 30.0
 
 
-def test_collection_goes_on_where_there_is_nothing_to_learn_from_yet(make, monkeypatch):
+def test_collection_continues_while_nothing_can_be_sampled(make, monkeypatch):
     """Check that `min_replay_ratio` does not stop collection while there is nothing to sample."""
     monkeypatch.setattr(SyntheticReplay, "mass", property(lambda storage: float(len(storage.inserted) >= 5)))
     side = make(num_shards=1, min_replay_ratio=100.0)
     assert side.get() is not None
 
 
-def test_turns_are_taken_by_what_is_sent_not_by_waiting(make):
+def test_round_robin_follows_sent_rollouts_and_not_waiting_times(make):
     side = make(num_shards=2, batch_size=32, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5,
                 costs={"sample": 0.0301})
     for _ in range(60):
@@ -157,7 +157,7 @@ def test_stopping_ends_a_wait(make):
         side.shards.get(lambda: side.runtime.now() > 1.0, lambda: None, {})
 
 
-def test_no_more_is_asked_for_than_may_be_on_the_way(make):
+def test_requests_in_flight_are_bounded(make):
     side = make(num_shards=2, prefetch=3)
     asked = []
     for _ in range(30):
@@ -168,7 +168,7 @@ def test_no_more_is_asked_for_than_may_be_on_the_way(make):
     assert max(asked) <= 6
 
 
-def test_adds_wait_for_room(make):
+def test_collection_waits_for_a_slow_shard(make):
     """Check that collection waits for a shard that is slow to add rollouts."""
     side = make(num_shards=1, add_in_flight=2, costs={"add": 1.0}, interval_s=0.001)
     side.runtime.sleep(10.0)
@@ -220,7 +220,7 @@ def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
     assert (abs(loads[0] - loads[1]) <= 4 * SIZE) == is_even
 
 
-def test_shards_are_drawn_in_proportion_to_their_mass(make, monkeypatch):
+def test_shards_are_sampled_in_proportion_to_their_mass(make, monkeypatch):
     monkeypatch.setattr(SyntheticReplay, "mass", property(
         lambda storage: 1.0 if storage.inserted and storage.inserted[0][0] == 0 else 3.0))
     side = make(num_shards=2, limit=2, capacity=10**4)
@@ -251,7 +251,7 @@ def test_collection_waits_for_learning_and_learning_for_collection(make):
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_shards_are_told_what_learning_found(make, num_shards):
+def test_shards_receive_the_errors_found_by_learning(make, num_shards):
     side = make(num_shards)
     told = 0
     for _ in range(50):
@@ -271,7 +271,7 @@ def test_shards_are_told_what_learning_found(make, num_shards):
             np.testing.assert_allclose(errors, ids + 0.5)
 
 
-def test_messages_to_a_slow_shard_become_one(make):
+def test_messages_to_a_slow_shard_are_merged(make):
     side = make(1, costs={"priorities": 2.0})
     for _ in range(40):
         batch = side.get()
@@ -282,7 +282,7 @@ def test_messages_to_a_slow_shard_become_one(make):
 
 @pytest.mark.parametrize("point", ["add 4", "sample 3", "priorities 2"])
 @pytest.mark.parametrize("action", ["kill", "hang"])
-def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action, point):
+def test_a_lost_shard_is_no_longer_sampled_and_its_replacement_is_empty(make, action, point):
     side = make(2, capacity=200, faults=f"{action} shard.1 @ {point}", prefetch=2)
     longest, told_wrong = 0.0, []
     for _ in range(600):
@@ -311,7 +311,7 @@ def test_a_shards_error_reaches_the_learner(make):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_schedules_keep_the_account(make, seed):
+def test_the_ledger_balances_under_random_schedules(make, seed):
     rng = np.random.default_rng(seed)
     costs = {name: ("exponential", float(10 ** rng.uniform(-4, -1)))
              for name in ("message", "add", "sample", "priorities")}

@@ -39,7 +39,7 @@ def storages(scheme):
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 0.9), ("beta", 0.7), ("epsilon", 0.5), ("stratified", True)])
-def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
+def test_scheme_options_override_those_of_the_storage(make_apex, name, value):
     scheme = make_apex(**{name: value})
     assert scheme.settings[name] == value
     for storage in storages(scheme):
@@ -54,7 +54,7 @@ def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
     ids=["one", "asynchronous", "synchronous", "ranks"])
 @pytest.mark.parametrize("beta", [linear(0.4, 1.0), [(0, 0.4), (2000, 1.0)], lambda remaining: 1.0 - 0.6 * remaining],
                          ids=["linear", "points", "function"])
-def test_a_schedule_of_beta_reaches_the_draws(make_apex, settings, beta):
+def test_a_schedule_of_beta_affects_sampling(make_apex, settings, beta):
     scheme = make_apex(beta=beta, **settings)
     assert scheme.settings["beta"] == str(scheme.agent.storage_factory.options.beta)
     json.dumps(scheme.settings)
@@ -68,13 +68,13 @@ def test_a_schedule_of_beta_reaches_the_draws(make_apex, settings, beta):
     assert all(0.4 < beta < 1.0 for beta in betas)
 
 
-def test_size_is_that_of_all_shards(make_apex):
+def test_size_is_the_total_of_all_shards(make_apex):
     assert [storage.options.size for storage in storages(make_apex(size=101))] == [51, 50]
     with pytest.raises(ConfigError, match="size 20 over 2 shards is only 10 each"):
         make_apex(size=20)
 
 
-def test_prioritized_changes_how_it_draws(make_apex):
+def test_prioritized_changes_the_storage(make_apex):
     assert {type(storage) for storage in storages(make_apex(prioritized=False))} == {ReplayBuffer}
     scheme = make_apex(ReplayBuffer, prioritized=True, alpha=0.3)
     assert scheme.settings["initial_priority"] == "worker"
@@ -90,6 +90,6 @@ def test_prioritized_changes_how_it_draws(make_apex):
     (PERBuffer, {"prioritized": False, "beta": 0.5}, "beta would be ignored: ReplayBuffer has no such option"),
     (PERBuffer, {"num_replay_workers": None, "alpha": 0.5}, "replay is in shards|alpha=0.5 is for replay workers"),
 ])
-def test_what_is_wrong_or_would_be_ignored_is_refused(make_apex, storage, settings, text):
+def test_wrong_or_unused_options_are_refused(make_apex, storage, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_apex(storage, **settings)

@@ -9,7 +9,7 @@ from pytorchrl.scheme.replay.versions import Versions
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_versions_are_those_of_the_rollout_that_fills_a_row(seed):
+def test_rows_have_the_versions_of_their_rollouts(seed):
     rng, size = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 400))
     versions, rows = Versions(), []
     for number in range(150):

@@ -22,7 +22,7 @@ def make_batch():
 
 
 @pytest.mark.parametrize("gradients", [[GOOD], [GOOD, None], [None], []])
-def test_finite_gradients_have_no_fault(tmp_path, gradients):
+def test_finite_gradients_are_not_reported(tmp_path, gradients):
     assert BadBatches(str(tmp_path / "bad"), 1, ALGORITHM).find_fault(make_batch(), gradients, {}, 0) == ""
     assert not list(tmp_path.iterdir())
 
@@ -34,7 +34,7 @@ def test_the_message_names_worker_version_losses_and_norm():
                      "(keep_bad_batches is None)")
 
 
-def test_five_batches_are_kept_under_names_of_their_own(tmp_path):
+def test_five_batches_are_saved_under_different_names(tmp_path):
     batches = BadBatches(str(tmp_path), 2, ALGORITHM)
     faults = [batches.find_fault(make_batch(), [BAD], {"loss": 1.0}, version) for version in (4, 4, 4, 5, 6, 7, 8)]
     names = {"gworker2_version4.pt", "gworker2_version4_2.pt", "gworker2_version4_3.pt", "gworker2_version5.pt",
@@ -44,7 +44,7 @@ def test_five_batches_are_kept_under_names_of_their_own(tmp_path):
     assert f"not saved: {tmp_path} has 5 " in faults[-1]
 
 
-def test_a_file_has_the_numbers_of_the_batch_and_no_more(tmp_path):
+def test_a_file_contains_only_the_batch(tmp_path):
     BadBatches(str(tmp_path), 0, ALGORITHM).find_fault(make_batch(), [BAD], {"loss": 1.0}, 3)
     file = torch.load(tmp_path / "gworker0_version3.pt", weights_only=True)
     assert (file["worker"], file["version"], file["info"]) == (0, 3, {"loss": 1.0})
@@ -55,7 +55,7 @@ def test_a_file_has_the_numbers_of_the_batch_and_no_more(tmp_path):
     assert batch.ret.untyped_storage().nbytes() == 4 * 4
 
 
-def test_a_directory_is_one_that_exists_or_can_be_created(tmp_path, monkeypatch):
+def test_existing_and_new_directories_are_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_directory("folder", tmp_path) == str(tmp_path)
     assert check_directory("folder", "a/b/c") == str(tmp_path / "a" / "b" / "c")
@@ -67,14 +67,14 @@ def test_a_directory_is_one_that_exists_or_can_be_created(tmp_path, monkeypatch)
     ("file", "folder must be a directory, got"), ("file/below", "folder .* cannot be a directory"),
     ("zero\0byte", "folder .* cannot be a directory"), ("x" * 300, "folder .* cannot be a directory")],
     ids=["empty", "none", "number", "bytes", "file", "below a file", "zero byte", "long"])
-def test_what_cannot_be_a_directory_is_refused(tmp_path, monkeypatch, wrong, text):
+def test_paths_that_cannot_be_directories_are_refused(tmp_path, monkeypatch, wrong, text):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=text):
         check_directory("folder", wrong)
 
 
-def test_half_a_file_is_removed(tmp_path, monkeypatch):
+def test_an_incomplete_file_is_removed(tmp_path, monkeypatch):
     keeper = BadBatches(str(tmp_path), 1, None)
 
     class Full:

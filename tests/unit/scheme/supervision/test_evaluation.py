@@ -66,7 +66,7 @@ def evaluate(monkeypatch):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_episodes", "owed"), [(1, (1, 0, 0)), (5, (2, 2, 1)), (6, (2, 2, 2))])
-def test_short_episodes_count_no_more_than_each_environment_owes(evaluate, num_episodes, owed, autoreset):
+def test_each_environment_contributes_its_share_of_episodes(evaluate, num_episodes, owed, autoreset):
     evaluation, _ = evaluate(num_episodes, autoreset)
     expected = [length for length, count in zip(LENGTHS, owed, strict=True) for _ in range(count)]
     assert sorted(evaluation.lengths) == sorted(expected)
@@ -76,7 +76,7 @@ def test_short_episodes_count_no_more_than_each_environment_owes(evaluate, num_e
 
 
 @pytest.mark.parametrize(("autoreset", "pause"), [("same_step", 0), ("next_step", 1)])
-def test_the_memory_is_reset_at_the_first_step_of_each_episode_and_at_no_other(evaluate, autoreset, pause):
+def test_the_memory_is_reset_only_at_the_start_of_each_episode(evaluate, autoreset, pause):
     """All observations are equal, so the memory only depends on the number of steps since its reset."""
     _, seen = evaluate(6, autoreset)
     periods = np.array(LENGTHS) + pause  # steps per episode, including the step that resets the environment

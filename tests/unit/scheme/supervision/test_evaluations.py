@@ -8,7 +8,7 @@ from pytorchrl import VecEnv
 from pytorchrl.envs.testing import CountingEnv
 
 
-def test_evaluation_runs_beside_training(make_scheme):
+def test_evaluation_runs_during_training(make_scheme):
     may_step = threading.Event()
 
     class Waiting(CountingEnv):

@@ -71,7 +71,7 @@ def test_a_killed_gradient_worker_is_replaced_with_its_collectors(run, grad_comm
     assert of_second == {(index, number) for index in collectors for number in (0, 64)}
 
 
-def test_what_a_lost_gradient_worker_held_is_booked_as_lost(run):
+def test_steps_of_a_lost_gradient_worker_count_as_lost(run):
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
                 "costs": COSTS | {"grad": 2.0}}  # gradients are so slow that the queue fills
     result = run(faults="kill grad.1 @ grad 3", **settings)
@@ -92,7 +92,7 @@ def test_a_killed_collector_loses_one_rollout_at_most(run):
     {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
     {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC},
 ])
-def test_replacement_works_on_threads_too(make_scheme, check_ledger, settings):
+def test_workers_on_threads_are_also_replaced(make_scheme, check_ledger, settings):
     scheme = make_scheme(**settings)
     scheme.step()
     level = scheme.update_worker if scheme.update_worker.remote_workers else scheme.update_worker.local_worker
@@ -108,7 +108,7 @@ def test_replacement_works_on_threads_too(make_scheme, check_ledger, settings):
 
 
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
-def test_of_many_lost_at_once_a_few_start_at_a_time(run, monkeypatch, col_communication):
+def test_few_replacements_start_at_the_same_time(run, monkeypatch, col_communication):
     starting, most = set(), []
     replace, answered = Supervisor.replace, Supervisor.answered
 
@@ -159,7 +159,7 @@ def test_the_deadline_grows_with_the_longest_rollout(run):
     assert strict["metrics"]["workers_restarted"] == 1
 
 
-def test_a_full_queue_is_no_hang(run):
+def test_a_full_queue_is_not_a_hang(run):
     """Check that collectors do not count as hung if a slow learner has not yet taken their answers."""
     result = run(num_col_workers=2, col_communication=ASYNC, queue_size=1, costs=COSTS | {"grad": 500.0},
                  worker_timeout_s=1.0,
@@ -167,7 +167,7 @@ def test_a_full_queue_is_no_hang(run):
     assert result["metrics"]["workers_restarted"] == 0
 
 
-def test_ignoring_goes_on_with_the_others(run):
+def test_ignoring_continues_with_the_other_workers(run):
     result = run(num_col_workers=3, on_worker_failure="ignore", faults="kill col.2 @ step 6")
     assert result["metrics"]["workers_restarted"] == 0
     late = {place[1] for place in incarnations(result["steps"][-24:])}
@@ -186,7 +186,7 @@ def test_ignoring_goes_on_with_the_others(run):
     ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3"}, (9, 0)),
     ({}, (0, 0)),
 ], ids=["all", "collector", "replaced", "tree", "branch", "both", "branch replaced", "central"])
-def test_metrics_tell_how_many_workers_are_missing(run, settings, expected):
+def test_metrics_count_missing_workers(run, settings, expected):
     metrics = run(updates=24, **settings)["metrics"]
     assert (metrics["workers"], metrics["workers_missing"]) == expected
 
@@ -200,13 +200,13 @@ def test_an_ignored_worker_that_hangs_is_ended(make_scheme):
     assert scheme.runtime.running == ["GWorker 0/CWorker 1", "GWorker 0/CWorker 3"]
 
 
-def test_ignoring_ends_with_the_last_worker(run):
+def test_losing_the_last_ignored_worker_ends_the_run(run):
     with pytest.raises(NoWorkersLeft, match="all 2 workers are lost"):
         run(num_col_workers=2, on_worker_failure="ignore", faults="kill col.1 @ step 6; kill col.2 @ step 14")
 
 
 @pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_grad_workers": 2}])
-def test_raising(run, settings):
+def test_a_lost_worker_raises_if_configured(run, settings):
     faults = "kill col.1 @ step 6" if "num_col_workers" in settings else "kill grad.1 @ grad 3"
     with pytest.raises(WorkerLostError, match=r"Worker 1 has been killed"):
         run(on_worker_failure="raise", faults=faults, **settings)
@@ -220,7 +220,7 @@ def test_a_killed_rank_is_replaced_with_its_collectors(run, num_col_workers):
     assert {place[2] for place in incarnations(result["steps"]) if place[0] == 1} == {0, 64}
 
 
-def test_a_crash_loop_ends(run):
+def test_a_crash_loop_ends_the_run(run):
     with pytest.raises(CrashLoopError, match="lost 3 times in a row without a result"):
         run(num_col_workers=2, faults="kill col.1 p=1.0")
 
@@ -245,7 +245,7 @@ def test_a_new_collector_has_the_newest_weights_before_its_first_step(make_schem
     ("worker_timeout_s", float("inf")),
     ("worker_timeout_s", "60"),
 ])
-def test_wrong_options(make_scheme, name, value):
+def test_wrong_options_are_refused(make_scheme, name, value):
     with pytest.raises(ConfigError, match=name):
         make_scheme(**{name: value})
 
@@ -273,7 +273,7 @@ def lose_and_wait(supervisor, index=0):
     return supervisor.runtime.now() - start
 
 
-def test_pauses_double_up_to_half_a_minute(supervisor):
+def test_pauses_between_restarts_double_up_to_half_a_minute(supervisor):
     pauses = []
     for _ in range(10):
         pauses.append(lose_and_wait(supervisor))
@@ -288,7 +288,7 @@ def test_pauses_double_up_to_half_a_minute(supervisor):
         supervisor.lost(0, WorkerLostError("gone"))
 
 
-def test_the_budget_is_of_ten_minutes_and_each_workers_own(supervisor):
+def test_each_worker_has_its_own_budget_of_ten_minutes(supervisor):
     for _ in range(9):
         lose_and_wait(supervisor)
         supervisor.answered(0, 1.0, more=False)
@@ -297,7 +297,7 @@ def test_the_budget_is_of_ten_minutes_and_each_workers_own(supervisor):
     assert lose_and_wait(supervisor) < 0.7
 
 
-def test_only_losses_without_a_result_in_between_are_a_crash_loop(supervisor):
+def test_only_losses_without_results_in_between_are_a_crash_loop(supervisor):
     lose_and_wait(supervisor)
     lose_and_wait(supervisor)
     supervisor.answered(0, 1.0, more=False)
@@ -307,7 +307,7 @@ def test_only_losses_without_a_result_in_between_are_a_crash_loop(supervisor):
         supervisor.lost(0, WorkerLostError("gone"))
 
 
-def test_time_runs_for_the_oldest_unanswered_call(supervisor):
+def test_the_deadline_is_that_of_the_oldest_unanswered_call(supervisor):
     supervisor.called(0)
     supervisor.runtime.sleep(5)
     supervisor.answered(0, 1.0, more=False)
@@ -328,7 +328,7 @@ def test_time_runs_for_the_oldest_unanswered_call(supervisor):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_lost_evaluation_is_begun_anew(make_scheme, waits):
+def test_a_lost_evaluation_is_restarted(make_scheme, waits):
     scheme = make_scheme(runtime="simulated", num_col_workers=2)
     scheme.agent = dataclasses.replace(scheme.agent, test_envs_factory=scheme.agent.train_envs_factory)
     scheme.start_evaluation(4)

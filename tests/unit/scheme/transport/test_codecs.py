@@ -54,14 +54,14 @@ def test_round_trip_is_bit_exact(array, name):
 
 @pytest.mark.parametrize("name", _LOSSLESS)
 @pytest.mark.parametrize("key", ["zeros", "uint8 images", "bool", "int64", "float64", "big endian", "not contiguous"])
-def test_lossless_codecs_do_pack_what_can_be_packed(name, key):
+def test_lossless_codecs_shrink_compressible_data(name, key):
     packed = get_codec(name).pack(_ARRAYS[key])
     assert isinstance(packed, Packed)
     assert packed.nbytes == sum(array.nbytes for array in packed.arrays) < _ARRAYS[key].nbytes
 
 
 @pytest.mark.parametrize("name", [*_LOSSLESS, *_LOSSY])
-def test_decoded_arrays_can_be_written_and_are_nobody_elses(name):
+def test_decoded_arrays_are_writable_and_share_no_memory(name):
     array = np.arange(4000, dtype=np.float32) // 100
     before = array.copy()
     packed = get_codec(name).pack(array)
@@ -72,7 +72,7 @@ def test_decoded_arrays_can_be_written_and_are_nobody_elses(name):
 
 
 @pytest.mark.parametrize("name", [*_LOSSLESS, *_LOSSY])
-def test_packed_arrays_cross_out_of_band_and_name_their_codec(name):
+def test_packed_arrays_are_pickled_out_of_band_with_their_codec(name):
     """Check that packed arrays can be pickled as Ray sends them: in separate buffers, read-only on arrival."""
     array = np.arange(4000, dtype=np.float32) // 100
     packed, buffers = get_codec(name).pack(array), []
@@ -89,7 +89,7 @@ def test_packed_arrays_cross_out_of_band_and_name_their_codec(name):
 
 @pytest.mark.parametrize("name", _LOSSY)
 @pytest.mark.parametrize("key", ["float64", "uint8 images", "bool", "int64", "float16", "empty", "big endian"])
-def test_lossy_codecs_leave_all_but_float32_alone(name, key):
+def test_lossy_codecs_change_only_float32(name, key):
     assert get_codec(name).pack(_ARRAYS[key]) is _ARRAYS[key]
 
 
@@ -186,7 +186,7 @@ def test_golden_small_cases():
 @pytest.mark.parametrize("name", _LOSSY)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [3, 300])
-def test_what_is_not_finite_stays_so(name, bad, size):
+def test_non_finite_values_stay_non_finite(name, bad, size):
     values = np.ones(size, np.float32)
     values[size // 2] = bad
     again = decode_array(get_codec(name).pack(values))
@@ -203,7 +203,7 @@ def test_int8_of_tiny_values_is_finite(tiny):
 
 
 @pytest.mark.parametrize("large", [65520.0, 1e30])
-def test_fp16_falls_back_to_bf16_where_values_are_too_large(large):
+def test_fp16_falls_back_to_bf16_for_large_values(large):
     values = np.array([1.0, large, 3.0], np.float32)
     packed = get_codec("fp16").pack(values)
     assert packed.codec.name == "bf16"
@@ -211,7 +211,7 @@ def test_fp16_falls_back_to_bf16_where_values_are_too_large(large):
     assert get_codec("fp16").pack(np.float32([65504.0, 1.0])).codec.name == "fp16"
 
 
-def test_bf16_sends_what_it_would_make_infinite_as_it_is():
+def test_bf16_does_not_encode_values_that_would_become_infinite():
     values = np.array([1.0, np.finfo(np.float32).max], np.float32)
     assert get_codec("bf16").pack(values) is values
     assert get_codec("fp16").pack(values) is values
@@ -233,7 +233,7 @@ def _twice(arrays, dtype, size):
     return np.repeat(arrays[0], 2)[:size].astype(dtype)
 
 
-def test_a_codec_of_ones_own(registry):
+def test_a_user_defined_codec_encodes_and_decodes(registry):
     codec = register_codec("halves", _every_other, _twice, is_lossless=False)
     assert get_codec("halves") is codec
     assert "halves" in codecs.codec_names()
@@ -249,7 +249,7 @@ def test_a_codec_of_ones_own(registry):
     assert register_codec("halves", _every_other, _twice, is_lossless=True).is_lossless
 
 
-def test_a_codec_that_decodes_something_else_is_found_out(registry):
+def test_a_codec_that_decodes_wrong_data_is_detected(registry):
     wrong_size = register_codec("a", _every_other, lambda arrays, dtype, size: arrays[0], is_lossless=True)
     with pytest.raises(ValueError, match="codec 'a' decodes 4 values of <f4 as 2 of <f4"):
         wrong_size.pack(np.arange(4, dtype=np.float32)).decode()
@@ -259,12 +259,12 @@ def test_a_codec_that_decodes_something_else_is_found_out(registry):
 
 
 @pytest.mark.parametrize("name", ["lz4", "none", "auto", "auto:x", "", 3])
-def test_names_that_are_taken(registry, name):
+def test_names_in_use_are_refused(registry, name):
     with pytest.raises(ConfigError, match="a codec's name must be new"):
         register_codec(name, _every_other, _twice, is_lossless=True)
 
 
-def test_nothing_is_left_out_without_loss(registry):
+def test_lossless_codecs_cannot_have_feedback(registry):
     with pytest.raises(ConfigError, match="has_feedback"):
         register_codec("x", _every_other, _twice, is_lossless=True, has_feedback=True)
 

@@ -48,7 +48,7 @@ def test_lossless_codecs_change_nothing_but_bytes(make_scheme, codec):
 @pytest.mark.parametrize(("codec", "ratio", "error", "drift"), [
     ("fp16", 2, 1e-3, 0.05), ("bf16", 2, 4e-3, 0.2), ("int8", 3.94, 0.03, 1.0), ("topk", 5, 0.8, 1.3)])
 @pytest.mark.parametrize("communication", ["synchronous", ASYNC])
-def test_lossy_gradients_are_smaller_and_nearly_the_same(make_scheme, codec, ratio, error, drift, communication):
+def test_lossy_gradients_are_smaller_and_nearly_equal(make_scheme, codec, ratio, error, drift, communication):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     settings = GRADS | {"grad_communication": communication, "runtime": "simulated",
                         "algo": A2C.create_factory(lr=1e-5), "envs": envs}
@@ -85,7 +85,7 @@ def test_compress_weights_to_send(make_scheme):
     assert not torch.equal(there["all"], own)
 
 
-def test_weights_are_encoded_once_a_version_and_decoded_by_each(make_scheme, monkeypatch):
+def test_weights_are_encoded_once_per_version_and_decoded_by_each_worker(make_scheme, monkeypatch):
     encoded, decoded = [], []
     codec = codecs._codecs["zstd"]
     monkeypatch.setitem(codecs._codecs, "zstd", codecs.Codec(
@@ -99,7 +99,7 @@ def test_weights_are_encoded_once_a_version_and_decoded_by_each(make_scheme, mon
     assert metrics["compress/weights/decode_time_ms"] > 0
 
 
-def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
+def test_a_replaced_gradient_worker_starts_without_residuals(make_scheme):
     kept = {}
     settings = {**GRADS, "runtime": "simulated", "compress_grads_to_send": "topk", "faults": "kill grad.2 @ grad 3"}
     scheme = make_scheme(**settings, algo=A2C.create_factory())
@@ -119,7 +119,7 @@ def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk"])
-def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
+def test_a_non_finite_gradient_is_still_skipped(make_scheme, codec):
     scheme = make_scheme(**GRADS, runtime="simulated", compress_grads_to_send=codec, faults="nan grad.2 @ grad 3",
                          algo=A2C.create_factory())
     parameters, metrics = after(scheme)
@@ -192,7 +192,7 @@ def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
 @pytest.mark.parametrize(("kind", "good", "settings"), [
     ("data", "lz4", {"num_col_workers": 2}), ("grads", "bf16", {"num_grad_workers": 2})], ids=["data", "grads"])
 @pytest.mark.parametrize("slow", ["weights", "answers"])
-def test_two_autos_on_the_same_way_are_told_apart(make_scheme, far_away, kind, good, settings, slow):
+def test_auto_decides_separately_per_direction(make_scheme, far_away, kind, good, settings, slow):
     """Check that "auto" decides separately for the two directions of a link.
 
     In one direction, zstd takes longer to decode than it saves; in the other direction, another codec saves time.
@@ -208,7 +208,7 @@ def test_two_autos_on_the_same_way_are_told_apart(make_scheme, far_away, kind, g
 
 
 @pytest.mark.parametrize("decode_s", [0.0, 1.0])
-def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, decode_s):
+def test_auto_counts_the_decoding_time_of_shards(make_replay_scheme, far_away, decode_s):
     far_away(1e5, decode_s)
     scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC,
                                 grad_communication=ASYNC,
@@ -226,7 +226,7 @@ def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, de
      "col_communication": ASYNC},
     {"num_grad_workers": 2, "compress_grads_to_send": "topk", "grad_communication": ASYNC, "hidden": (64, 64)},
     {"num_grad_workers": 2, "compress_grads_to_send": "int8", "hidden": (64, 64)}], ids=["auto", "topk", "int8"])
-def test_a_recorded_run_is_repeated(make_scheme, tmp_path, settings):
+def test_a_recorded_run_is_replayed(make_scheme, tmp_path, settings):
     scheme = make_scheme(record=tmp_path / "run.record", **settings)
     after(scheme, 12)
     scheme.stop()
@@ -236,7 +236,7 @@ def test_a_recorded_run_is_repeated(make_scheme, tmp_path, settings):
     assert again.version == scheme.version
 
 
-def test_a_codec_of_ones_own_in_a_scheme(make_scheme, monkeypatch):
+def test_a_user_defined_codec_works_in_a_scheme(make_scheme, monkeypatch):
     monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))
     with pytest.raises(ConfigError, match="'signs'"):
         make_scheme(**GRADS, compress_grads_to_send="signs")
@@ -250,7 +250,7 @@ def test_a_codec_of_ones_own_in_a_scheme(make_scheme, monkeypatch):
     assert metrics["compress/grads/relative_error"] > 0.3
 
 
-def test_replay_shards_decode_what_they_add(make_replay_scheme):
+def test_replay_shards_decode_added_rollouts(make_replay_scheme):
     scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC,
                                 grad_communication=ASYNC, num_replay_workers=2, train_batch_size=8,
                                 compress_data_to_send="lz4")

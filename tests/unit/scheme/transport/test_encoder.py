@@ -37,7 +37,7 @@ def gradients(steps, size=2000, seed=0):
 
 
 @pytest.mark.parametrize("name", ["int8", "topk"])
-def test_in_the_long_run_all_of_it_crosses(name):
+def test_decoded_and_kept_values_add_up_to_the_encoded_values(name):
     """Check that the sum of all decoded values and the kept values equals the sum of all encoded values, and that the
     missing share shrinks over time."""
     encoder, codec = encoder_of(name), get_codec(name)
@@ -53,7 +53,7 @@ def test_in_the_long_run_all_of_it_crosses(name):
     assert missing[-1] < 0.5 * missing_without[-1]
 
 
-def test_of_equal_gradients_the_mean_of_what_arrives_is_the_gradient():
+def test_the_mean_of_decoded_equal_gradients_is_the_gradient():
     gradient = np.linspace(-1, 1, 3000, dtype=np.float32)
     for name, most in (("int8", 1e-4), ("topk", 0.1)):
         encoder, total = encoder_of(name), 0.0
@@ -66,7 +66,7 @@ def test_of_equal_gradients_the_mean_of_what_arrives_is_the_gradient():
 
 @pytest.mark.parametrize("name", ["int8", "topk"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_changes_nothing_that_is_kept(name, bad):
+def test_a_non_finite_gradient_does_not_change_residuals(name, bad):
     first, second = gradients(2)
     spoilt = first.copy()
     spoilt[7] = bad
@@ -81,7 +81,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_that_is_kept(name, bad):
     assert np.array_equal(send(with_bad, second)[0][0], send(without, second)[0][0])
 
 
-def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
+def test_each_vector_has_its_own_residual_and_missing_ones_are_skipped():
     stats, encoder = WorkerStats(time.monotonic), encoder_of("topk")
     first, second = (torch.from_numpy(gradient) for gradient in gradients(2))
     stats.pack([first, None, second], encoder)
@@ -95,7 +95,7 @@ def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
     assert stats.counters.bytes_sent == stats.traffic["grads"].sent == 3 * 8 * 200
 
 
-def test_what_is_sent_as_it_is_belongs_to_the_message():
+def test_unencoded_gradients_are_copied_into_the_message():
     """Check that a message does not change when the algorithm reuses the memory of its gradient."""
     gradient = torch.ones(300)
     for name in (False, "topk", "lz4"):
@@ -105,7 +105,7 @@ def test_what_is_sent_as_it_is_belongs_to_the_message():
         assert np.array_equal(decode_array(vector), before)
 
 
-def test_once_it_does_not_pay_all_that_was_kept_crosses():
+def test_residuals_are_sent_once_encoding_does_not_pay():
     """Check that the first message that is not encoded includes all kept values.
 
     Without a measured link, only the first three messages are encoded.
@@ -129,7 +129,7 @@ def test_once_it_does_not_pay_all_that_was_kept_crosses():
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_relative_error_is_that_of_the_whole_message(name):
+def test_relative_error_covers_the_whole_message(name):
     first, second = gradients(2)
     second *= 50
     arrived, sent = send(encoder_of(name), first, second)
@@ -153,13 +153,13 @@ def test_arrays_that_do_not_fit_are_counted():
     assert send(encoder, np.ones(5, np.float32))[1].fallbacks == 0
 
 
-def test_times_are_those_of_the_clock():
+def test_times_are_measured_with_the_given_clock():
     ticks = iter(range(100))
     _, sent = send(encoder_of("lz4", lambda: next(ticks)), np.zeros(100))
     assert sent.encode_s == 1
 
 
-def test_totals():
+def test_totals_are_summed_over_messages():
     first = Traffic.of(Sent(100, 50, True, 0.5, 2, 0.25)) + Traffic(decodes=1, decode_s=0.125)
     second = Traffic.of(Sent(100, 100))
     assert (first + second).relative_error == 0.25
@@ -178,14 +178,14 @@ def test_totals():
     ("data", True, "lz4", False), ("data", "zstd", "zstd", False), ("data", "auto", "lz4", True), ("weights", "auto",
         "lz4", True),
     ("grads", "auto", "bf16", True), ("grads", "auto:topk", "topk", True), ("weights", "auto:fp16", "fp16", True)])
-def test_values(kind, value, name, is_auto):
+def test_compression_values_select_codecs(kind, value, name, is_auto):
     compression = Compression.of(kind, value)
     assert (compression.codec.name, compression.is_auto) == (name, is_auto)
     assert Compression.of(kind, compression) is compression
 
 
 @pytest.mark.parametrize("value", [False, "none"])
-def test_off(value):
+def test_compression_can_be_turned_off(value):
     assert Compression.of("grads", value) is None
 
 

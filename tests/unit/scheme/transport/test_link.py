@@ -41,7 +41,7 @@ def simulated():
     runtime.close()
 
 
-def test_the_rate_of_each_link_is_found_whatever_a_call_takes(simulated):
+def test_the_rate_of_each_link_is_found_for_any_call_latency(simulated):
     assert measure_links(simulated, workers_at(simulated, 1e7)) == pytest.approx([1e-7])
     assert measure_links(simulated, workers_at(simulated, 1e7, 4e7)) == pytest.approx([1e-7, 0.25e-7], rel=0.01)
 
@@ -54,7 +54,7 @@ def test_slow_links_get_few_and_small_probes(simulated):
     assert max(fast[0].native.worker.sizes) == link._LARGE[-1]
 
 
-def test_a_process_of_ones_own_is_no_slow_link():
+def test_the_same_process_is_a_fast_link():
     runtime = ThreadRuntime()
     worker = runtime.start_actor(Worker, {"index_worker": 1}, name="near", resources={})
     (seconds,) = measure_links(runtime, [worker])
@@ -62,7 +62,7 @@ def test_a_process_of_ones_own_is_no_slow_link():
     runtime.close()
 
 
-def test_workers_that_do_not_answer_are_left_out(simulated):
+def test_unresponsive_workers_are_skipped(simulated):
     """Check that lost and hung workers do not prevent the measurement of other links."""
     lost, near, hung = workers_at(simulated, 1e7, 1e7, 1.0)
     simulated.kill(lost)

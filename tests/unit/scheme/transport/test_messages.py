@@ -37,7 +37,7 @@ _ERRORS = [value for _, value in inspect.getmembers(errors, inspect.isclass)
 
 @pytest.mark.parametrize("message", _MESSAGES, ids=lambda message: type(message).__name__)
 @pytest.mark.parametrize("protocol", [4, 5])
-def test_messages_pickle(message, protocol):
+def test_messages_can_be_pickled(message, protocol):
     again = pickle.loads(pickle.dumps(message, protocol))
     assert type(again) is type(message)
     for field in dataclasses.fields(message):
@@ -72,7 +72,7 @@ def test_the_hierarchy_of_errors():
 
 
 @pytest.mark.parametrize("choice", [*Communication, *Execution])
-def test_choices_are_texts_and_pickle_to_themselves(choice):
+def test_choices_are_strings_and_unpickle_to_themselves(choice):
     assert pickle.loads(pickle.dumps(choice)) is choice
     assert str(choice) == choice.value == choice
     assert type(choice)(choice.value) is choice

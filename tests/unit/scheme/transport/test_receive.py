@@ -24,7 +24,7 @@ def gradients(*vectors):
                      ledger=LedgerSnapshot())
 
 
-def test_vectors_become_tensors_of_their_own_and_decoding_is_counted():
+def test_vectors_become_new_tensors_and_decoding_is_counted():
     array = np.ones(300, np.float32)
     received, traffic = receive(gradients(get_codec("bf16").pack(array), None, array), ticking())
     assert [type(vector) for vector in received.vectors] == [torch.Tensor, type(None), torch.Tensor]
@@ -33,7 +33,7 @@ def test_vectors_become_tensors_of_their_own_and_decoding_is_counted():
     assert array.sum() == 300
 
 
-def test_what_did_not_cross_stays_as_it_is():
+def test_local_messages_are_not_changed():
     vector = torch.ones(3)
     received, traffic = receive(gradients(vector), ticking())
     assert received.vectors[0] is vector

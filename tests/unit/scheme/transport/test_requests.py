@@ -72,7 +72,7 @@ def make():
         side.runtime.close()
 
 
-def test_answers_are_taken_as_they_come(make):
+def test_answers_are_returned_in_order_of_arrival(make):
     side = make()
     for index, seconds in enumerate((3.0, 1.0, 2.0)):
         side.ask(index, 10 + index, seconds)
@@ -89,7 +89,7 @@ def test_a_worker_answers_in_the_order_of_its_calls(make):
     assert side.poll_all() == [(1, number) for number in range(4)]
 
 
-def test_an_error_of_a_worker_is_raised_and_its_other_calls_go_on(make):
+def test_an_error_of_a_worker_is_raised_and_its_other_calls_continue(make):
     side = make()
     side.ask(0, -5)
     side.ask(1, 7, 1.0)
@@ -102,7 +102,7 @@ def test_an_error_of_a_worker_is_raised_and_its_other_calls_go_on(make):
     assert side.lost == []  # an error is also an answer, so worker 0 has no open call
 
 
-def test_calls_of_a_lost_worker_are_forgotten_and_it_is_replaced(make):
+def test_calls_of_a_lost_worker_are_discarded_and_it_is_replaced(make):
     side = make()
     for number in range(3):
         side.ask(0, number, 1.0)
@@ -131,7 +131,7 @@ def test_a_worker_without_an_answer_for_too_long_is_lost(make):
     assert 20.0 <= side.runtime.now() <= 25.0
 
 
-def test_an_answer_that_waited_to_be_taken_is_no_hang(make):
+def test_an_answer_that_waits_to_be_received_is_not_a_hang(make):
     side = make()
     side.ask(0, 1, 1.0)
     side.runtime.sleep(1000.0)
@@ -139,7 +139,7 @@ def test_an_answer_that_waited_to_be_taken_is_no_hang(make):
     assert side.lost == []
 
 
-def test_a_worker_that_was_found_lost_elsewhere_is_lost_once(make):
+def test_a_worker_whose_loss_is_already_known_is_lost_once(make):
     side = make()
     side.ask(2, 1, 1.0)
     side.requests.lose(2, WorkerLostError("gone"))
@@ -148,7 +148,7 @@ def test_a_worker_that_was_found_lost_elsewhere_is_lost_once(make):
     assert side.poll(0.1) == []
 
 
-def test_the_loss_of_a_worker_is_raised_if_asked(make):
+def test_the_loss_of_a_worker_is_raised_if_requested(make):
     side = make(policy="raise")
     side.ask(0, 1, 1.0)
     side.runtime.kill(side.handles[0])
@@ -156,7 +156,7 @@ def test_the_loss_of_a_worker_is_raised_if_asked(make):
         side.poll_all()
 
 
-def test_seconds_on_the_way_are_those_beyond_the_workers_own(make):
+def test_send_seconds_exclude_the_workers_own_time(make):
     """Each message takes 0.25 s. Answers below 10 do not report the worker's own time."""
     side = make(seconds_of=lambda number: 1.0 if number >= 10 else None, costs={"message": 0.25})
     side.ask(0, 10, 1.0)
@@ -177,7 +177,7 @@ def test_seconds_on_the_way_are_those_beyond_the_workers_own(make):
     assert side.requests.take_send_s() == pytest.approx(0.5)
 
 
-def test_what_is_finished_in_the_end_is_returned_and_all_is_forgotten(make):
+def test_finished_answers_are_returned_at_the_end_and_calls_discarded(make):
     side = make()
     side.ask(0, 3, 1.0)
     side.ask(1, 4, 100.0)
@@ -197,7 +197,7 @@ def train(side, seconds):
     return side.poll_all()
 
 
-def test_a_record_dictates_the_order_of_answers_and_losses(make):
+def test_a_record_determines_the_order_of_answers_and_losses(make):
     first = make(journal=lambda runtime: Recording())
     answers = train(first, (3.0, 2.0, 1.0))
     assert first.lost == [2]

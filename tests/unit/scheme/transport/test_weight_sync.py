@@ -13,7 +13,7 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 
 
-def test_only_vectors_of_parameters_are_rounded():
+def test_only_parameter_vectors_are_rounded():
     state = {"all": np.full(9, 1.001, np.float32), "obs_moments.0.shift": np.full(9, 1.001, np.float32),
              "count": np.full(9, 1.001)}
     learning = {"target_all": np.full(9, 1.001, np.float32), "target_all.scale": np.full(9, 1.001, np.float32)}
@@ -32,7 +32,7 @@ def test_only_vectors_of_parameters_are_rounded():
 
 @pytest.mark.parametrize(("links", "share"), [([1e-9] * 4, 0.1), ([1e-9, 1e-5, 1e-5, 1e-5], 1.0)],
                          ids=["near", "mostly far"])
-def test_all_readers_of_weights_count(monkeypatch, links, share):
+def test_statistics_count_all_readers_of_weights(monkeypatch, links, share):
     monkeypatch.setattr(weight_sync, "measure_links", lambda runtime, workers: links)
     sync, encoded = WeightSync(ThreadRuntime(), Compression.of("weights", "auto:bf16"), ("all",), [None] * 4), 0
     for version in range(60):
@@ -51,7 +51,7 @@ def test_links_are_measured_once_and_only_for_auto(monkeypatch):
     assert measured == [["worker"]]
 
 
-def test_weights_that_changed_within_their_version_are_put_again():
+def test_weights_that_changed_within_their_version_are_stored_again():
     sync = WeightSync(ThreadRuntime(), None, (), [None])
     sync.put(Weights(2, {"all": np.zeros(9, np.float32)}))
     assert sync.has(2)

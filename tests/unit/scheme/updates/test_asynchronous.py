@@ -89,7 +89,7 @@ def make(check_ledger):
 
 
 @pytest.mark.parametrize("updates", [10, 2])
-def test_a_step_makes_so_many_updates_and_leaves_every_chain_at_work(make, updates):
+def test_a_step_makes_its_updates_and_keeps_every_worker_busy(make, updates):
     watched = make(5, updates_per_step=updates)
     watched.scheme.step()
     assert watched.parameter == watched.scheme.version == updates
@@ -112,7 +112,7 @@ def test_updates_per_step_is_exact_in_schemes_without_a_thread(make_scheme, sett
         assert scheme.version == 3 * number
 
 
-def test_updates_of_a_thread_are_waited_for(make_scheme):
+def test_updates_of_a_thread_are_awaited(make_scheme):
     scheme = make_scheme(updates_per_step=5, grad_communication=ASYNC)
     for number in range(1, 4):
         scheme.step()
@@ -133,21 +133,21 @@ def test_statistics_are_means_over_the_updates_of_a_step(make_scheme):
 # Order and lag
 
 
-def test_lags_of_chains_that_start_together(make):
+def test_lags_of_workers_that_start_together(make):
     watched = make(updates_per_step=12)
     watched.scheme.step()
     assert watched.lags == [0, 1, 2, 3] * 3
     assert watched.senders == [[1], [2], [3], [4]] * 3
 
 
-def test_lags_of_chains_that_are_apart(make):
+def test_lags_of_staggered_workers(make):
     watched = make(updates_per_step=12, faults=APART, together=False)
     watched.scheme.step()
     assert watched.lags == [0, 1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3]
     assert watched.scheme.metrics()["grad_lag"] == {"mean": 2.5, "max": 3, "p50": 3, "p90": 3}
 
 
-def test_a_slow_chain_was_asked_first_and_is_handled_first(make):
+def test_the_oldest_request_is_handled_first(make):
     watched = make(updates_per_step=31, costs={"step@GWorker 4/*": (10 + 9.5 * MOMENT_S) / 4})
     watched.scheme.step()
     assert watched.scheme.runtime.now() == pytest.approx(10 + 10 * MOMENT_S)
@@ -157,7 +157,7 @@ def test_a_slow_chain_was_asked_first_and_is_handled_first(make):
     assert max(watched.lags[:27] + watched.lags[28:]) == 3
 
 
-def test_weights_are_put_once_for_all_who_are_asked_together(make):
+def test_weights_are_stored_once_for_simultaneous_requests(make):
     watched = make(updates_per_step=12)
     puts, put = [], watched.scheme.runtime.put
     watched.scheme.runtime.put = lambda value: (puts.append(value.version), put(value))[1]
@@ -178,7 +178,7 @@ def late(max_grad_lag, lag_policy):
     (late(0, "drop"), (0, 1, 3), (1, 0, 0)), (late(0, "apply"), (0, 1, 3), (1, 1, 1)),
     (late(None, "apply"), (0, 1, 300), (1, 1, 1)),
 ])
-def test_factors(options, lags, factors):
+def test_lag_policies_give_the_documented_factors(options, lags, factors):
     assert tuple(map(options.factor, lags)) == factors
 
 
@@ -197,7 +197,7 @@ def test_late_gradients_that_are_applied_are_counted(make):
     assert watched.scheme.metrics()["grads_late"] == 4
 
 
-def test_late_gradients_are_dropped_and_training_goes_on(make):
+def test_late_gradients_are_dropped_and_training_continues(make):
     watched = make(updates_per_step=10, max_grad_lag=0, lag_policy="drop")
     watched.scheme.step()
     assert watched.parameter == watched.scheme.version == 10
@@ -210,7 +210,7 @@ def test_late_gradients_are_dropped_and_training_goes_on(make):
     assert ledger["consumed_unique"] == 40
 
 
-def test_a_dropped_item_teaches_normalisers_nothing(make_scheme):
+def test_normalizers_ignore_dropped_train_batches(make_scheme):
     """Check that normalizers do not learn from dropped data.
 
     If two workers answer together and only lag 0 is allowed, the second gradient is dropped, with the moments of its
@@ -240,7 +240,7 @@ NOTHING_LATE = {"max_grad_lag": 0, "lag_policy": "drop"}
     ({"max_grad_lag": 1, "lag_policy": "drop", "num_grad_workers": 3}, {}), (NOTHING_LATE, {}),
     (NOTHING_LATE, {"target_kl": 1e-6}), ({"faults": "kill grad.2 @ grad 6; kill grad.1 @ grad 11"}, {})],
     ids=["lag 1", "lag 0", "early stop", "lost"])
-def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, monkeypatch, settings, options, seed):
+def test_normalizers_use_a_train_batch_once_with_its_last_gradient(make_scheme, monkeypatch, settings, options, seed):
     """Check that normalizers learn from a train batch once, when its last gradient is applied.
 
     Earlier gradients may have been dropped, and a worker may be lost before the last gradient.
@@ -301,7 +301,7 @@ def test_an_aggregate_is_the_mean_over_samples(make):
     assert watched.senders == [[1, 2]]
 
 
-def test_the_sender_of_a_held_gradient_waits(make):
+def test_the_sender_of_a_pending_gradient_waits(make):
     """Check that a worker whose gradient is not yet applied receives no new request.
 
     Workers 1 and 2 are fast, and worker 3 is slow.
@@ -330,7 +330,7 @@ def test_an_aggregate_of_scaled_gradients(make):
 
 
 @pytest.mark.parametrize("schedule_seed", range(4))
-def test_an_aggregate_of_all_is_parallel_synchronous_bit_for_bit(make_scheme, schedule_seed):
+def test_an_aggregate_of_all_equals_synchronous_updates_bit_for_bit(make_scheme, schedule_seed):
     settings = {"algo": A2C.create_factory(lr=1e-2), "num_grad_workers": 3, "runtime": "simulated",
                 "env_fn": "CartPole-v1"}
     sync = make_scheme(**settings)
@@ -348,7 +348,7 @@ def test_an_aggregate_of_all_is_parallel_synchronous_bit_for_bit(make_scheme, sc
 # Faults
 
 
-def test_what_a_killed_worker_held_is_lost_and_the_others_go_on(make):
+def test_steps_of_a_killed_worker_are_lost_and_others_continue(make):
     with_loss = make(3, updates_per_step=1, faults="kill grad.3 @ grad 3", together=False, schedule_seed=5)
     without = make(3, updates_per_step=1, together=False, schedule_seed=5)
     counts = []
@@ -366,7 +366,7 @@ def test_what_a_killed_worker_held_is_lost_and_the_others_go_on(make):
 
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
-def test_an_aggregate_of_all_after_a_loss(make, policy):
+def test_an_aggregate_of_all_after_a_lost_worker(make, policy):
     """Check that an update waits for a replaced worker, but not for an ignored worker."""
     watched = make(3, aggregate=3, faults="kill grad.3 @ grad 2", on_worker_failure=policy)
     for _ in range(4):
@@ -374,7 +374,7 @@ def test_an_aggregate_of_all_after_a_loss(make, policy):
     assert watched.senders == [[1, 2, 3]] + [[1, 2, 3] if policy == "restart" else [1, 2]] * 3
 
 
-def test_an_error_is_raised_once_the_good_results_are_used_and_answered(make):
+def test_an_error_is_raised_after_other_results_are_used(make):
     watched = make(3, updates_per_step=1, faults="kill grad.1 @ grad 2", on_worker_failure="raise")
     for _ in range(5):
         watched.scheme.step()
@@ -384,7 +384,7 @@ def test_an_error_is_raised_once_the_good_results_are_used_and_answered(make):
         watched.scheme.step()
 
 
-def test_an_error_of_an_environment_is_raised_though_an_aggregate_waits(make_scheme):
+def test_an_environment_error_is_raised_while_an_aggregate_waits(make_scheme):
     scheme = make_scheme(
         env_fn=FaultyEnv, env_kwargs={"fault": "step", "at": 20}, algo=A2C.create_factory(), runtime="simulated",
         num_grad_workers=2, grad_communication=ASYNC, aggregate=2, updates_per_step=20)
@@ -392,7 +392,7 @@ def test_an_error_of_an_environment_is_raised_though_an_aggregate_waits(make_sch
         scheme.step()
 
 
-def test_an_aggregate_with_a_gradient_that_is_not_finite_is_left_out(make):
+def test_an_aggregate_with_a_non_finite_gradient_is_skipped(make):
     watched = make(2, aggregate=2, updates_per_step=2, faults="nan grad.2 @ grad 2")
     watched.scheme.step()  # one update is made, and one is skipped
     assert watched.scheme.version == 1
@@ -401,7 +401,7 @@ def test_an_aggregate_with_a_gradient_that_is_not_finite_is_left_out(make):
     assert watched.parameter == watched.scheme.version == 3
 
 
-def test_too_many_bad_ones_in_a_row_end_a_step_of_many_updates(make):
+def test_too_many_consecutive_non_finite_gradients_end_a_step(make):
     watched = make(2, updates_per_step=100, faults="nan grad.* p=1.0")
     with pytest.raises(NonFiniteUpdateError):
         watched.scheme.step()
@@ -429,7 +429,7 @@ def test_the_ledger_is_exact_with_drops_and_faults(make, check_ledger, seed):
 # Recording
 
 
-def test_a_run_with_drops_is_repeated_where_its_answers_came_one_by_one(make_scheme, tmp_path):
+def test_a_run_with_drops_is_replayed(make_scheme, tmp_path):
     """Check that a replay repeats requests that were sent, with the weights of that time, as soon as a gradient was
     dropped and before other answers arrived."""
     settings = {"num_grad_workers": 4, "grad_communication": ASYNC, "aggregate": 2, "max_grad_lag": 0,

@@ -101,7 +101,7 @@ def train(scheme, updates, check=lambda scheme: None):
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("agent", AGENTS)
-def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers):
+def test_ranks_equal_a_central_learner(make, agent, num_workers):
     """Check the acting state and the learning state, including target networks, temperature and normalizers."""
     states = []
     for distribute in (False, True):
@@ -134,7 +134,7 @@ def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers
     ("ppo", "kill grad.1 @ grad 5; kill grad.2 @ grad 5"), ("ppo", "hang grad.2 @ grad 6"),
     ("ppo", "kill grad.2 @ grad 1"),
     ("sac", "kill grad.1 @ update 5"), ("dqn", "kill grad.3 @ grad 6")])
-def test_others_go_on_and_are_equal(make, check_ledger, agent, fault, policy):
+def test_other_ranks_continue_and_are_equal(make, check_ledger, agent, fault, policy):
     scheme = make(agent, num_grad_workers=3, faults=fault, on_worker_failure=policy)
     train(scheme, 16, check_ledger)
     lost = fault.count("grad.")
@@ -158,14 +158,14 @@ def test_a_new_rank_has_a_new_incarnation(make):
 
 
 @pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_col_workers": 1, "col_fraction_workers": 0.5}])
-def test_ranks_with_collectors_and_ranks_that_stop_each_other(make, check_ledger, settings):
+def test_ranks_with_collectors_or_preemption_survive_losses(make, check_ledger, settings):
     scheme = make(num_grad_workers=3, faults="kill grad.2 @ update 6; kill grad.1 @ grad 11", **settings)
     train(scheme, 20, check_ledger)
     assert scheme.metrics()["regroups"] == 2
     assert_equal(workers(scheme))
 
 
-def test_one_that_dies_while_it_collects_costs_the_others_nothing(make, check_ledger):
+def test_a_rank_lost_while_collecting_costs_the_others_no_data(make, check_ledger):
     """Check that the other ranks keep the data that they have collected, because no rank has used any of these data."""
     costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0}
     scheme = make(num_grad_workers=3, col_fraction_workers=0.6, fraction_samples=0.5, faults="kill col.2.0 @ step 12",
@@ -197,7 +197,7 @@ def break_off_once(monkeypatch, worker_index, number):
 
 
 @pytest.mark.parametrize("late", [1, 2, 3])
-def test_what_one_rank_has_applied_holds_for_all(make, check_ledger, monkeypatch, late):
+def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monkeypatch, late):
     """The other ranks have made the sixth update, but one rank has not; no worker is lost."""
     break_off_once(monkeypatch, late, 6)
     scheme = make(num_grad_workers=3)
@@ -216,7 +216,7 @@ def test_what_one_rank_has_applied_holds_for_all(make, check_ledger, monkeypatch
     check_ledger(scheme)
 
 
-def test_what_no_rank_has_applied_is_given_up(make, check_ledger, monkeypatch):
+def test_an_update_that_no_rank_applied_is_discarded(make, check_ledger, monkeypatch):
     """The sixth update fails on all ranks, and is made again from other data."""
     right, failed = ProcessGroup.mean, set()
 
@@ -236,7 +236,7 @@ def test_what_no_rank_has_applied_is_given_up(make, check_ledger, monkeypatch):
     assert scheme.stop()["dropped"]["worker_lost"] > 0
 
 
-def test_ranks_that_break_off_again_and_again_end_the_run(make, monkeypatch):
+def test_repeated_failures_of_a_rank_group_end_the_run(make, monkeypatch):
     scheme = make()
     train(scheme, 3)
 
@@ -248,7 +248,7 @@ def test_ranks_that_break_off_again_and_again_end_the_run(make, monkeypatch):
         scheme.step()
 
 
-def test_without_any_rank_the_parameters_are_lost(make):
+def test_losing_all_ranks_loses_the_parameters(make):
     scheme = make(faults="kill grad.* @ grad 6")
     with pytest.raises(NoWorkersLeft, match="were lost together"):
         train(scheme, 10)
@@ -257,7 +257,7 @@ def test_without_any_rank_the_parameters_are_lost(make):
 
 
 @pytest.mark.parametrize("settings", [{"on_worker_failure": "raise"}, {"record": "run"}], ids=["raise", "recorded"])
-def test_a_loss_ends_the_run(make, tmp_path, settings):
+def test_a_lost_rank_ends_the_run_without_replacement(make, tmp_path, settings):
     if "record" in settings:
         settings["record"] = tmp_path / "run"
     scheme = make(faults="kill grad.1 @ grad 6", **settings)
@@ -266,7 +266,7 @@ def test_a_loss_ends_the_run(make, tmp_path, settings):
 
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
-def test_ranks_that_gloo_connects(make, check_ledger, policy):
+def test_ranks_can_be_connected_by_gloo(make, check_ledger, policy):
     scheme = make(runtime="threads", num_grad_workers=3, on_worker_failure=policy)
     train(scheme, 3)
     for _ in range(1 if policy == "restart" else 2):  # two losses leave a group of one rank
@@ -282,7 +282,7 @@ def test_ranks_that_gloo_connects(make, check_ledger, policy):
 # Models are read from the ranks
 
 
-def test_a_model_comes_from_the_first_rank_that_is_left(make, tmp_path):
+def test_a_model_is_pulled_from_the_first_remaining_rank(make, tmp_path):
     scheme = make(num_grad_workers=3, faults="kill grad.1 @ grad 7", on_worker_failure="ignore")
     asked = []
     for update in (4, 10):
@@ -295,7 +295,7 @@ def test_a_model_comes_from_the_first_rank_that_is_left(make, tmp_path):
     assert asked == [1, 2]
 
 
-def test_a_model_can_be_had_before_anybody_has_seen_that_a_rank_is_lost(make):
+def test_a_model_can_be_pulled_before_a_lost_rank_is_noticed(make):
     scheme = make()
     train(scheme, 4)
     handle = scheme.update_worker.remote_workers[0]
@@ -321,7 +321,7 @@ def test_parameters_of_ranks_are_compared_at_intervals(make, monkeypatch, every,
     assert scheme.version == found_at - 1
 
 
-def test_what_is_not_acted_with_is_compared_too(make, monkeypatch):
+def test_parameters_not_used_for_acting_are_also_compared(make, monkeypatch):
     monkeypatch.setattr(DecentralisedUpdates, "check_interval", 10)
     scheme = make("sac")
     train(scheme, 4)
@@ -330,7 +330,7 @@ def test_what_is_not_acted_with_is_compared_too(make, monkeypatch):
         train(scheme, 12)
 
 
-def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
+def test_changed_parameters_survive_pulling_weights_from_a_rank(make):
     """Check the parameters of the algorithm and of the storage; the ranks receive both with the next step."""
     scheme = make("per")
     while scheme.version < 3:

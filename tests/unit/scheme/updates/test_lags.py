@@ -21,7 +21,7 @@ def gradients(version=0, **fields):
     ({0: 9, 10: 1}, {"mean": 1.0, "max": 10, "p50": 0, "p90": 0}),
     ({0: 4, 1: 4, 5: 2}, {"mean": 1.4, "max": 5, "p50": 1, "p90": 5}),
 ])
-def test_a_summary(histogram, expected):
+def test_a_summary_of_lags(histogram, expected):
     assert summary(histogram) == expected
 
 
@@ -34,7 +34,7 @@ def test_lags_of_rollouts_have_two_phases():
     assert metrics["policy_lag_replay_mean"] == 0.0
 
 
-def test_lags_of_draws_have_the_phase_of_replay():
+def test_lags_of_samples_have_the_phase_of_replay():
     lags = Lags()
     lags.receive(gradients(drawn_lags=(np.array([[1, 4], [1, 6]]),)))
     metrics = lags.metrics()
@@ -42,7 +42,7 @@ def test_lags_of_draws_have_the_phase_of_replay():
     assert metrics["policy_lag"]["max"] == 6
 
 
-def test_a_gradient_lags_behind_the_version_that_it_is_applied_to():
+def test_lags_of_gradients_are_relative_to_the_updated_version():
     lags = Lags()
     lags.apply(gradients(version=2), 5)
     assert lags.metrics()["grad_lag"]["mean"] == 3.0

@@ -122,7 +122,7 @@ def last_bad(settings, bad):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
-def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(make_bad, check_ledger, settings, kind):
+def test_a_non_finite_update_changes_nothing_and_is_counted(make_bad, check_ledger, settings, kind):
     """Check that an update that is not finite changes nothing.
 
     RLlib 2.60 applies a NaN that it claims to skip and, without skipping, an infinite gradient.
@@ -170,7 +170,7 @@ def test_a_nan_of_one_rank_is_not_reduced_into_the_parameters_of_all(make_bad):
     assert scheme.version == 5
 
 
-def test_steps_of_a_skipped_gradient_stay_dropped_though_later_passes_use_them(make_bad):
+def test_steps_of_a_skipped_gradient_stay_dropped_despite_later_passes(make_bad):
     scheme = make_bad(at(1))
     for _ in range(4):
         scheme.step()
@@ -182,7 +182,7 @@ def test_steps_of_a_skipped_gradient_stay_dropped_though_later_passes_use_them(m
 @pytest.mark.parametrize("settings", [
     SCHEMES["central"], IN_A_THREAD, SCHEMES["sync"], SCHEMES["decentralised"],
     {**SCHEMES["async"], "runtime": "simulated"}], ids=["central", "thread", "sync", "decentralised", "async"])
-def test_the_sixth_in_a_row_raises(make_bad, tmp_path, settings):
+def test_the_sixth_consecutive_skipped_update_raises(make_bad, tmp_path, settings):
     num_workers = settings.get("num_grad_workers", 1)
     scheme = make_bad(*[every(5)] * num_workers, keep_bad_batches=str(tmp_path), **settings)
     with pytest.raises(NonFiniteUpdateError, match="6 updates in a row could not be made") as caught:
@@ -205,7 +205,7 @@ def test_the_sixth_in_a_row_raises(make_bad, tmp_path, settings):
 
 @pytest.mark.parametrize("settings", [SCHEMES["central"], SCHEMES["sync"], SCHEMES["decentralised"]],
                          ids=["central", "sync", "decentralised"])
-def test_a_good_update_in_between_starts_the_count_anew(make_bad, settings):
+def test_a_finite_update_resets_the_count(make_bad, settings):
     scheme = make_bad(*last_bad(settings, at(*range(2, 7), *range(8, 13))), **settings)
     for _ in range(14):
         scheme.step()
@@ -213,7 +213,7 @@ def test_a_good_update_in_between_starts_the_count_anew(make_bad, settings):
     assert scheme.version == 4
 
 
-def test_the_message_is_of_this_row_alone(make_bad):
+def test_the_message_covers_only_the_current_series_of_skipped_updates(make_bad):
     scheme = make_bad(lambda number: None if number in (1, 3) else "inf loss")
     with pytest.raises(NonFiniteUpdateError, match="6 updates in a row") as caught:
         step_on(scheme)
@@ -222,7 +222,7 @@ def test_the_message_is_of_this_row_alone(make_bad):
     assert "and 3 more" in str(caught.value)
 
 
-def test_of_asynchronous_gradients_only_the_bad_ones_are_left_out(make_bad):
+def test_only_non_finite_asynchronous_gradients_are_skipped(make_bad):
     """Check that the good worker's gradients are applied, and reset the number of updates skipped in a row."""
     scheme = make_bad(at(), every(1), runtime="simulated", **SCHEMES["async"])
     for _ in range(40):
@@ -236,7 +236,7 @@ def test_of_asynchronous_gradients_only_the_bad_ones_are_left_out(make_bad):
 
 
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
-def test_normalisers_learn_from_items_whose_gradients_are_skipped(make_bad, settings):
+def test_normalizers_use_train_batches_with_skipped_gradients(make_bad, settings):
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     actor = OnPolicyActor.create_factory(
         envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True, normalize_reward=True)
@@ -251,7 +251,7 @@ def test_normalisers_learn_from_items_whose_gradients_are_skipped(make_bad, sett
     assert scheme.metrics()["updates_skipped_nan"] >= 2
 
 
-def test_the_first_one_is_told_the_others_are_only_counted(make_bad, caplog):
+def test_only_the_first_skipped_update_is_logged(make_bad, caplog):
     scheme = make_bad(at(2, 4))
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
@@ -260,7 +260,7 @@ def test_the_first_one_is_told_the_others_are_only_counted(make_bad, caplog):
     assert "GWorker 0 at version 1: loss nan" in caplog.text
 
 
-def test_a_learner_goes_on_and_shows_the_count(make_bad):
+def test_a_learner_continues_and_shows_the_count(make_bad):
     scheme = make_bad(at(2, 3, 9, 16))
     with Learner(scheme, target_steps=64, progress=False) as learner:
         learner.train()
@@ -278,7 +278,7 @@ def test_a_learner_goes_on_and_shows_the_count(make_bad):
 
 
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
-def test_the_worker_that_saw_it_keeps_its_batch(make_bad, tmp_path, settings):
+def test_the_worker_with_a_bad_batch_saves_it(make_bad, tmp_path, settings):
     folder = tmp_path / "made" / "when needed"
     scheme = make_bad(*last_bad(settings, at(3, kind="inf gradient")), keep_bad_batches=folder, **settings)
     while not scheme.metrics()["updates_skipped_nan"]:
@@ -304,7 +304,7 @@ def test_the_worker_that_saw_it_keeps_its_batch(make_bad, tmp_path, settings):
     assert saved["acting_state"]["all"].shape == scheme.acting_state()["all"].shape
 
 
-def test_without_the_option_nothing_is_kept(make_bad, tmp_path, monkeypatch):
+def test_no_batch_is_saved_by_default(make_bad, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scheme = make_bad(every(1))
     with pytest.raises(NonFiniteUpdateError, match=r"not saved \(keep_bad_batches is None\)"):
@@ -312,7 +312,7 @@ def test_without_the_option_nothing_is_kept(make_bad, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_every_worker_keeps_five(make_bad, tmp_path):
+def test_every_worker_saves_up_to_five_batches(make_bad, tmp_path):
     """Check that batches of the same version have different file names, and that existing files are not overwritten."""
     (tmp_path / "gworker1_version0.pt").write_text("of an earlier run")
     scheme = make_bad(every(1), at(), keep_bad_batches=str(tmp_path), **SCHEMES["sync"])
@@ -323,7 +323,7 @@ def test_every_worker_keeps_five(make_bad, tmp_path):
     assert (tmp_path / "gworker1_version0.pt").read_text() == "of an earlier run"
 
 
-def test_a_file_holds_the_batch_and_not_the_rollout_that_it_is_a_view_of(make_bad, tmp_path):
+def test_a_file_contains_the_batch_but_not_its_whole_rollout(make_bad, tmp_path):
     scheme = make_bad(at())
     scheme.step()
     algo, = computing(scheme)
@@ -334,7 +334,7 @@ def test_a_file_holds_the_batch_and_not_the_rollout_that_it_is_a_view_of(make_ba
     assert (tmp_path / "gworker0_version7.pt").stat().st_size < 100_000
 
 
-def test_that_a_batch_cannot_be_kept_is_said_and_ends_nothing(make_bad, tmp_path, caplog):
+def test_a_failure_to_save_a_batch_is_only_logged(make_bad, tmp_path, caplog):
     scheme = make_bad(every(2), keep_bad_batches=str(tmp_path / "later"))
     scheme.step()
     (tmp_path / "later").write_text("in the way")
@@ -343,7 +343,7 @@ def test_that_a_batch_cannot_be_kept_is_said_and_ends_nothing(make_bad, tmp_path
     assert "a bad batch of GWorker 0 could not be saved: [Errno" in caplog.text
 
 
-def test_the_command_line_has_the_option(capsys, tmp_path):
+def test_the_command_line_has_the_option_keep_bad_batches(capsys, tmp_path):
     assert main(["train", "ppo", "--help-all"]) == 0
     assert "--keep-bad-batches TEXT|none" in capsys.readouterr().out.replace("none|TEXT", "TEXT|none")
     (tmp_path / "file").touch()

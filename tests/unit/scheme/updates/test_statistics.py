@@ -77,12 +77,12 @@ def test_the_page_has_tables():
     assert len(TABLES[-1]) == 29
 
 
-def test_every_name_of_the_page_is_there(make_apex):
+def test_every_name_on_the_page_is_reported(make_apex):
     metrics = run(make_apex())
     assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == [*OF_SOME_ONLY]
 
 
-def test_every_name_of_compression_is_there_once_something_was_encoded(make_scheme):
+def test_compression_statistics_are_reported_after_encoding(make_scheme):
     kinds = ("data", "weights", "grads")
     scheme = make_scheme(num_col_workers=2, num_grad_workers=2, **{f"compress_{kind}_to_send": "lz4" for kind in kinds},
                          size=64)
@@ -92,12 +92,12 @@ def test_every_name_of_compression_is_there_once_something_was_encoded(make_sche
     assert found == {name.replace("grads", kind) for name in names for kind in kinds}
 
 
-def test_every_name_is_on_the_page(make_apex):
+def test_every_reported_name_is_on_the_page(make_apex):
     names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex())}
     assert names - set(NAMES) == set()
 
 
-def test_what_a_learner_writes_is_on_the_page(tmp_path):
+def test_names_written_by_a_learner_are_on_the_page(tmp_path):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory,
                         GAEBuffer.create_factory(8))
@@ -110,7 +110,7 @@ def test_what_a_learner_writes_is_on_the_page(tmp_path):
 
 
 @pytest.mark.parametrize("here", [here for _, here in TABLES[-1]])
-def test_what_names_elsewhere_are_here(make_apex, here):
+def test_names_of_other_libraries_have_equivalents(make_apex, here):
     scheme = make_apex()
     metrics = run(scheme, 12)
     # Names with a policy are checked in test_multi_agent.py.
@@ -123,7 +123,7 @@ def test_what_names_elsewhere_are_here(make_apex, here):
             assert name in metrics
 
 
-def test_gradients_are_in_one_place_each(make):
+def test_each_gradient_is_counted_once(make):
     scheme = make(num_grad_workers=3, grad_communication=ASYNC, max_grad_lag=0, lag_policy="drop")
     metrics = run(scheme)
     assert metrics["grads_dropped"] > 0
@@ -131,7 +131,7 @@ def test_gradients_are_in_one_place_each(make):
                                                                                   "empty"))
 
 
-def test_times_are_those_of_the_costs(make):
+def test_times_match_the_costs(make):
     costs = {"start": 0, "message": 0, "step": 0.5, "grad": 2.0, "update": 0.25}
     metrics = run(make(costs=costs), 20)
     assert metrics["collect_time_ms"] == pytest.approx(4 * 500.0)
@@ -145,21 +145,21 @@ def test_times_are_those_of_the_costs(make):
         assert metrics[f"{name}_per_s"] == pytest.approx(4 / 4.25)
 
 
-def test_passes_tell_rates_apart(make):
+def test_passes_increase_the_rate_of_consumed_steps_only(make):
     metrics = run(make({"num_epochs": 3}, costs={"start": 0, "message": 0, "step": 0.5, "grad": 1.0, "update": 0.0}),
                   60)
     assert metrics["consumed_steps_per_s"] > 2.5 * metrics["unique_consumed_steps_per_s"]
     assert metrics["replay_ratio"] == pytest.approx(3.0)
 
 
-def test_lag_has_two_parts(make):
+def test_lag_is_the_sum_of_two_phases(make):
     metrics = run(make(num_col_workers=2, col_communication=ASYNC, queue_size=4, costs={"grad": 0.1}), 60)
     assert metrics["policy_lag_queue_mean"] > 1.0
     assert metrics[
         "policy_lag_collect_mean"] + metrics["policy_lag_queue_mean"] == pytest.approx(metrics["policy_lag"]["mean"])
 
 
-def test_bytes_out_are_those_of_pushed_weights(make, make_scheme):
+def test_bytes_out_count_pushed_weights(make, make_scheme):
     metrics = run(make(num_col_workers=2, num_grad_workers=2))  # the weights are one number of 8 bytes
     assert metrics["bytes_out"] == 8 * metrics["weight_pushes"] > 0
     central = make_scheme(algo=A2C.create_factory(), runtime="threads")
@@ -167,7 +167,7 @@ def test_bytes_out_are_those_of_pushed_weights(make, make_scheme):
     assert central.metrics()["bytes_out"] == 0
 
 
-def test_shards_say_what_their_storages_have(make_apex):
+def test_shard_metrics_match_their_storages(make_apex):
     scheme = make_apex(costs={"sample": 0.3, "add": 0.2, "priorities": 0.1})
     metrics = run(scheme, 40)
     scheme.drain()
@@ -192,7 +192,7 @@ def test_shards_say_what_their_storages_have(make_apex):
     assert metrics["stale_priorities"] > 0  # shards of 30 transitions are overwritten while priorities are in flight
 
 
-def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
+def test_shards_of_several_gradient_workers_have_different_names(make_apex):
     metrics = run(make_apex(num_grad_workers=2))
     places = {name.split("/")[1] for name in metrics if name.startswith("shard/")}
     assert places == {"1.1", "1.2", "2.1", "2.2"}
@@ -200,7 +200,7 @@ def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
 
 @pytest.mark.parametrize(("costs", "waiting", "underway"), [
     ({"grad": 1.0}, 2, 1), ({"sample": 1.0}, 0, 3)], ids=["slow learner", "slow shard"])
-def test_with_shards_the_queue_is_that_of_batches(make_apex, costs, waiting, underway):
+def test_queue_statistics_count_batches_with_shards(make_apex, costs, waiting, underway):
     """When the learner takes a batch, four batches are queued or in flight.
 
     If the learner is slow, only the last is in flight.
@@ -228,7 +228,7 @@ def test_requests_of_collection_workers_are_counted(make, settings):
     assert metrics["draws_in_flight"] == 0
 
 
-def test_the_wait_for_room_is_in_the_time_to_hand_rollouts_on(make):
+def test_time_to_add_rollouts_includes_waiting_for_a_shard(make):
     """A shard takes 1 s to add a rollout, and accepts only one rollout at a time."""
     costs = {"start": 0.0, "message": 0.0, "step": 0.0, "add": 1.0, "sample": 0.0, "priorities": 0.0, "grad": 0.5,
              "update": 0.0}
@@ -241,7 +241,7 @@ def test_the_wait_for_room_is_in_the_time_to_hand_rollouts_on(make):
     assert metrics["draw_time_ms"] == metrics["fetch_time_ms"] == metrics["push_time_ms"] == 0.0
 
 
-def test_a_step_is_timed_from_its_beginning_to_the_next(make):
+def test_a_step_is_timed_from_its_start_to_the_next_start(make):
     metrics = run(make(costs={"start": 0, "message": 0, "step": 0.5, "grad": 2.0, "update": 0.25}), 20)
     assert metrics["step_time_ms"] == pytest.approx(4250.0)
     assert metrics["receive_time_ms"] == 0.0
@@ -259,7 +259,7 @@ def test_the_replay_path_takes_time_on_the_real_clock(make_apex):
     assert metrics["step_time_ms"] > metrics["grad_time_ms"] > metrics["fetch_time_ms"] / 100
 
 
-def test_a_drain_drops_what_was_drawn_ahead(make_apex):
+def test_a_drain_drops_prefetched_batches(make_apex):
     scheme = make_apex()
     run(scheme)
     assert scheme.metrics()["replay_items_dropped"] == 0

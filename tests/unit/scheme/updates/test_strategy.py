@@ -58,7 +58,7 @@ def parameters(scheme, updates):
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 2}],
     ids=["central", "parallel", "decentralised", "collectors"])
-def test_they_change_nothing_but_their_count(make_scheme, check_ledger, settings):
+def test_empty_gradients_only_change_their_count(make_scheme, check_ledger, settings):
     plain, _ = parameters(make_scheme(**settings), 12)
     scheme = make_scheme(storage=with_empty({0, 2}), **settings)
     found, versions = parameters(scheme, 12)
@@ -71,7 +71,7 @@ def test_they_change_nothing_but_their_count(make_scheme, check_ledger, settings
     check_ledger(scheme)
 
 
-def test_asynchronous_gradients(make_scheme, check_ledger):
+def test_empty_asynchronous_gradients_are_counted(make_scheme, check_ledger):
     scheme = make_scheme(storage=with_empty({0, 3}), num_grad_workers=2, grad_communication=ASYNC, runtime="simulated")
     while scheme.version < 40:
         scheme.step()
@@ -86,7 +86,7 @@ def test_asynchronous_gradients(make_scheme, check_ledger):
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": ASYNC}, {"col_communication": ASYNC, "grad_communication": ASYNC}],
     ids=["central", "parallel", "decentralised", "asynchronous", "in a thread"])
-def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
+def test_only_empty_gradients_are_an_error(make_scheme, settings, monkeypatch):
     monkeypatch.setattr(statistics, "_MAX_EMPTY_IN_A_ROW", 50)
 
     class Empty(GAEBuffer):
@@ -100,7 +100,7 @@ def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
 
 
-def test_empty_ones_now_and_then_are_none(make_scheme, monkeypatch):
+def test_occasional_empty_gradients_are_no_error(make_scheme, monkeypatch):
     monkeypatch.setattr(statistics, "_MAX_EMPTY_IN_A_ROW", 3)
     scheme = make_scheme(storage=with_empty({0, 2}))
     parameters(scheme, 12)
@@ -108,7 +108,7 @@ def test_empty_ones_now_and_then_are_none(make_scheme, monkeypatch):
 
 
 @pytest.mark.parametrize("decentralised", [False, True])
-def test_one_of_several_has_nothing(make_scheme, check_ledger, decentralised):
+def test_an_empty_gradient_of_one_worker_is_ignored(make_scheme, check_ledger, decentralised):
     """Check that an update uses only the other workers' gradients if one worker has an empty gradient."""
     settings = {"num_grad_workers": 2, "distribute_gradients": decentralised, "algo": PPO.create_factory(
         num_epochs=1, num_mini_batch=1, lr=1e-2)}
@@ -122,7 +122,7 @@ def test_one_of_several_has_nothing(make_scheme, check_ledger, decentralised):
     check_ledger(scheme)
 
 
-def test_no_rank_has_anything():
+def test_the_mean_of_missing_gradients_of_all_ranks_is_none():
     class Alone:
         size = 1
 

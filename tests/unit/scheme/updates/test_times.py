@@ -13,7 +13,7 @@ class Clock:
         return self.now_s
 
 
-def test_rates_are_those_of_the_last_ten_seconds():
+def test_rates_cover_the_last_ten_seconds():
     clock = Clock()
     rates = Rates(clock, ("steps",))
     for steps in range(10, 310, 10):
@@ -22,7 +22,7 @@ def test_rates_are_those_of_the_last_ten_seconds():
     assert rates.metrics() == {"steps_per_s": 50.0}
 
 
-def test_rates_begin_anew_at_a_restart():
+def test_rates_are_reset_at_a_restart():
     clock = Clock()
     rates = Rates(clock, ("steps",))
     clock.now_s = 1.0
@@ -32,7 +32,7 @@ def test_rates_begin_anew_at_a_restart():
     assert rates.metrics() == {"steps_per_s": 2.0}
 
 
-def test_what_is_left_of_the_time_of_a_level_is_idle():
+def test_the_remaining_time_of_a_level_is_idle():
     clock, parts = Clock(), []
     times = Times(clock, lambda *part: parts.append(part))
     with times.timed("wait"):

@@ -18,13 +18,13 @@ def test_steps_of_a_gradient_are_in_flight_until_it_is_applied():
     assert (ledger.collected, ledger.env_steps) == (10, 4)
 
 
-def test_steps_in_replay_count_as_steps_that_could_be_used():
+def test_steps_in_replay_count_as_usable_steps():
     ledger = TreeLedger()
     ledger.report(1, 0, LedgerSnapshot(collected=10, resident=5, evicted=2, queued=3))
     assert ledger.env_steps == 7
 
 
-def test_all_that_a_lost_worker_held_is_dropped_and_its_replacement_counts_anew():
+def test_steps_of_a_lost_worker_are_dropped_and_its_replacement_starts_at_zero():
     ledger = TreeLedger()
     ledger.report(1, 0, LedgerSnapshot(collected=10, queued=2, resident=3, in_flight=1, evicted=4))
     ledger.lose(1)
@@ -45,7 +45,7 @@ def test_a_final_ledger_has_nothing_in_flight():
     assert (final.in_flight, final.dropped) == (0, {"nan": 2, "shutdown": 8})
 
 
-def test_a_restored_ledger_keeps_lost_workers_also_in_the_next_checkpoint():
+def test_a_restored_ledger_keeps_lost_workers_in_later_checkpoints():
     ledger = TreeLedger()
     ledger.report(1, 0, LedgerSnapshot(collected=10, queued=4, sent=6))
     ledger.receive(6)
