@@ -212,7 +212,7 @@ _SCHEME = [
          ("_MAX_BREAKUPS = 3", "_MAX_BREAKUPS = 4")),
     *_of("scheme/updates/u_worker.py", "scheme/updates/test_u_worker.py",
          ("self.statistics.tree_ledger.env_steps, self._target_steps", "self.statistics.updates, self._target_steps")),
-    *_of("scheme/updates/asynchronous.py", "scheme/updates/test_asynchronous.py",
+    *_of("scheme/updates/asynchronous.py", "scheme/updates/test_asynchronous.py scheme/updates/test_normalizers.py",
          ("if gradients.last or skip:\n            self._moments[index].discard()", "if False:\n            pass"),
          ("(1 + self.max_grad_lag) / (1 + lag)", "self.max_grad_lag / lag"),
          ("lag > self.max_grad_lag", "lag >= self.max_grad_lag")),

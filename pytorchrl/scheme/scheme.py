@@ -353,10 +353,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint can be made without discarding a partly used train batch.
-
-        Always True for asynchronous collection.
-        """
+        """Whether a checkpoint discards no partly used train batch; always True for asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:

@@ -404,8 +404,7 @@ class GWorker(Worker):
 
         Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
         """
-        # Save the shards before the ledger, because a lost shard changes the ledger.
-        shards = None if self.shards is None else self.shards.state()
+        shards = None if self.shards is None else self.shards.state()  # before the ledger: a lost shard changes it
         return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
                 "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
 

@@ -71,8 +71,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
     make_updates(scheme, 8)
     check_ledger(scheme)
     metrics = scheme.metrics()
-    # A rollout has one episode of six steps in each of two environments. In an episode, `early` makes 6 steps and
-    # `shared` 7.
+    # A rollout has an episode of six steps in each of two environments; in each, `early` makes 6 steps and `shared` 7.
     assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
     assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
     final = scheme.stop()
@@ -136,11 +135,7 @@ SEED, NUM_ENVS = 1, 6
 
 
 class PreparedGame:
-    """A game of two agents whose observations, rewards and ends depend on its number only, not on the actions.
-
-    The last entry of an observation is the action that `Obedient` takes. Agent `b` is absent if the number is 3 or
-    more.
-    """
+    """A game that depends only on its number. From 3 on, `b` is absent. Observations contain the action to take."""
 
     possible_agents = ("a", "b")
 
