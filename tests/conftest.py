@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,17 +156,20 @@ def fake_scheme():
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Return a function that runs a script in a separate process, with one torch thread, in an empty folder."""
-    def run(*arguments, timeout=60, **options):
-        return subprocess.run(
-            [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False,
-            **{"cwd": tmp_path, "env": process_environment(), **options})
-    return run
+    """Return a function that runs a script in a new process, with one torch thread, in an empty folder."""
+    return partial(run_process, sys.executable, tmp_path)
+
+
+def run_process(python, folder, *arguments, timeout=60, **options):
+    """Run a script with the executable `python`, and return its exit code and output."""
+    return subprocess.run(
+        [python, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False,
+        **{"cwd": folder, "env": process_environment(), **options})
 
 
 @pytest.fixture(scope="session")
-def shared_ray():
-    """A Ray cluster for this session, which starts at the first test that needs it."""
+def shared_ray(fork_server):
+    """A Ray cluster for this session, which starts at the first test that needs it. Its workers are forks."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     # By default, Ray's workers have a lower priority than all other processes, and starve on a busy machine.
@@ -173,8 +177,14 @@ def shared_ray():
     import ray
 
     directory = tempfile.mkdtemp(prefix="prl-test-", dir="/tmp")
-    ray.init(address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             object_store_memory=200 * 2**20, _temp_dir=directory)
+    python = fork_server.write_executable(
+        "python-of-ray",
+        f'case "$1" in */default_worker.py) exec {fork_server.python} "$@";; *) exec {sys.executable} "$@";; esac')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python)  # Ray starts its processes with this executable
+        ray.init(
+            address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            object_store_memory=200 * 2**20, _temp_dir=directory)
     yield ray
     ray.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
@@ -191,9 +201,7 @@ def fork_server():
 @pytest.fixture
 def run_forked(tmp_path, fork_server):
     """Return a function like the one of `run_python` that runs the script in a fork of `fork_server`."""
-    def run(*arguments, timeout=60):
-        return fork_server.run(*arguments, cwd=tmp_path, timeout=timeout)
-    return run
+    return partial(run_process, fork_server.python, tmp_path)
 
 
 @pytest.fixture

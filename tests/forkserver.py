@@ -1,118 +1,183 @@
-"""Run scripts in forks of one process that has imported torch and pytorchrl, because these imports take seconds.
+"""Run Python scripts in forks of one process that has imported torch and pytorchrl, which takes seconds otherwise.
 
-`ForkServer` starts this file as a process. The process reads one request per line as JSON, and answers with the exit
-code. Each script runs in a separate fork as `__main__`, with its own working directory, environment, arguments and
-output. Use fresh processes (`run_python`) for tests of how a process imports, starts or ends, and for scripts that
-start Ray.
+`ForkServer` starts this file as a process, and provides an executable, `python`, that is called like Python:
+`python SCRIPT ARGUMENTS`, `python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`. The executable sends its
+arguments, environment, working directory and standard streams to the process, which forks; the fork runs the script as
+`__main__`. The executable ends with the exit code of the fork. If it is killed, the fork is killed, too.
+
+Ray is not imported before forking, because its connections do not work in forks. Use fresh processes (`run_python`)
+for tests of how a process imports, starts or ends.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
 import os
 import runpy
+import select
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
+import types
 from pathlib import Path
+
+# What the executable runs, without loading any package: connect, send the request, and wait for the exit code.
+CLIENT = """
+import array, json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect(sys.argv[1])
+server.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+request = {"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}
+server.sendall(json.dumps(request).encode() + b"\\n")
+code = int(server.makefile().readline() or 1)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
 
 
 class ForkServer:
-    """The process that forks; it starts when the first script runs."""
+    """The process that forks.
+
+    Args:
+        environment: Environment of the process while it imports packages; each script has the environment of its call.
+
+    Attributes:
+        python: Path of the executable.
+    """
 
     def __init__(self, environment):
-        self._environment, self._process = environment, None
+        self._folder = tempfile.TemporaryDirectory(prefix="fork-", dir="/tmp")
+        folder = Path(self._folder.name)
+        address = folder / "socket"
+        (folder / "client.py").write_text(CLIENT, encoding="utf-8")
+        self.python = str(folder / "python")
+        command = shlex.join([sys.executable, "-IS", str(folder / "client.py"), str(address)])
+        self.write_executable("python", f'exec {command} "$@"')
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(address))
+            listening.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(listening.fileno())], stdin=subprocess.PIPE, env=environment,
+                pass_fds=[listening.fileno()], start_new_session=True)
 
-    def run(self, *arguments, cwd, timeout):
-        """Run `python ARGUMENTS` for at most `timeout` seconds; return its code and output as `subprocess.run` does."""
-        if self._process is None:
-            self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                             text=True, env=self._environment, start_new_session=True)
-        arguments = [str(argument) for argument in arguments]
-        with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder, "out"), Path(folder, "err")
-            request = {"arguments": arguments, "cwd": str(cwd), "environment": self._environment, "out": str(out),
-                       "err": str(err)}
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            watch = threading.Timer(timeout, self._kill)
-            watch.start()
-            try:
-                answer = self._process.stdout.readline()
-            finally:
-                watch.cancel()
-            if not answer:
-                self.close()
-                self._process = None
-                raise subprocess.TimeoutExpired(arguments, timeout)
-            return subprocess.CompletedProcess(arguments, int(answer), out.read_text(), err.read_text())
-
-    def _kill(self):
-        """Kill the server and the script that it waits for."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def write_executable(self, name, commands):
+        """Write a shell script next to `python`, and return its path."""
+        path = Path(self._folder.name, name)
+        path.write_text(f"#!/bin/sh\n{commands}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return str(path)
 
     def close(self):
-        """Close the server and wait until it ends."""
-        if self._process is not None:
-            self._process.stdin.close()
-            self._process.wait()
-            self._process.stdout.close()
+        """End the process, and kill all scripts that are still running."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
 
 
-def run_script(request):
-    """Run a script in this process, which was forked for this script."""
-    os.chdir(request["cwd"])
+class Forking:
+    """The work of the process that forks: it answers clients one at a time, while their scripts run in parallel."""
+
+    def __init__(self, listening):
+        self._listening, self._running = listening, {}  # connection of each running script -> process id
+        self._woken, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+        signal.set_wakeup_fd(self._wakes.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not wake select()
+
+    def serve(self):
+        """Fork for each request until standard input is closed; then return None. Forks return their requests."""
+        while True:
+            ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
+            is_over = sys.stdin in ready
+            for connection in self._running if is_over else self._running.keys() & ready:
+                kill(self._running[connection])  # the client was killed, or all are to end
+            if is_over:
+                return None
+            if self._woken in ready:
+                self._woken.recv(1000)
+                self._report_ended()
+            if self._listening in ready and (request := self._fork(self._listening.accept()[0])) is not None:
+                return request
+
+    def _report_ended(self):
+        """Send exit codes of scripts to their clients."""
+        for connection, pid in list(self._running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                with contextlib.suppress(OSError):  # the client was killed
+                    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+                connection.close()
+                del self._running[connection]
+
+    def _fork(self, connection):
+        """Fork for the request of a client. The fork returns the request and its standard streams, others None."""
+        streams = array.array("i")
+        _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(3 * streams.itemsize))
+        for _, _, data in messages:
+            streams.frombytes(data)
+        line = connection.makefile().readline()
+        if not line.endswith("\n"):  # the client was killed
+            connection.close()
+        elif pid := os.fork():
+            self._running[connection] = pid
+        else:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (self._listening, self._woken, self._wakes, connection, *self._running):
+                other.close()
+            os.setsid()
+            return json.loads(line), streams
+        for stream in streams:
+            os.close(stream)
+        return None
+
+
+def kill(pid):
+    """Kill a script and the processes that it has started."""
+    for end in (os.killpg, os.kill):  # a process that was just forked is not yet the leader of a group
+        with contextlib.suppress(ProcessLookupError):
+            end(pid, signal.SIGKILL)
+
+
+def run_script(request, streams):
+    """Run the script of a request in this process, which was forked for it."""
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
-        with open(request[name], "w", encoding="utf-8") as file:
-            os.dup2(file.fileno(), stream.fileno())
     first, *rest = request["arguments"]
     if first == "-c":
-        sys.argv = [first, *rest[1:]]
-        runpy.run_path(_written(rest[0], request), run_name="__main__")
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
     elif first == "-m":
-        sys.path.insert(0, request["cwd"])
+        sys.path.insert(0, request["folder"])
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(first).parent))
+        sys.path.insert(0, str(Path(first).resolve().parent))
         sys.argv = [first, *rest]
         runpy.run_path(first, run_name="__main__")
 
 
-def _written(code, request):
-    """Write a script given as text to a file in the folder of the outputs, and return its path."""
-    path = Path(request["out"]).with_name("script.py")
-    path.write_text(code, encoding="utf-8")
-    return str(path)
-
-
-def serve():
-    """Fork for each request; return the request in the fork, and None in the server after the last request."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may be written between the answers
-    while line := sys.stdin.readline():
-        pid = os.fork()
-        if pid == 0:
-            answers.close()
-            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-            return json.loads(line)
-        _, status = os.waitpid(pid, 0)
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        answers.flush()
-    return None
-
-
 if __name__ == "__main__":
-    sys.path.pop(0)  # the directory of this file must not be on the import path
+    sys.path.pop(0)  # the folder of this file
+    import gc
+
     import pytorchrl
 
     for public_name in pytorchrl.__all__:
         getattr(pytorchrl, public_name)
-    if (todo := serve()) is not None:
-        run_script(todo)
+    gc.freeze()  # objects that forks share are not collected, so their memory is not copied
+    if (todo := Forking(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
+        run_script(*todo)

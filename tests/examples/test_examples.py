@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.util
 
 import pytest
@@ -41,17 +40,17 @@ def test_every_example_has_a_smoke_run():
 @pytest.mark.parametrize(
     ("name", "package"),
     [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
-def test_example_runs(name, package, request, tmp_path):
+def test_example_runs(name, package, request, run_forked, tmp_path):
     # Connect to the Ray cluster of the tests instead of starting another one.
-    if pytest.mark.ray in SMOKE_RUNS[name][0]:
-        run = functools.partial(request.getfixturevalue("run_python"), env=process_environment(
-            RAY_ADDRESS=request.getfixturevalue("shared_ray").get_runtime_context().gcs_address))
-    else:
-        run = request.getfixturevalue("run_forked")
+    environment = {}
+    if pytest.mark.ray in SMOKE_RUNS[name][0]:  # the example joins the Ray cluster of the tests instead of starting one
+        address = request.getfixturevalue("shared_ray").get_runtime_context().gcs_address
+        environment = {"env": process_environment(RAY_ADDRESS=address)}
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     log_dir = tmp_path / "run"
-    result = run(EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
+    result = run_forked(
+        EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S, **environment)
     assert result.returncode == 0, result.stderr
     assert "env steps" in result.stdout
     assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}
