@@ -205,6 +205,12 @@ def run_forked(tmp_path, fork_server):
 
 
 @pytest.fixture
+def run_on_ray(run_forked, shared_ray):
+    """Return a function like `run_forked` whose scripts join the Ray cluster of the tests instead of starting one."""
+    return partial(run_forked, env=process_environment(RAY_ADDRESS=shared_ray.get_runtime_context().gcs_address))
+
+
+@pytest.fixture
 def start_python(tmp_path):
     """Return a function that starts a script in a separate process, which is killed after the test if it still runs."""
     started = []

@@ -19,7 +19,7 @@ from tests.conftest import ROOT, process_environment
 pytest.importorskip("myst_nb")
 pytest.importorskip("furo")
 # One process builds the site for all of these tests, because this takes a minute.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
+pytestmark = [pytest.mark.site, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
 
 DOCS = ROOT / "docs"
 WORKERS = (

@@ -25,7 +25,7 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
-USE_RAY = {"reproducibility.md", "scaling.md"}
+USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
 # Pages whose code trains until the result is good, which takes minutes.
 TAKE_LONG = {"README.md"}
 # Limit for each process in seconds; a busy machine takes ten times as long as an idle one.
@@ -67,8 +67,8 @@ def pages_with_code():
 
 
 @pytest.mark.parametrize("page", list(pages_with_code()))
-def test_code_of_page_runs(page, run_python, run_forked, tmp_path):
-    run = run_python if page.name in USE_RAY else run_forked
+def test_code_of_page_runs(page, request, tmp_path):
+    run = request.getfixturevalue("run_on_ray" if page.name in USE_RAY else "run_forked")
     text = page.read_text(encoding="utf-8")
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")

@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from tests.conftest import ROOT, process_environment
+from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
 # Script -> (marks, optional package that the script needs)
@@ -40,17 +40,13 @@ def test_every_example_has_a_smoke_run():
 @pytest.mark.parametrize(
     ("name", "package"),
     [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
-def test_example_runs(name, package, request, run_forked, tmp_path):
+def test_example_runs(name, package, request, tmp_path):
     # Connect to the Ray cluster of the tests instead of starting another one.
-    environment = {}
-    if pytest.mark.ray in SMOKE_RUNS[name][0]:  # the example joins the Ray cluster of the tests instead of starting one
-        address = request.getfixturevalue("shared_ray").get_runtime_context().gcs_address
-        environment = {"env": process_environment(RAY_ADDRESS=address)}
+    run = request.getfixturevalue("run_on_ray" if pytest.mark.ray in SMOKE_RUNS[name][0] else "run_forked")
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     log_dir = tmp_path / "run"
-    result = run_forked(
-        EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S, **environment)
+    result = run(EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     assert "env steps" in result.stdout
     assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from tests.conftest import process_environment, result_of
+from tests.conftest import result_of, run_process
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
@@ -66,10 +63,8 @@ print("result:", json.dumps(result))
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=160, check=False,
-                          cwd=tmp_path_factory.mktemp("devices"), env=process_environment())
-    return result_of(done)
+def result(tmp_path_factory, fork_server):
+    return result_of(run_process(fork_server.python, tmp_path_factory.mktemp("devices"), "-c", SCRIPT, timeout=160))
 
 
 def test_the_driver_has_the_gpus_that_torch_sees(result):

@@ -49,8 +49,8 @@ print("result:", json.dumps(result))
 """
 
 
-def _run(run_python, settings, *more):
-    return result_of(run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
+def _run(run, settings, *more):
+    return result_of(run("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
 
 
 def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
@@ -70,9 +70,9 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
     assert set(child_processes()) <= before
 
 
-def test_ray_may_be_imported_before_a_run(run_python):
+def test_ray_may_be_imported_before_a_run(run_forked):
     """Check that a run works if the user has imported Ray, which reads some variables only during its import."""
-    assert _run(run_python, {}, "import ray")["directories"]
+    assert _run(run_forked, {}, "import ray")["directories"]
 
 
 def _processes_of(directory):
@@ -89,8 +89,8 @@ def _processes_of(directory):
     return found
 
 
-def test_an_unreachable_cluster_is_an_error(run_python):
-    result = _run(run_python, {"address": "127.0.0.1:1"})
+def test_an_unreachable_cluster_is_an_error(run_forked):
+    result = _run(run_forked, {"address": "127.0.0.1:1"})
     assert result["error"] == "RayConnectionError"
     assert "'127.0.0.1:1'" in result["text"]
     assert result["seconds"] <= 10
@@ -119,17 +119,17 @@ print("result:", json.dumps(said))
 """
 
 
-def test_an_address_of_another_cluster_is_used_or_refused(run_python):
+def test_an_address_of_another_cluster_is_used_or_refused(run_forked):
     """Check that an address is used or causes an error; it is not ignored if Ray is already connected to a cluster."""
-    localhost, own, another_port, another_host = result_of(run_python("-c", ANOTHER_CLUSTER, timeout=160))
+    localhost, own, another_port, another_host = result_of(run_forked("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):
         assert "uses the Ray cluster at" in said
         assert "ray.shutdown()" in said
 
 
-def test_resources_that_a_new_local_ray_lacks_are_refused(run_python):
-    result = _run(run_python, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
+def test_resources_that_a_new_local_ray_lacks_are_refused(run_forked):
+    result = _run(run_forked, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
     assert result["error"] == "InsufficientResourcesError"
     assert "num_gpus=64" in result["text"]
     assert not glob.glob("/tmp/prl-none-*")
@@ -157,8 +157,8 @@ scheme.stop()
 """
 
 
-def test_an_error_in_building_a_worker_is_reported(run_python):
-    result = run_python("-c", NOT_IMPORTABLE, timeout=160)
+def test_an_error_in_building_a_worker_is_reported(run_on_ray):
+    result = run_on_ray("-c", NOT_IMPORTABLE, timeout=160)
     assert "CWorker 1 is lost" in result.stdout, result.stderr
     assert "its start failed: ModuleNotFoundError: No module named 'only_here'" in result.stdout
 
@@ -186,16 +186,17 @@ scheme.stop()
 """
 
 
-def test_threads_of_collection_workers(run_python):
-    assert result_of(run_python("-c", THREADS, timeout=160)) == [[3.0], 2]
+def test_threads_of_collection_workers(run_on_ray):
+    assert result_of(run_on_ray("-c", THREADS, timeout=160)) == [[3.0], 2]
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_startup_reports_immediately_what_it_waits_for(run_python, is_shown):
+def test_startup_reports_immediately_what_it_waits_for(request, is_shown):
     arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200",
                  "--num-steps", "32",
                  "--log-dir", "runs/"]
-    result = run_python("-m", "pytorchrl", *arguments, *[] if is_shown else ["--no-progress"], timeout=160)
+    run = request.getfixturevalue("run_python" if is_shown else "run_on_ray")
+    result = run("-m", "pytorchrl", *arguments, *[] if is_shown else ["--no-progress"], timeout=160)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith(("run in", "starting",
                                                                              "started")) or "steps/s" in line]

@@ -100,7 +100,7 @@ def test_every_step_is_in_one_place(make, check_ledger, case, monkeypatch):
     monkeypatch.setattr(SyntheticStorage, "insert_data_slice", watch)
     name, settings = CASES[case]
     total: Counter[str] = Counter()
-    for seed in range(3):
+    for seed in range(2):
         given.clear()
         scheme = make(name, settings, seed)
         for number in range(12):

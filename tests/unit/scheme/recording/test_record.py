@@ -47,6 +47,11 @@ def random_queue_settings(rng):
     return settings
 
 
+def seeds(usual, all_of_them):
+    """Return seeds for `parametrize`: the usual ones, and further ones with the marker `chaos`."""
+    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(usual, all_of_them))]
+
+
 def scenario(seed):
     """Return the settings of a random run with a fault."""
     rng = random.Random(f"record {seed}")
@@ -76,7 +81,7 @@ def scenario(seed):
     return settings
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(10, 25))
 def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
     """Check random settings of the learner's buffers: the same items are dropped, the same slots are used, and the same
     workers are called again.
@@ -118,7 +123,7 @@ def test_moments_of_advantages_are_replayed_after_losses(runs, communication):
                    col_communication=communication, updates=12, faults=f"kill grad.1 @ grad {number}")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(30, 60))
 def test_random_runs_with_faults_are_replayed(runs, seed):
     """The runs include lost, hung, replaced and ignored workers, preempted rounds, skipped updates, and runs that end
     with an error."""
