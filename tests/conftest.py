@@ -31,8 +31,9 @@ FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 def pytest_collection_modifyitems(items):
     """Run quick unit tests first. With several processes, one of them starts Ray and runs all tests that need it."""
     for item in items:
-        if item.get_closest_marker("ray") is not None:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        for name in ("ray", "compiled"):
+            if item.get_closest_marker(name) is not None:
+                item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=place_of)
 
 

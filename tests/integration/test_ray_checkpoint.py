@@ -48,7 +48,7 @@ def test_a_run_with_replay_shards_can_be_resumed(stop):
         stop.append(Scheme.apex(
             DQN.create_factory(start_steps=100, mini_batch_size=32, epsilon_per_worker=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
-            PERBuffer.create_factory(2000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2,
+            PERBuffer.create_factory(100_000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2,
             col_worker_resources=FREE))
         return stop[-1]
     first, second = make(), make()

@@ -399,6 +399,7 @@ def test_observations_are_normalized_everywhere_with_frozen_statistics():
 # ---- compilation
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "image", "lstm"])
 @pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
 def test_evaluate_is_one_graph(case, bf16):

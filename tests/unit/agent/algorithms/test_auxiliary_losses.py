@@ -139,6 +139,7 @@ def test_a_weight_may_be_a_numpy_scalar(make_batch):
 
 
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_compiled_gradient_equals_the_uncompiled_one(make_batch):
     (plain, batch), (compiled, _) = (make_batch(with_reconstruction(PPO), compile=flag) for flag in (False, True))
     for coefficient in (COEF, 5.0):
@@ -224,6 +225,7 @@ def test_a_result_that_is_not_a_pair_is_described(make_batch, returned, describe
         parts.algorithm.compute_gradients(batch)
 
 
+@pytest.mark.compiled
 def test_contract_violations_are_reported_when_compiled(make_batch):
     parts, batch = make_batch(returns(terms=lambda found: {**found, "entropy": found["entropy"].mean()}), compile=True)
     with pytest.raises(ContractError, match=r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\)"):

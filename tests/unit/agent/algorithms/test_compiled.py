@@ -12,7 +12,7 @@ from pytorchrl.errors import ConfigError
 from tests.unit.agent.algorithms.conftest import build_parts
 
 # Torch emits this warning when its compiler is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"), pytest.mark.compiled]
 
 
 @pytest.fixture(scope="module")
