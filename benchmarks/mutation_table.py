@@ -196,7 +196,7 @@ _SCHEME = [
          ("return updates <= self._options.max_policy_lag", "return updates < self._options.max_policy_lag"),
          ("oldest = min(batches", "oldest = max(batches")),
     *_of("scheme/collection/strategies.py",
-         "scheme/test_preemption.py scheme/test_in_flight.py scheme/microbatching/test_microbatch_runs.py",
+         "scheme/collection/test_strategies.py scheme/test_preemption.py scheme/test_in_flight.py",
          ("return math.ceil(self._fraction_workers", "return math.floor(self._fraction_workers"),
          ("self._num_requests[index] = 0", "pass"),
          ("self._request_rounds(-(-num_steps // self._round_size))",

@@ -241,3 +241,28 @@ def test_a_fault_does_not_count_as_a_lost_life(autoreset, num_envs):
     assert env.num_restarts == 1
     assert (hole.terminated[0], hole.truncated[0], hole.valid[0]) == (False, True, False)
     assert any(step.terminated.any() for _, _, step in play(env, 8)[1:])
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_each_restart_has_its_own_seed(seed):
+    """Check that each restart resets the environment with a new seed, which the first seed determines."""
+    def seeds():
+        found = []
+
+        class Recorded(CountingEnv):
+            def reset(self, *, seed=None, options=None):
+                found.append(seed)
+                return super().reset(seed=seed, options=options)
+
+            def step(self, action):
+                raise RuntimeError("planned")
+        env = VecEnv.create_factory(Recorded, None, 1, backend="sync", on_env_error="restart")(seed=seed)
+        found.clear()
+        env.reset()
+        for _ in range(3):
+            env.step(np.zeros(1, np.int64))
+        env.close()
+        return [each for each in found if each is not None]
+    found = seeds()
+    assert len(set(found)) == len(found) >= 3
+    assert seeds() == found

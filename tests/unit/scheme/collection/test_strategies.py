@@ -151,6 +151,14 @@ def test_no_worker_is_preempted_before_enough_have_finished():
     assert runtime.signals == []
 
 
+@pytest.mark.parametrize(("num_steps", "num_rounds"), [(1, 1), (11, 1), (12, 1), (13, 2), (24, 2), (25, 3)])
+def test_rounds_requested_ahead_cover_the_steps(num_steps, num_rounds):
+    """Check that enough rounds are requested; a round of two workers has two rollouts of six steps."""
+    runtime, workers = _fake_workers(2)
+    _barrier(workers, runtime).request_ahead(num_steps)
+    assert [name for name, *_ in runtime.calls] == ["0", "1"] * num_rounds
+
+
 @pytest.mark.parametrize("col_in_flight", [1, 3])
 def test_each_worker_has_col_in_flight_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
