@@ -62,7 +62,7 @@ class Measurements:
         self.ended_at = now
 
     def add_rate(self, now: float) -> None:
-        """Update the rate of env steps with the last count."""
+        """Update the rate of env steps with the current count of env steps."""
         self._rate.add(now, self.env_steps)
 
     def take_episodes(self) -> None:

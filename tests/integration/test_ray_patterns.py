@@ -131,7 +131,7 @@ def test_collectors_and_an_evaluator_have_weights_and_resources(make_scheme, sha
 
 
 class SlowFirst(SleepEnv):
-    """An environment whose second instance is slow, after the first one that is built to find the spaces."""
+    """An environment that is slow in the first worker that builds it. An instance built to find the spaces is fast."""
 
     def __init__(self, directory):
         try:

@@ -71,7 +71,7 @@ class CompiledGradient:
             grads = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([grad.reshape(-1) for grad in grads]), measured
 
-        # torch caches compiled graphs by code object; gradients that shared one would evict each other's graphs.
+        # torch caches compiled graphs by code object; functions that share one would evict each other's graphs.
         gradient.__code__ = gradient.__code__.replace()
         return torch.compile(gradient, fullgraph=True, options={
             # Compute tanh from one exp. On CPUs, this is four times as fast as the default; the error is below 1e-7.

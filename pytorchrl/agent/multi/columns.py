@@ -1,4 +1,4 @@
-"""Columns of one policy in a vector of environments, and the result of a step for them; see `agent.multi.data`."""
+"""The columns of one policy in a vector of environments, and a step's results in them; see `agent.multi.data`."""
 
 from __future__ import annotations
 

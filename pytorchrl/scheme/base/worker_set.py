@@ -90,7 +90,8 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        self._send_link(place)  # reuse the speed of the lost worker's link, because only idle links are measured
+        # Reuse the speed of the lost worker's link: links are measured only at the start, while all workers are idle.
+        self._send_link(place)
 
     def local_worker(self) -> W:
         """Return worker 0, an object of this process."""

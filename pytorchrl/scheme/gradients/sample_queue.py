@@ -332,7 +332,7 @@ class SampleQueue:
         if self._options.max_policy_lag is None:
             return True
         with self._journal.lock:
-            # Only complete train batches are ahead of the rollout, which will be part of the incomplete train batch.
+            # The rollout will be part of the incomplete train batch, so only complete train batches are ahead of it.
             coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
             ahead = math.floor(coming + 1e-9) + self.queue.qsize()
             updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use

@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the indices (N,) of the first env steps of rollouts, counted from 0, given the ids (N,) of a batch."""
+        """Return, for each rollout id (N,) of a batch, the number of the rollout's first env step, counted from 0."""
         return ids
 
     def reset(self) -> None:

@@ -70,7 +70,7 @@ def test_only_one_task_runs_at_a_time(make_schedule):
         for _ in range(20):
             inside.append(1)
             assert len(inside) == 1
-            # This loop is long enough for a switch between threads, if two threads ran.
+            # If two tasks could run at once, Python would switch between their threads during this sum.
             total = sum(range(2000))
             assert total
             inside.pop()

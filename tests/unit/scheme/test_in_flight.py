@@ -120,7 +120,7 @@ def test_synchronous_collection_in_microbatches(make_scheme, plain_a2c, dice, se
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
 def test_asynchronous_gradients(make, dice, seed, is_slow):
-    """Check that each worker has one rollout, and that a gradient lags by the updates made during its computation."""
+    """Check that each worker has at most one unused rollout, and that gradients lag by the updates made meanwhile."""
     rng = dice(seed)
     workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
     costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}

@@ -154,7 +154,7 @@ def test_compiled_gradient_equals_the_uncompiled_one(make_batch):
 
 def test_features_are_float32_under_mixed_precision(make_batch):
     parts, batch = make_batch(with_reconstruction(PPO), mixed_precision=True)
-    _, info = parts.algorithm.compute_gradients(batch)  # raises unless the features are float32, like the decoder
+    _, info = parts.algorithm.compute_gradients(batch)  # the float32 decoder raises for features of another dtype
     assert info["reconstruction"] > 0
 
 

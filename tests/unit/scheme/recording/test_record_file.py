@@ -1,4 +1,4 @@
-"""Check the file of a record: the run that it belongs to, its location, and files that are refused."""
+"""Tests of record files: a record must match its run, its path is checked, and invalid files are refused."""
 
 from __future__ import annotations
 
