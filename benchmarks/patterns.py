@@ -63,7 +63,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
 
 
 def run(pattern: str, seed: int, *, runtime: str, max_steps: int, goal: float) -> dict[str, Any]:
-    """Train until the goal or `max_steps`, stop, and return the results with the leftovers."""
+    """Train until the goal or `max_steps`, stop, and return the results, with the processes and threads that remain."""
     threads, processes = set(threading.enumerate()), child_processes()
     scheme = build_scheme(pattern, seed=seed, runtime=runtime)
     scheme.start(max_steps)

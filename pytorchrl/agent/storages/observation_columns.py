@@ -117,7 +117,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
+        """Return, for each of `rows`, whether it needs data of an evicted row, from `start` to `start + count - 1`."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release

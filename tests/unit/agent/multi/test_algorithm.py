@@ -99,7 +99,7 @@ def test_an_absent_policy_does_not_change(make_agent):
     agent.storage.before_gradients()
     (batch,) = agent.algo.batches(agent.storage)
     agent.algo.compute_gradients(batch)
-    agent.algo.apply_gradients()  # this update gives the optimizers moments
+    agent.algo.apply_gradients()  # after this update, the state of the optimizers is not empty
     before = states(agent)
     vectors, info = agent.algo.compute_gradients(dataclasses.replace(batch, parts={"shared": batch.parts["shared"]}))
     assert vectors[0] is None
