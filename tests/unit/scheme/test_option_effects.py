@@ -98,7 +98,7 @@ def test_tests_listed_elsewhere_exist(name):
 
 @functools.cache
 def reproducible_outcome(settings):
-    """Run a scheme with settings in JSON twice, check that both outcomes are equal, and return one; see `outcome`."""
+    """Run a scheme twice with `settings` (JSON), check that both outcomes are equal, and return it; see `outcome`."""
     first, second = (outcome(json.loads(settings)) for _ in range(2))
     assert first == second
     return first

@@ -45,7 +45,7 @@ class Decoding(OnPolicyActor):
 class Reconstructing(PPO):
     def terms(self, evaluated, batch, parameters):
         terms, measures = super().terms(evaluated, batch, parameters)
-        wanted = 0.1 * batch.obs["obs"][:, 2:]  # scaled targets: the step within the episode and the last action
+        wanted = 0.1 * batch.obs["obs"][:, 2:]  # scaled targets: the step within the episode and the previous action
         error = (self.actor.decoder(evaluated.features) - wanted).square().mean(-1)
         return {**terms, "reconstruction": error}, measures
 
@@ -124,8 +124,8 @@ class Oldest(ReplayBuffer):
 def test_a_user_defined_replay_is_sampled(settings):
     """Check that a user-defined replay decides which transitions are sampled.
 
-    Column 2 of an observation is the step within an episode that never ends, so the mean of the sampled values shows
-    how old the samples are.
+    Column 2 of an observation is the step within the episode. Episodes never end, so the mean of the sampled values
+    shows how old the samples are.
     """
     means = {}
     for storage in (Oldest, ReplayBuffer):

@@ -59,8 +59,10 @@ def test_every_step_is_accounted_for(pattern, make_scheme, recorder, check_ledge
 
 @pytest.mark.timeout(60)
 def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_batch, all_collectors):
-    """Check that each collector's weights equal, bit for bit, the learner's weights of the version that the collector
-    reports. With synchronous collection and synchronous gradients, this is the version before the last update."""
+    """Check that each collector's weights equal the learner's weights of the same version, bit for bit.
+
+    If collection and gradients are both synchronous, collectors have the version before the latest update.
+    """
     scheme = make_scheme(algo=one_batch, **pattern)
     root = scheme.start()
     server = root.local_worker
@@ -83,7 +85,7 @@ def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_ba
                 assert array.tobytes() == states[weights.version][name].tobytes()
             newest.append(weights.version)
             in_turns = pattern["grad_communication"] is SYNC and pattern["col_communication"] is SYNC
-            if in_turns:  # the round used for this update started with the version before it
+            if in_turns:  # the latest update used a round of the previous version
                 assert weights.version == scheme.version - 1
         for handle in root.remote_workers:
             weights = handle.runtime.get(handle.submit(type(server).get_weights), 10.0)
@@ -160,8 +162,8 @@ def test_patterns_learn_cartpole(pattern, make_scheme):
 def test_steps_skipped_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
     """Check that steps that are not used because of `target_kl` are counted as dropped.
 
-    The KL of the first of four batches consists of rounding errors only. Training on each rollout stops after the
-    second batch, so half of the steps are never used.
+    Each rollout is split into four batches. The policy has not changed before the first batch, so its KL is only a
+    rounding error. Training stops after the second batch, so half of the steps are never used.
     """
     scheme = make_scheme(
         recorder.env_fn, num_envs=2, size=8, storage=recorder.storage, **settings,

@@ -37,13 +37,13 @@ pytestmark = pytest.mark.timeout(60)
 def test_torchrl_0_14_1_waits_for_a_silent_worker_without_limit(make_scheme):
     """Check that a deadline ends the wait for a hung worker.
 
-    TorchRL's collector blocks forever on the queue of a child process that will never send.
+    TorchRL's collector blocks forever on the queue of a child process that never sends a result.
     """
     scheme = make_scheme(**simulated(faults="hang col.2 @ step 6", worker_timeout_s=3.0, on_worker_failure="raise"))
     start = scheme.start() and scheme.runtime.now()
     with pytest.raises(WorkerLostError, match=r"CWorker 2 hangs: no result for"):
         step_on(scheme)
-    # Before the first result, the limit is 5 x 3 s, because it includes the start of the worker
+    # The limit for a worker's first result is 5 x 3 s, because the worker must first start
     assert scheme.runtime.now() - start < 15 + 2
 
 
@@ -77,7 +77,7 @@ def test_gymnasium_1_4_0_returns_a_late_result_from_the_next_call(supervised):
     requests, runtime, replaced = supervised
     late, fresh = Future("a", "late"), Future("a", "fresh")
     requests.add(0, late)
-    runtime.sleep(301)  # before the first result, the limit is 5 x 60 s
+    runtime.sleep(301)  # the limit for a worker's first result is 5 x 60 s
     assert list(requests.poll(0.0)) == []
     runtime.sleep(1)
     assert list(requests.poll(0.0)) == []
@@ -245,8 +245,8 @@ def test_pytorchrl_2021_treats_every_exception_as_the_end_of_an_epoch(make_schem
 def test_pytorchrl_2021_loads_the_version_number_as_weights(make_scheme):
     """Check that `set_weights` loads the version and the parameters of a message correctly.
 
-    `CWorker.set_weights` in PyTorchRL of 2021 (revision 9e45189) unpacks its message in the wrong order; here the parts
-    of a message have names.
+    `CWorker.set_weights` in PyTorchRL of 2021 (revision 9e45189) unpacks its message in the wrong order. In this
+    library, the parts of a message have names.
     """
     scheme = make_scheme(num_col_workers=2)
     scheme.step()

@@ -177,7 +177,7 @@ def test_pytorchrl_2021_ignores_an_unknown_hyper_parameter(make_scheme, num_grad
 def test_pytorchrl_2021_removes_any_directory_given_for_logs(tmp_path):
     """Check that the directory of an earlier run is renamed, and that no file is deleted.
 
-    PyTorchRL of 2021 (revision 9e45189) deletes the whole directory when it prepares it for logs.
+    PyTorchRL of 2021 (revision 9e45189) deletes the whole directory before it writes logs there.
     """
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")

@@ -64,14 +64,13 @@ def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, nu
     costs = {**COSTS, **{f"step@*/CWorker {1 + number}": STEP_S * 2**number for number in range(4)}}
     metrics, _, seconds = make(3, num_col_workers=4, col_fraction_workers=fraction, fraction_samples=0.05, costs=costs)
     assert metrics["preempted_by_worker"] == {f"GWorker 0/CWorker {number}": 3 for number in range(num_enough + 1, 5)}
-    # Preempted workers finish their current step; a step of the slowest worker takes 8 times as long as one of the
-    # fastest.
+    # Preempted workers finish their current step. A step takes 8 times as long on the slowest worker as on the fastest.
     assert seconds == pytest.approx(3 * NUM_STEPS * STEP_S * 2**(num_enough - 1), abs=3 * 8 * STEP_S + 1e-9)
 
 
 def test_floating_point_error_does_not_round_the_share_up(make):
-    """Check that 3 x 0.2 of five workers means three workers, although the product is 3.0000000000000004 in floating
-    point. The other two workers are slow, and are preempted."""
+    """Check that a share of 3 x 0.2 of five workers means three workers, although 5 x (3 x 0.2) is slightly more than 3
+    in floating point. The other two workers are slow, and are preempted."""
     fraction = 3 * 0.2
     assert math.ceil(5 * fraction) == 4
     costs = {**COSTS, "step@*/CWorker 4": SLOW_S, "step@*/CWorker 5": SLOW_S}
@@ -142,7 +141,7 @@ def test_metrics_show_different_episodes_of_slow_workers(make):
 
 
 def test_no_step_is_lost_with_random_delays(make, recorder):
-    """Check that, with random delays, every step of each environment is learned from exactly once, without gaps."""
+    """Check that, with random delays, every step of each environment is used exactly once for learning."""
     metrics, final, _ = make(12, recorder.env_fn, recorder.storage, **SETTINGS, faults="delay col.* 1s p=0.05")
     preempted = metrics["preempted_by_worker"]
     assert len(preempted) > 1
@@ -160,8 +159,8 @@ def test_no_step_is_lost_with_random_delays(make, recorder):
 def test_the_share_counts_remaining_workers(make):
     """One of three workers is lost and not replaced.
 
-    A round then ends when one of the two remaining workers has finished; before, it ended when two of three workers had
-    finished.
+    Before the loss, a round ends when two of the three workers have finished. After the loss, it ends when one of the
+    two remaining workers has finished.
     """
     settings = {"num_col_workers": 3, "col_fraction_workers": 0.5, "on_worker_failure": "ignore", **THIRD_IS_SLOW}
     metrics, *_ = make(6, **settings, faults="kill col.1 @ step 30")

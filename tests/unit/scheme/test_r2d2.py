@@ -118,7 +118,7 @@ def test_consumed_steps_exclude_warm_up_and_padding(make_r2d2, settings):
 def test_stored_states_equal_those_of_a_new_unroll(make_r2d2):
     """Check that stored states equal those of a new unroll from the start of the episode.
 
-    The actor's parameters never change.
+    The learning rate is 0, so the actor's parameters never change.
     """
     scheme = make_r2d2(algo={"lr": 0.0, "mini_batch_size": 32, "start_steps": 300}, **SHARDS)
     make_updates(scheme, 3)

@@ -132,7 +132,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
     consumed = scheme.ledger()["consumed"]
     scheme.stop()
     counts = [int(batch.valid.sum()) for batch in Watched.seen]
-    assert counts == [3 * STEPS * ENVS] * len(counts)  # environments are reset within a step, so all steps are valid
+    assert counts == [3 * STEPS * ENVS] * len(counts)  # resets take no extra step, so all steps are valid
     assert consumed in np.cumsum(counts)
     assert all((batch.weight == 1.0).all() for batch in Watched.seen)
 
@@ -225,7 +225,7 @@ def test_a_preset_omits_options_that_whole_rollouts_lack():
 
 
 def test_the_agent_learns_to_recall_the_cue():
-    """Check that the agent learns to recall the cue; without memory, half of its answers would be right."""
+    """Check that the agent learns to recall the cue; without memory, only half of its answers would be right."""
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"num_cues": 2, "delay": 2}, vec_env_size=4)
     agent = (R2D2.create_factory(lr=1e-2, adam_eps=1e-5, gamma=0.9, mini_batch_size=32, start_steps=200,
                                  target_update_interval=10),

@@ -66,7 +66,7 @@ def test_options_set_the_minimum_of_preempted_steps(run, settings, least):
 
 
 def test_the_share_applies_to_collection_workers_of_each_rank(run):
-    """The slow rank has three equally slow collection workers, so none of them is preempted."""
+    """The share is applied within each rank. The slow rank has three equally slow workers, so none is preempted."""
     by_rank, *_ = run(2, num_col_workers=3)
     assert np.mean(by_rank[2]) > 15
 

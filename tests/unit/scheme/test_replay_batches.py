@@ -79,7 +79,7 @@ def test_a_batch_consists_of_whole_rollouts_and_counts_each_pass(make_level):
     make_updates(scheme, 5 * 6)
     storage = scheme.update_worker.local_worker.storage
     assert type(storage) is SyntheticStorage
-    # Five batches of three rollouts, which have at least ten steps
+    # Five batches; three rollouts of four steps each are needed for at least ten steps per batch
     assert [len(part) for part in storage.inserted] == [4] * 15
     assert {tuple(np.diff(part)) for part in storage.inserted} == {(1, 1, 1)}
     assert scheme.ledger()["consumed"] == 5 * 3 * 12
@@ -93,7 +93,7 @@ def test_the_oldest_rollouts_are_evicted_whole(make_level, check_ledger, num_sha
         ledger = check_ledger(scheme)
         assert ledger["resident"] <= 45
         assert ledger["resident"] % 4 == ledger["evicted"] % 4 == 0
-    # One shard of size 45 holds 44 steps; two shards of sizes 23 and 22 hold 20 each
+    # Rollouts have 4 steps: a shard of size 45 holds 44 steps, and shards of sizes 23 and 22 hold 20 steps each
     assert ledger["resident"] == {1: 44, 2: 20 + 20}[num_shards]
     assert ledger["evicted"] > 0
     scheme.drain()

@@ -283,7 +283,7 @@ def test_bfloat16_on_a_processor_that_lacks_it_warns(parts, monkeypatch, capabil
 
 
 def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collector(parts):
-    """Check that central asynchronous collection accepts settings of the queue, because it also has a queue."""
+    """Check that settings of the queue are accepted with one asynchronous collector, because it uses the queue too."""
     scheme = Scheme(*parts, col_communication=ASYNC, queue_size=2, col_in_flight=1, broadcast_interval=3)
     assert scheme.settings["queue_size"] == 2
 

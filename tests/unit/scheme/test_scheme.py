@@ -93,7 +93,7 @@ def test_metrics_are_json_and_count(make_scheme):
         scheme.step()
     metrics = json.loads(json.dumps(scheme.metrics()))
     assert metrics["updates"] == metrics["grads_received"] == scheme.version == 4
-    assert metrics["rollouts"] == 2  # one round of two workers provides the data of 2 epochs of 2 batches
+    assert metrics["rollouts"] == 2  # the four updates (2 epochs x 2 batches) use one round of two rollouts
     assert set(metrics["policy_lag"]) == {"mean", "max", "p50", "p90"}
     assert set(metrics["time_s"]) == {"collection", "gradients", "update"}
     assert scheme.env_steps == scheme.ledger()["collected"] == 2 * 2 * 8

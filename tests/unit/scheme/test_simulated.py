@@ -67,7 +67,7 @@ def test_decentralized_updates_agree_with_real_ranks(simulate, make_scheme):
 def test_virtual_time_follows_from_the_costs(simulate):
     """Check a central, synchronous scheme.
 
-    A rollout has 8 steps, 4 gradients and 4 updates, so 12 updates need three rollouts.
+    A rollout of 8 steps is used for 4 gradients and 4 updates, so 12 updates need three rollouts.
     """
     costs = {"step": 0.5, "grad": 2.0, "update": 0.25}
     assert simulate(costs=costs)["seconds"] == pytest.approx(3 * 8 * 0.5 + 12 * 2.25)
@@ -162,7 +162,7 @@ def test_a_fault_reaches_the_user_and_stop_is_clean(make_scheme, faults, setting
 
 
 def test_a_hang_takes_virtual_time_only(simulate):
-    """Check that a collector that hangs for an hour costs an hour of virtual time only."""
+    """Check that a collector that hangs for one hour delays the run by one hour of virtual time."""
     settings = {"num_col_workers": 2, "queue_timeout_s": 1e6, "worker_timeout_s": 1e6}
     assert 3600 < simulate(faults="hang col.1 3600s @ step 3", **settings)["seconds"] < 3700
 
@@ -177,7 +177,7 @@ def test_a_nan_gradient_is_skipped(make_scheme):
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 def test_faults_work_in_every_runtime_of_this_process(make_scheme, runtime):
     scheme = make_scheme(runtime=runtime, faults="raise col.1 @ step 12", num_col_workers=2)
-    while scheme.version < 4:  # the first rollout is complete
+    while scheme.version < 4:  # make all updates of the first round; the fault is in the second round
         scheme.step()
     with pytest.raises(InjectedFault, match="GWorker 0/CWorker 1 at step 12"):
         scheme.step()

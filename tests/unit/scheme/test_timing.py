@@ -141,7 +141,7 @@ def test_send_time_of_gradients_counts_both_requests_of_an_update(make_scheme):
     assert scheme.metrics()["time_s"]["gradients"]["send"] == pytest.approx(5 * 2 * 4 * COSTS["message"])
 
 
-# `awaited`: number of rounds, of four per update, that the learner waits for
+# Each update uses four rounds; `awaited` is the number of these rounds that the learner waits for.
 @pytest.mark.parametrize(("prefetch", "awaited"), [(0, 4), (1, 1)])
 def test_prefetched_rounds_do_not_count_as_send_time(make_scheme, prefetch, awaited):
     scheme = make_scheme(
@@ -180,8 +180,8 @@ def test_rollouts_contain_their_collection_times(make_scheme):
             envs.observation_space, envs.action_space, hidden_sizes=(8,)), GAEBuffer.create_factory(5), envs)
     worker = CWorker(1, recipe, runtime=Ticking())
     first = worker.collect()
-    # The reset and each of the 5 steps take one tick; so do the actions of each step, the values of the rollout, and
-    # its encoding. All other ticks count as "store".
+    # Each of these takes one tick: the reset, each of the 5 steps, the actions of each step, the final values, and the
+    # encoding of the rollout. All other ticks count as "store".
     assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
     again = worker.collect(worker.get_weights())
     assert again.timings == {"decode": 2, "environment": 5, "inference": 6, "encode": 1, "store": 9}

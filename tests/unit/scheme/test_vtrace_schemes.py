@@ -62,7 +62,7 @@ def test_ranks_agree_on_the_slow_policy_and_the_kl_coefficient(make_scheme):
     states = [handle.native.worker.algo.gradient_state() for handle in scheme.update_worker.remote_workers]
     assert states[0]["learning"]["kl_coef"] == states[1]["learning"]["kl_coef"] == info["kl_coef"] != 0.4
     assert torch.equal(slow_of(states[0]), slow_of(states[1]))
-    # The slow policy is only copied at even versions
+    # The version is odd, and the slow policy is copied at even versions only
     assert not torch.equal(slow_of(states[0]), states[0]["acting"]["all"])
 
 

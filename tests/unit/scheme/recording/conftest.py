@@ -67,8 +67,10 @@ class Runs:
             return [part for line in list(file)[1:-1] for part in json.loads(line)]
 
     def alter(self, change):
-        """Call `change(part)`, which may modify the part, for each part of the record until it returns True; save the
-        record."""
+        """Call `change(part)` for each part of the record until a call returns True, and save the record.
+
+        `change` may modify the part in place.
+        """
         with open(self.path, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
         assert any(change(part) for line in lines[1:-1] for part in line)

@@ -42,7 +42,7 @@ def test_a_different_order_of_parameter_access_is_reported(runs):
 
 def test_a_nondeterministic_environment_is_reported(runs):
     class Drawn(FaultyEnv):
-        # 0 for the probes and the first run, 1 for the second run
+        # Offset of each new environment: 0 in the probes and the recorded run, 1 in the replay
         offsets = iter([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])
 
         def __init__(self):

@@ -30,7 +30,10 @@ def test_a_replay_follows_the_record_and_not_the_schedule_seed(runs, make_scheme
 
 
 def random_queue_settings(rng):
-    """Return random settings of the buffers between queue and learner, whose effects depend on the order of events."""
+    """Return random settings of the sample queue and of the learner's buffers.
+
+    The effects of these settings depend on the order of events.
+    """
     settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
                 "queue_size": rng.choice((1, 2, 4)),
                 "col_in_flight": rng.choice((1, 2)), "num_passes": rng.choice((1, 2, 3)),
@@ -48,7 +51,7 @@ def random_queue_settings(rng):
 
 
 def seeds(usual, all_of_them):
-    """Return seeds for `parametrize`: the usual ones, and further ones with the marker `chaos`."""
+    """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `chaos`."""
     return [*range(usual), *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(usual, all_of_them))]
 
 
@@ -72,7 +75,8 @@ def scenario(seed):
     worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
     action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
     if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:
-        # Other faults may cause the loss of a rank, which ends a recorded run at the deadline of the other ranks.
+        # Only these two faults lose no rank. In a recorded run, a lost rank ends the run at the deadline of the other
+        # ranks.
         settings["distribute_gradients"] = rng.random() < 0.5
     settings["faults"] = {
         "kill": f"kill {worker} p=0.03",
@@ -83,11 +87,11 @@ def scenario(seed):
 
 @pytest.mark.parametrize("seed", seeds(10, 25))
 def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
-    """Check random settings of the learner's buffers: the same items are dropped, the same slots are used, and the same
-    workers are called again.
+    """Check that a replay with random settings of the learner's buffers drops the same items, uses the same slots, and
+    calls the same workers.
 
-    Only the number of items that were dropped before an update was reported may differ, because the collector thread
-    continues during the report.
+    The reports of an update may differ in the number of dropped items, because the collector thread continues while an
+    update is reported.
     """
     rng = random.Random(f"buffers {seed}")
     settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,
@@ -107,15 +111,17 @@ def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
 def test_ranks_sum_in_the_same_order(runs, size):
     """Check that ranks sum their gradients in the same order in both runs.
 
-    The ranks are connected by gloo, whose own reduction uses another order from four ranks on.
+    With four or more ranks, the reduction that is built into gloo would not add the gradients in rank order.
     """
     runs.twice(runtime="threads", num_grad_workers=size, distribute_gradients=True, updates=12)
 
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])
 def test_moments_of_advantages_are_replayed_after_losses(runs, communication):
-    """Check that the moments of a worker's advantages count for the other workers even if the worker is lost before it
-    computes its gradient."""
+    """Check that a replay is exact if a worker is lost after sending the moments of its advantages.
+
+    The other workers use these moments, although the lost worker computes no gradient.
+    """
     algo = PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3, advantage_normalization="batch")
     for number in range(1, 7):
         runs.path = f"{runs.path}{number}"
@@ -163,7 +169,8 @@ def test_an_error_is_raised_again_at_the_same_point(runs):
 def test_changes_by_the_user_are_replayed_at_the_same_update(runs, workers, name):
     """Check that a user's change of a parameter is replayed at the same update.
 
-    The user reads the weights in only one of the two runs, and also makes a change that is refused.
+    Two other actions must not affect the replay: in both runs, a second change is refused, and the recorded run reads
+    the weights after each step.
     """
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
 
@@ -190,7 +197,7 @@ def test_changes_by_the_user_are_replayed_at_the_same_update(runs, workers, name
 def test_parameter_changes_are_refused_with_a_gradient_thread(make_scheme, tmp_path):
     """Check that parameters cannot be changed in a recorded run if a thread computes gradients.
 
-    Such a change could occur in the middle of a gradient.
+    Such a change could occur while a gradient is being computed.
     """
     scheme = make_scheme(record=tmp_path / "run", grad_communication=ASYNC)
     scheme.step()
@@ -199,7 +206,7 @@ def test_parameter_changes_are_refused_with_a_gradient_thread(make_scheme, tmp_p
 
 
 def test_a_killed_run_is_replayed_to_the_end_of_its_record(runs, monkeypatch):
-    """Check that a record with an incomplete last line is replayed as far as it goes."""
+    """Check that a record with an incomplete last line is replayed up to its last complete entry."""
     monkeypatch.setattr("pytorchrl.scheme.recording.record._WRITE_INTERVAL_S", 0.0)
     first = runs.record(runtime="threads", **ALL_ASYNC)
     with open(runs.path, encoding="utf-8") as file:
@@ -271,7 +278,7 @@ def test_an_error_that_does_not_recur_is_reported(runs, monkeypatch):
 def test_replacements_are_not_limited_in_a_replay(runs):
     """Check that a replay does not limit replacements.
 
-    No time passes in a replay, so a worker would soon exceed its budget of ten replacements in ten minutes.
+    No time passes in a replay, so the usual limit, ten replacements of a worker in ten minutes, would soon be exceeded.
     """
     settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01",
                 "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)}

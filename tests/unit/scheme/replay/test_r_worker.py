@@ -16,7 +16,10 @@ BETA = 0.5
 
 @pytest.fixture
 def make():
-    """Return a function that makes a shard with the given storage options, and transitions of priorities 1 to 5."""
+    """Return a function that makes a shard with the given storage options.
+
+    The shard holds five transitions, which have the priorities 1 to 5.
+    """
     def make_(**options):
         envs = VecEnv.create_factory(CountingEnv)
         agent = {"algo_factory": DQN.create_factory(), "storage_factory": PERBuffer.create_factory(

@@ -15,7 +15,9 @@ from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
 
 def rollout(number, num_steps=5, num_envs=2, num_invalid=0):
-    """Return a rollout with reward `number` and log-probability `-number` at each step; its first steps are not valid.
+    """Return a rollout with reward `number` and log-probability `-number` at each step.
+
+    The first `num_invalid` env steps are not valid.
     """
     valid = torch.ones(num_steps, num_envs, dtype=torch.bool)
     valid.view(-1)[:num_invalid] = False

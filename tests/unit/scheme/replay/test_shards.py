@@ -127,7 +127,10 @@ def test_a_sampling_timeout_reports_the_reason(make):
 
 
 def test_a_replay_that_fills_slowly_is_awaited(make):
-    """Check that each new rollout restarts the limit of 20 s: learning starts after twenty rollouts of 2 s each."""
+    """Check that each new rollout restarts the limit of 20 s on waiting for a batch.
+
+    A rollout takes 2 s, and learning starts after twenty rollouts.
+    """
     side = make(learning_starts=200, interval_s=2.0)
     assert side.get() is not None
     assert side.runtime.now() > 30.0
@@ -188,7 +191,7 @@ def test_routing(make, routing, expected):
 
 
 def routes(side):
-    """Return the shard of each rollout: number -> index."""
+    """Return a dict of the index of each rollout's shard, by the number of the rollout."""
     return {int(steps[0]) // SIZE: index for index, storage in enumerate(side.left) for steps in storage.inserted}
 
 
@@ -241,12 +244,12 @@ def test_collection_waits_for_learning_and_learning_for_collection(make):
     for _ in range(3):
         side.get()
         added.append(side.shards.added)
-    assert added == [1070, 1130, 1200]  # the first multiples of 10 that are at least 1064, 1128 and 1192
+    assert added == [1070, 1130, 1200]  # 1064, 1128 and 1192, rounded up to rollouts of 10 steps
 
     side = make(num_shards=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001,
                 capacity=10**5)
     side.runtime.sleep(50.0)
-    # Collection stops at the first multiple of 10 that is at least 1128
+    # Collection stops 512 / 4 = 128 steps after learning may start, rounded up to rollouts of 10 steps
     assert side.shards.added + SIZE * side.shards.num_adding == 1130
 
 

@@ -85,7 +85,7 @@ def test_the_memory_is_reset_only_at_the_start_of_each_episode(evaluate, autores
         assert done.tolist() == (t % periods == 0).tolist(), t
         for name, state in rhs.items():
             for env, since in enumerate(t % periods):
-                alike = seen[since][1][name][1]  # environment 1 has the longest episodes
+                alike = seen[since][1][name][1]  # the memory in environment 1, which has the longest episodes
                 assert np.allclose(state[env], alike, atol=1e-6), (t, env, name)
     assert seen[0][1]
     for name in seen[0][1]:

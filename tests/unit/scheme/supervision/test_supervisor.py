@@ -130,7 +130,7 @@ def test_few_replacements_start_at_the_same_time(run, monkeypatch, col_communica
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 @pytest.mark.parametrize("fault", ["kill col.2 @ step 6", "kill grad.1 @ grad 3"])
 def test_a_replacement_has_time_to_start(run, col_communication, fault):
-    """A replacement may need more time to start than the limit of a call, for example to import torch on a busy
+    """A replacement may take longer to start than a call may take, for example because it imports torch on a busy
     machine."""
     result = run(num_col_workers=2, num_grad_workers=2, col_communication=col_communication, grad_communication=ASYNC,
                  faults=fault, worker_timeout_s=3.0, updates=60,
@@ -148,7 +148,7 @@ def test_a_hung_collector_is_replaced(run, col_communication):
 
 
 def test_the_deadline_grows_with_the_longest_rollout(run):
-    """A rollout takes 10 s, so the limit is about 100 s.
+    """A rollout takes 10 s, and the limit is ten times the longest rollout, about 100 s.
 
     A delay of 50 s exceeds `worker_timeout_s`, but not this limit; a delay of 150 s exceeds both.
     """

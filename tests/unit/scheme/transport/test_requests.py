@@ -165,7 +165,7 @@ def test_send_seconds_exclude_the_workers_own_time(make):
     assert side.requests.take_send_s() == 0.0
     side.ask(0, 1, 0.5)
     side.poll_all()
-    assert side.requests.take_send_s() == 0.0  # counted with the next answer that reports a time
+    assert side.requests.take_send_s() == 0.0  # this call is counted with the next answer that reports a time
     side.ask(0, 11, 0.5)
     side.poll_all()
     assert side.requests.take_send_s() == pytest.approx(1.0)
@@ -205,7 +205,7 @@ def test_a_record_determines_the_order_of_answers_and_losses(make):
     assert [event for event in record.events if event[0] == "answer"] == [
         ("answer", index, number) for index, number in answers]
     again = make(journal=lambda runtime: Replaying("root", record, runtime.schedule))
-    assert train(again, (1.0, 3.0, 2.0)) == answers  # the workers take other times than before
+    assert train(again, (1.0, 3.0, 2.0)) == answers  # the workers are not as fast as before
     assert again.lost == [2]
 
 

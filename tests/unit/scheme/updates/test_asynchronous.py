@@ -19,7 +19,7 @@ from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 FREE = {"start": 0, "message": 0, "step": 0.25, "grad": 0, "update": 0}
-# Results with the same virtual time arrive in any order; after this additional time, all of them have arrived.
+# Results that are due at the same virtual time arrive in any order; MOMENT_S later, all of them have arrived.
 MOMENT_S = 2.0**-10
 APART = "; ".join(f"delay grad.{worker} {0.25 * (worker - 1)}s @ grad 1" for worker in (2, 3, 4))
 
@@ -125,7 +125,7 @@ def test_statistics_are_means_over_the_updates_of_a_step(make_scheme):
     means = five.step()
     assert torch.equal(one.acting_state()["all"], five.acting_state()["all"])
     assert means.keys() == singles[0].keys()
-    for name in means:  # all batches have the same size
+    for name in means:  # a plain mean, because all batches have the same size
         assert means[name] == pytest.approx(sum(info[name] for info in singles) / 5, rel=1e-6)
     assert means["loss"] != singles[-1]["loss"]
 
@@ -299,7 +299,7 @@ def test_steps_of_a_killed_worker_are_lost_and_others_continue(make):
     assert counts[0]["3"] >= 2 + 24
     metrics = with_loss.scheme.metrics()
     assert metrics["workers_restarted"] == 1
-    # The lost worker never reported its current work; the ledger accounts for all steps that were reported.
+    # The ledger lacks the steps that the lost worker had not yet reported; `make` checks that the ledger balances.
     assert metrics["grad_lag"]["max"] <= 5  # the replacement started with the current version, not with 0
 
 
@@ -368,8 +368,10 @@ def test_the_ledger_is_exact_with_drops_and_faults(make, check_ledger, seed):
 
 
 def test_a_run_with_drops_is_replayed(make_scheme, tmp_path):
-    """Check that a replay repeats requests that were sent, with the weights of that time, as soon as a gradient was
-    dropped and before other answers arrived."""
+    """Check the replay of requests that are sent as soon as a gradient is dropped, before other answers arrive.
+
+    The replay must send them at the same point and with the same weights.
+    """
     settings = {"num_grad_workers": 4, "grad_communication": ASYNC, "aggregate": 2, "max_grad_lag": 0,
                 "lag_policy": "drop", "algo": A2C.create_factory(), "size": 4, "updates_per_step": 5}
     num_asked = 0

@@ -69,7 +69,7 @@ def workers(scheme):
 
 
 def flat(state, name=""):
-    """Return name -> tensor of all state that updates depend on, except random generators, noise and schedules."""
+    """Return a dict of all tensors that updates depend on, except random generators, noise and schedules."""
     if isinstance(state, dict):
         return {key: value for part,
                 inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
@@ -176,7 +176,9 @@ def test_a_rank_lost_while_collecting_costs_the_others_no_data(make, check_ledge
 
 
 def break_off_once(monkeypatch, worker_index, number):
-    """Make a rank raise `RankLostError` after a mean that all ranks have completed, as if its connections had broken.
+    """Make rank `worker_index` raise `RankLostError` after its mean `number`, as if its connections had broken.
+
+    All ranks complete this mean.
     """
     right, calls = ProcessGroup.mean, []
 
@@ -198,14 +200,14 @@ def break_off_once(monkeypatch, worker_index, number):
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monkeypatch, late):
-    """The other ranks have made the sixth update, but one rank has not; no worker is lost."""
+    """All ranks except one have made the sixth update; no worker is lost."""
     break_off_once(monkeypatch, late, 6)
     scheme = make(num_grad_workers=3)
     train(scheme, 5)
     scheme.step()
     check_ledger(scheme)
     ranks = workers(scheme)
-    # The step continues until an update is complete on all ranks, which is the seventh update.
+    # The step continues until all ranks complete the same update, here the seventh update.
     assert scheme.version == 7
     assert [rank.actor_version for rank in ranks] == [7] * 3
     assert_equal(ranks)
@@ -331,7 +333,10 @@ def test_parameters_not_used_for_acting_are_also_compared(make, monkeypatch):
 
 
 def test_changed_parameters_survive_pulling_weights_from_a_rank(make):
-    """Check the parameters of the algorithm and of the storage; the ranks receive both with the next step."""
+    """Check that changed parameters of the algorithm and of the storage are kept.
+
+    The ranks receive them with the next step.
+    """
     scheme = make("per")
     while scheme.version < 3:
         scheme.step()

@@ -51,7 +51,7 @@ class BadPPO(PPO):
     def loss(self, *args):
         loss, measured = super().loss(*args)
         kind = self.bad(self.number)
-        # The loss is bad, but the gradient of a constant is 0, so the gradient is finite
+        # Add a constant to the loss: the loss is then not finite, but the gradient is, as a constant does not affect it
         if kind in ("nan loss", "inf loss"):
             loss = loss + float(kind[:3])
             measured = torch.cat([loss.detach().unsqueeze(0), measured[1:]])
@@ -73,7 +73,7 @@ def make_bad(make_scheme):
     """Return a function that makes schemes of `BadPPO`, by default with two epochs of two batches per rollout of 16
     steps."""
     def make(*bad, num_epochs=2, num_mini_batch=2, **settings):
-        """Make a scheme; `bad` has one function per gradient worker, in their order."""
+        """Make a scheme; `bad` has one function per gradient worker, in the order of the workers."""
         scheme = make_scheme(
             algo=BadPPO.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch, lr=1e-3), **settings)
         for algo, numbers in zip(computing(scheme), bad, strict=True):
@@ -88,7 +88,7 @@ def grad_workers(scheme):
 
 
 def computing(scheme):
-    """Return the algorithms that compute gradients."""
+    """Return the algorithms of the gradient workers."""
     return [worker.algo for worker in grad_workers(scheme)]
 
 
@@ -116,7 +116,10 @@ def equal(ours, theirs):
 
 
 def last_bad(settings, bad):
-    """Return the functions `bad` of one good gradient worker and one bad worker, or of the bad worker alone."""
+    """Return the functions for `make_bad`, one per gradient worker.
+
+    Worker 1 is good and worker 2 is bad; without remote workers, the only worker is bad.
+    """
     return [at(), bad] if "num_grad_workers" in settings else [bad]
 
 
@@ -125,9 +128,9 @@ def last_bad(settings, bad):
 def test_a_non_finite_update_changes_nothing_and_is_counted(make_bad, check_ledger, settings, kind):
     """Check that an update that is not finite changes nothing.
 
-    RLlib 2.60 applies a NaN that it claims to skip and, without skipping, an infinite gradient.
+    RLlib 2.60 applies a NaN even if NaNs are to be skipped; if they are not, it also applies an infinite gradient.
     """
-    # The third gradient uses its eight samples for the second time, the sixth gradient for the first time.
+    # Gradient 3 is the second use of its eight samples, and gradient 6 is the first use of its samples.
     scheme = make_bad(*last_bad(settings, at(3, 6, kind=kind)), **settings)
     skipped, since = 0, 0
     while since < 4:

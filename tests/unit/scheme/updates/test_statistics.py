@@ -31,7 +31,7 @@ TABLES = [re.findall(r"^\| (?!name|elsewhere|---)(.*?) \| (.*) \|$", part, re.MU
           re.split(r"^\|---\|---\|$", PAGE.read_text(), flags=re.MULTILINE)[1:]]
 NAMES, LEARNERS_NAMES = ([name for table in tables for names, _ in table for name in re.findall(r"`([^`]+)`", names)]
                          for tables in (TABLES[:-2], TABLES[-2:-1]))
-OF_SOME_ONLY = {"agent_steps/<policy>"}  # only with several policies; see test_multi_agent.py
+OF_SOME_ONLY = {"agent_steps/<policy>"}  # reported only with several policies; see test_multi_agent.py
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_names_written_by_a_learner_are_on_the_page(tmp_path):
 def test_names_of_other_libraries_have_equivalents(make_apex, here):
     scheme = make_apex()
     metrics = run(scheme, 12)
-    # Names with a policy are checked in test_multi_agent.py.
+    # Names that contain a policy are checked in test_multi_agent.py.
     for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):
         if name == "step()":
             assert "loss" in scheme.step()
@@ -201,9 +201,9 @@ def test_shards_of_several_gradient_workers_have_different_names(make_apex):
 @pytest.mark.parametrize(("costs", "waiting", "underway"), [
     ({"grad": 1.0}, 2, 1), ({"sample": 1.0}, 0, 3)], ids=["slow learner", "slow shard"])
 def test_queue_statistics_count_batches_with_shards(make_apex, costs, waiting, underway):
-    """When the learner takes a batch, four batches are queued or in flight.
+    """When the learner takes a batch, three other batches are queued or in flight.
 
-    If the learner is slow, only the last is in flight.
+    If the learner is slow, only one of the three is in flight; if the shard is slow, all three are.
     """
     scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.05} | costs)
     metrics = run(scheme, 80)

@@ -22,9 +22,10 @@ def with_empty(at, only_of=None):
     """Return a storage class that generates empty batches, which have no valid samples.
 
     Args:
-        at: Numbers of the batches of a rollout, from 0, before which an empty batch is generated.
-        only_of: Number of the only storage that generates empty batches, in order of creation, from 0. In it, empty
-            batches replace the batches at these numbers. None: all storages generate empty batches.
+        at: Numbers of batches of a rollout, counted from 0. An empty batch is generated before each of these batches.
+        only_of: Number of the only storage that generates empty batches; storages are numbered from 0 in the order of
+            their creation. In this storage, the empty batches replace the batches in `at`. None: all storages generate
+            empty batches.
     """
     made = []
 
@@ -63,7 +64,7 @@ def test_empty_gradients_only_change_their_count(make_scheme, check_ledger, sett
     scheme = make_scheme(storage=with_empty({0, 2}), **settings)
     found, versions = parameters(scheme, 12)
     assert torch.equal(found, plain)
-    assert versions == list(range(1, 13))  # each step still makes one update
+    assert versions == list(range(1, 13))  # each step makes one update, despite the empty gradients
     metrics, places = scheme.metrics(), settings.get("num_grad_workers", 1)
     assert metrics["grads_empty"] == 6 * places
     assert metrics["updates_skipped_nan"] == metrics["grads_held"] == 0
@@ -76,7 +77,7 @@ def test_empty_asynchronous_gradients_are_counted(make_scheme, check_ledger):
     while scheme.version < 40:
         scheme.step()
     metrics = scheme.metrics()
-    assert metrics["grads_empty"] >= 18  # two per four applied gradients, except for gradients in flight
+    assert metrics["grads_empty"] >= 18  # two empty gradients per four applied gradients; a few are in flight
     assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped",
                                                                                   "empty"))
     check_ledger(scheme)
