@@ -27,7 +27,10 @@ ROLLOUT = 20
 
 
 def measure(num_workers: int, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Return the rate and the lags of one scheme, measured after an average of two gradients per worker."""
+    """Return the update rate and the gradient lags of one scheme.
+
+    The measurement starts once the workers have sent two gradients each, on average.
+    """
     from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 

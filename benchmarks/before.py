@@ -54,13 +54,16 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
-# Task -> (function that makes its scheme, updates before the measurement, updates in one round of its workers, seconds
-# per turn of a tree). If the seconds are None, the trees run one after the other.
+# Task -> (function that makes the scheme, updates before the measurement, updates per round of all workers, seconds per
+# turn of a source tree). If the seconds are None, the source trees do not take turns, but run one after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 
 def serve(task: str) -> None:
-    """Print the package's path; then measure for the seconds in each line of stdin, and print env steps per second."""
+    """Print the path of the package, and then answer each line of stdin.
+
+    A line is a number of seconds. The answer is the rate, in env steps per second, measured for at least that long.
+    """
     import pytorchrl
 
     make, warm_up, turn, _ = TASKS[task]

@@ -1,4 +1,4 @@
-"""Measure codecs on real arrays, and check whether `auto` chooses the faster of sending with and without a codec.
+"""Measure codecs on real arrays, and check whether `auto` uses a codec exactly when that is faster.
 
     python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...]
     [--namespaces]

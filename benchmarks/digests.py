@@ -4,7 +4,7 @@
     python benchmarks/digests.py --tree ../before --against now.json
 
 The digests show whether two source trees give equal results. The sixteen patterns train a tiny PPO, and the eight
-architectures train an algorithm that suits them, with fixed seeds. The JSON object contains for each run the number of
+architectures train an algorithm that suits them, with fixed seeds. For each run, the JSON object contains the number of
 updates, the ledger (without drop reasons whose count is 0), the SHA-256 of the acting parameters, their norm, the norm
 of their change, and some parameters. On one machine, the hashes of two trees agree if no bit differs. Another processor
 or another version of torch rounds differently; there, compare the other numbers, as
@@ -115,7 +115,7 @@ def digest(name: str) -> dict[str, Any]:
 
 
 def differences(found: dict[str, Any], against: dict[str, Any]) -> list[str]:
-    """Return one line for each run that differs, which lists the differences."""
+    """Return one line for each value that differs, and one line for each run that is missing on one side."""
     lines = [f"{name}: missing on one side" for name in sorted(found.keys() ^ against.keys())]
     for name in found.keys() & against.keys():
         lines += [f"{name}: {key} is {found[name][key]}, {against[name][key]} in the file"

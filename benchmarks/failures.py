@@ -87,7 +87,7 @@ class FiledEnv(CountingEnv):
 
 
 class LateEnv(FiledEnv):
-    """Environment that raises an error after `at` steps, with the time in the message."""
+    """Environment that raises an error after `at` steps; the message of the error contains the current time."""
 
     def __init__(self, directory: str, at: int) -> None:
         super().__init__(directory)

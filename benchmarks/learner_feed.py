@@ -11,7 +11,7 @@ IMPALA learns in three cases:
   this learner is faster than two collectors of this environment.
 
 With vectors, 64 environments are stepped together, so that collection takes little processor time from the learner.
-Each case is measured in three ways, which alternate; each ratio compares one pair of measurements:
+Each case is measured in three ways, which take turns:
 
 - through the queue: collection workers on Ray fill the queue, and the learner thread empties it;
 - on repeated data: the same learner of the same scheme uses its first train batch repeatedly, while the queue is full
@@ -79,7 +79,7 @@ def through_queue(
         num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int,
         num_passes: int,
         **network: Any) -> tuple[dict[str, Any], Any]:
-    """Return updates per second and statistics of the queue, measured after a warm-up, and the stopped worker."""
+    """Train after a warm-up; return (updates per second and statistics of the queue, stopped worker)."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
     envs = VecEnv.create_factory(env, vec_env_size=num_envs)
@@ -105,7 +105,7 @@ def through_queue(
 
 
 def bare(worker: Any, seconds: float) -> float:
-    """Return the updates per second on the train batch that the worker used last, without a scheme."""
+    """Reuse the worker's latest train batch in a loop without a scheme; return the updates per second."""
     data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
 
     def update() -> int:

@@ -3,11 +3,11 @@
     python benchmarks/message_paths.py
     python benchmarks/message_paths.py --tree ../before
 
-A call counts if one of its arguments, or its result, is the message or contains the message. A rollout counts until its
-data is removed. Methods of the message and of a train batch do not count. Neither do wrappers that only time a call,
-the runtime, and the agent except for its storage, which counts as one file. The script prints JSON: for each message,
-the files in the order of the first visit, the number of functions, and how often the message returns to a file that it
-has left. The counts do not depend on the machine.
+A call counts if one of its arguments, or its result, is the message or contains the message. A rollout is traced until
+its data is removed. Methods of the message and of a train batch do not count. Wrappers that only time a call do not
+count either, nor do the runtime and the agent, except for the storage of the agent, which counts as one file. The
+script prints JSON: for each message, the files in the order of the first visit, the number of functions, and how often
+the message returns to a file that it has left. The counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 SOURCES = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
 CONTAINERS = ("Item", "Part", "TrainBatch", "QueuedRollout")
-# The number of updates is large enough to use the first message of each kind.
+# After this many updates, the first message of each kind has been used.
 UPDATES = 8
 ASYNC = {"col_communication": "asynchronous"}
 PATHS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,7 +38,7 @@ PATHS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Tracer:
-    """Profile function that records the calls that handle one message, the first message of a class.
+    """Profile function that records all calls that handle the first message of a class.
 
     Args:
         kind: Name of the message's class.
@@ -116,7 +116,7 @@ def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
             scheme.step()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type] # None ends it
+        threading.setprofile(None)  # type: ignore[arg-type] # None removes the profile function
         scheme.stop()
     return tracer.result()
 

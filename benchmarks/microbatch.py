@@ -5,7 +5,7 @@
 Observations have 84 x 84 x 4 bytes, as in Atari games, and the network is the library's default for images. Size 0
 means the whole batch in one backward pass. Each size is measured in its own process. `peak_mb` is the peak memory
 during the update minus the memory in use before it. On a GPU, torch's allocator measures it; on a CPU, it is the peak
-resident size of the process that Linux records. `update_s` is the median over the updates after the first. The script
+resident size that Linux records for the process. `update_s` is the median over the updates after the first. The script
 prints one JSON object and asserts nothing.
 """
 

@@ -32,7 +32,7 @@ _NO_TESTS_RAN = 5
 
 
 def problem_of(mutation: Mutation, tree: Path) -> str | None:
-    """Return the reason why a mutation does not apply to a tree; None if it does."""
+    """Return the reason why a mutation does not apply to a tree; None if it applies."""
     path = tree / mutation.file
     if not path.is_file():
         return f"{mutation.file} does not exist"
@@ -74,7 +74,7 @@ def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, st
 
 
 def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: float) -> Iterator[dict[str, object]]:
-    """Yield the result of each mutation, with one process at a time."""
+    """Test the mutations one after the other, and yield the result of each."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = copy_of(tree, Path(folder))
         unchanged: dict[str, tuple[str, str]] = {}  # outcomes and outputs of the tests without any mutation

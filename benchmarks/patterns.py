@@ -36,7 +36,9 @@ PATTERNS = {
 
 
 def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **options: Any) -> Scheme:
-    """Return a scheme of PPO on CartPole in one pattern; rollout lengths make rounds equally large in all patterns.
+    """Return a scheme of PPO on CartPole in one pattern.
+
+    The length of rollouts is chosen so that a round has the same number of steps in every pattern.
 
     Args:
         pattern: A key of `PATTERNS`.

@@ -4,10 +4,10 @@
 
 The tasks are `impala`, `appo` and `dqn` on CartPole-v1, with two collection workers of four environments each;
 `SETTINGS` contains the settings that all sides share. A library without an interpreter is left out. Each measurement
-runs in its own process. In each round, the sides run one after the other, so that ratios compare the same minutes of
-the same machine. The rate is measured between two points after the warm-up, without start-up and compilation. Then the
-run continues up to the largest budget of env steps, or for `--limit` seconds, and reports the mean return of the last
-100 training episodes at each budget.
+runs in its own process. In each round, the sides run one after the other, so that each ratio compares measurements
+made within minutes of each other. The rate is measured between two points after the warm-up, without start-up and
+compilation. Then the run continues up to the largest budget of env steps, or for `--limit` seconds, and reports the
+mean return of the last 100 training episodes at each budget.
 
 The script prints one JSON object and asserts nothing.
 """
@@ -145,7 +145,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
 
 def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
-    """Measure RLlib's current API stack, with two environment runners and the learner at RLlib's default place."""
+    """Measure RLlib's current API stack, with two environment runners and a learner that RLlib places by default."""
     import gymnasium
     import ray
     import torch
@@ -154,8 +154,8 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    # RLlib's learner, driver and runners share the cores, as the workers of this library do. Otherwise RLlib would wait
-    # until each has its own core.
+    # Eight CPUs are declared, so that RLlib's learner, driver and runners share the real cores, as the workers of this
+    # library do. Otherwise, RLlib would wait until each of them had its own core.
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     s = SETTINGS[task]
     network: dict[str, Any] = {"fcnet_hiddens": list(HIDDEN), "fcnet_activation": "tanh"}
@@ -275,7 +275,7 @@ def in_process(python: str, side: str, task: str, seed: int, options: argparse.N
 
 
 def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Run rounds in which each side runs once; return medians, and ratios of this library to each side by round."""
+    """Run each side once per round; return its results, and the ratio of this library's rate to its rate by round."""
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES[task] if side in pythons}
     for number in range(options.pairs):
         for side, found in runs.items():

@@ -10,9 +10,9 @@ have T steps of s seconds, let one worker be k times slower, and let f be `fract
 env steps and takes max(T, k n) s seconds, with n = max(f T, T / k). Without preemption, a round has 8 T env steps and
 takes k T s seconds.
 
-Scores are measured with PPO on CartPole-v1 in the simulated runtime, with the same ratio of step times and three seeds,
-with and without preemption: the mean return of the last hundred training episodes after a number of env steps, and the
-virtual seconds that these steps took.
+Scores are measured with PPO on CartPole-v1 in the simulated runtime, with and without preemption, for three seeds and
+the same ratio of step times. A score is the mean return of the last hundred training episodes after a given number of
+env steps. The output also contains the virtual seconds that these steps took.
 
 The script prints one JSON object and asserts nothing.
 """
@@ -51,7 +51,7 @@ def ideal(fraction_samples: float | None, step_s: float) -> float:
 
 
 def throughput(fraction_samples: float | None, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Return the env steps per second of one scheme, without its start-up, and its ledger."""
+    """Return the ledger of one scheme, and its env steps per second, measured after the start-up."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": step_s})
     resources = {"col_worker_resources": {"num_cpus": 0}} if runtime == "ray" else {}
     scheme = Scheme(

@@ -4,8 +4,8 @@
 
 The algorithm is A2C. Each rank has one environment, whose step sleeps, and collects 20 steps per update. One rank means
 the central scheme, in which nothing is averaged. The efficiency of n ranks is their steps/s divided by n times the
-steps/s of one rank. With Ray, ranks of a group of three are then killed (SIGKILL) one after the other, at random
-moments of updates; the script measures the time until the next update in which all ranks take part again.
+steps/s of one rank. With Ray, the script then kills (SIGKILL) the ranks of a group of three, one after the other, at
+random moments during updates. It measures the time until the next update in which all ranks take part again.
 
 Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
 asserts nothing.

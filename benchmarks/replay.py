@@ -4,10 +4,10 @@
 
 The runs train PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2
 gradient workers), and with both while a collection worker is killed. Each run is recorded on Ray and replayed in this
-process, and the parameters are compared bit for bit. The cost of recording is the ratio of the time per update with and
-without recording. Both times are measured within one run that turns recording on and off about ten times per second,
-because the speed of a machine may vary more between runs, and between seconds, than recording costs. The script prints
-one JSON object and asserts nothing.
+process, and the parameters are compared bit for bit. The cost of recording is the time per update with recording,
+divided by the time per update without recording. Both times are measured within one run that turns recording on and off
+about ten times per second, because the speed of a machine varies between runs, and even between seconds, by more than
+recording costs. The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def switch_records() -> None:
 
 
 def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]:
-    """Return the ratio of the seconds per update with and without recording, in one run that alternates."""
+    """Return the ratio of the seconds per update with and without recording; the two alternate within one run."""
     scheme = Scheme(*agent(), seed=1, record=path, **settings)
     for _ in range(50):
         scheme.step()
@@ -126,7 +126,7 @@ def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]
     scheme.stop()
     pairs = [(spent[pair, True], spent[pair, False]) for pair, is_on in spent if is_on and (pair, False) in spent]
     ratios = [statistics.fmean(recorded) / statistics.fmean(without) for recorded, without in pairs]
-    # The ratio of two sums is used, because a slow machine increases both sums.
+    # The ratio of these means is reported, because a slow phase of the machine increases both of them.
     means = [sum(statistics.fmean(pair[i]) for pair in pairs) / len(pairs) for i in (0, 1)]
     import scipy.stats  # imported here, so that the measured processes do not load it
 

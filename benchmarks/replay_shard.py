@@ -4,8 +4,8 @@
 
 The script alternates between inserting rollouts with observations of 84 x 84 x 4 uint8, sampling batches of 512
 transitions, and updating the priorities of the batches; it inserts 1.25 transitions per sampled transition. The script
-compares the memory of the shard with the size of single images, 84 x 84 bytes per transition, and reads the resident
-memory of the process every second. "dropped" counts inserted transitions that are neither stored nor evicted.
+compares the memory of the shard with the memory of one 84 x 84 image per transition, and reads the resident memory of
+the process every second. "dropped" counts inserted transitions that are neither stored nor evicted.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -37,7 +37,8 @@ PICTURE, NUM_FRAMES, EPISODE = 84, 4, 800
 def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Generator) -> list[RolloutData]:
     """Return consecutive rollouts whose episodes end every `EPISODE` steps.
 
-    Environments are reset in the same step, and stacks are padded with black images.
+    An environment is reset in the step that ends its episode. After a reset, its stack has one new image, and the other
+    images are black.
     """
     stacks = np.zeros((num_envs, NUM_FRAMES, PICTURE, PICTURE), np.uint8)
     random = lambda *shape: rng.integers(0, 256, (*shape, PICTURE, PICTURE), dtype=np.uint8)  # noqa: E731
@@ -88,7 +89,7 @@ class Shard:
         return rollout.num_steps * rollout.num_envs
 
     def turn(self) -> int:
-        """Sample a batch, update its priorities, insert the rollouts that are due; return the inserted transitions."""
+        """Sample a batch, update its priorities, insert the rollouts due; return the number of inserted transitions."""
         begin = time.perf_counter()
         batch = self.storage.sample(self.batch_size)
         sampled = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Check the state that Ctrl-C, SIGTERM and SIGKILL leave behind if they reach a training run at any moment (Linux).
+"""Check what Ctrl-C, SIGTERM and SIGKILL leave behind if they end a training run at a random moment (Linux only).
 
     python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads ray] [--kinds SIGINT ...]
 
@@ -39,8 +39,8 @@ KINDS = {
     "SIGINT": (signal.SIGINT,), "SIGTERM": (signal.SIGTERM,), "SIGKILL": (signal.SIGKILL,),
     "SIGINT twice": (signal.SIGINT, signal.SIGINT), "SIGTERM, SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
-# Signals are sent before training begins, or within TRAINING_S seconds after. The second of two signals follows within
-# PAUSE_S seconds, about the duration of a clean exit.
+# Signals are sent before training begins, or in the first TRAINING_S seconds of training. A second signal
+# follows the first within PAUSE_S seconds, which is about the duration of a clean exit.
 TRAINING_S, PAUSE_S = 4.0, {"central": 0.4, "threads": 0.6, "ray": 3.0}
 # Remaining processes and files are counted after LEFT_AFTER_S seconds; a process that has not exited after GIVE_UP_S
 # seconds is killed.
@@ -101,7 +101,7 @@ class Run:
     def files_left(self) -> list[str]:
         """Return the files left outside the log directory: temporary files, Ray's files, and shared memory."""
         left = [*(self.folder / "tmp").iterdir(), *(path for path in self._ray_folders if path.exists()),
-                # Python's semaphores belong to other programs, because the run does not create any.
+                # The run creates no semaphores with multiprocessing, so such semaphores belong to other programs.
                 *(path for path in set(Path("/dev/shm").iterdir()) - self._shared_before
                   if not path.name.startswith("sem.mp"))]
         return sorted(path.name for path in left)
@@ -151,7 +151,7 @@ class Run:
 
 @contextlib.contextmanager
 def described(found: list[str], name: str) -> Any:
-    """Return a context that appends an error in its block to `found`, with the name of the file."""
+    """Catch an error of the `with` block, and append its message to `found`, after the name of the file."""
     try:
         yield
     except (PyTorchRLError, ValueError, OSError) as error:

@@ -11,8 +11,8 @@ rate is compared with the ideal rate, workers / 5 ms, and with the rate of equal
 environment.
 
 Each measurement runs in its own process, and does not include start-up and compilation. The two sides of a pair run one
-after the other, so that a ratio compares the same minutes of the same machine. The script prints one JSON object and
-asserts nothing.
+after the other, so that each ratio compares measurements made within minutes of each other. The script prints one JSON
+object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
 
 def bfloat16_pays() -> bool:
-    """Return whether Pong's network trains faster in bfloat16 here; not every processor with bfloat16 is faster."""
+    """Return whether Pong's network trains faster in bfloat16 here; not every processor that supports it is faster."""
     import numpy as np
     import torch
     from gymnasium.spaces import Box

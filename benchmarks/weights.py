@@ -1,11 +1,12 @@
-"""Measure sending weights to collection workers: by reference, as schemes do, and by value to each worker.
+"""Measure how long it takes to send weights to collection workers: by reference, as schemes do, or by value.
 
     python benchmarks/weights.py [--workers 8] [--megabytes 50] [--pushes 20]
 
 A push starts with the learner's parameters and ends when all workers have loaded them into their actors. The two
-methods alternate in one run on Ray. By value, a state dict is an argument of each call. Then rollouts of the same
-workers are timed, in an environment that takes almost no time, with and without new weights in each request. The script
-measures both the time of acting inside a rollout and the time from the request to the answer.
+methods alternate in one run on Ray. To send weights by value, the script passes a state dict as an argument of each
+call. Then it times rollouts of the same workers, with and without new weights in each request, in an environment whose
+steps take almost no time. It measures both the time of acting inside a rollout and the time from the request to the
+answer.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -43,7 +44,10 @@ def push_by_value(worker: Any, runtime: Any, handles: list[Any]) -> None:
 
 
 def rollouts(worker: Any, runtime: Any, handles: list[Any], with_weights: bool) -> dict[str, float]:
-    """Collect one rollout per worker concurrently; return the milliseconds inside rollouts, and to the last answer."""
+    """Collect one rollout per worker concurrently, and return two times in milliseconds.
+
+    `inside_ms` is the mean duration of a rollout; `answer_ms` is the time from the request to the last answer.
+    """
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     worker.local_worker.version += 1
@@ -85,7 +89,7 @@ def main() -> None:
             push(worker, runtime, handles)
             times.append(1e3 * (time.perf_counter() - start))
         print(f"push {number}: {times[0]:.0f} ms by reference, {times[1]:.0f} ms by value", file=sys.stderr, flush=True)
-        if number:  # the first push is not counted, because the object store is empty
+        if number:  # the first push, which finds an empty object store, is not counted
             pairs.append(times)
     timed: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(options.pushes + 1):

@@ -1,4 +1,6 @@
-"""Train CartPole with A3C: each gradient worker collects, computes a gradient, and gets new weights after its update.
+"""Train CartPole with A3C: asynchronous gradient workers, each of which collects its own steps.
+
+After each gradient, a worker waits only until the gradient is applied, and receives the new weights.
 
 Gradient workers do not wait for each other, so parameters may change between the computation of a gradient and its
 application. The number of updates in between is the gradient lag, which is close to the number of other workers.

@@ -1,4 +1,4 @@
-"""Train CartPole with Ape-X: collectors fill a prioritized replay buffer, one learner samples from it; neither waits.
+"""Train CartPole with Ape-X: collectors fill a prioritized replay buffer, a learner samples from it, and none waits.
 
 Each collector explores with its own probability. `--max-replay-ratio` limits how often each step is used; without the
 limit, a learner that is faster than the collectors would repeat the same few steps.

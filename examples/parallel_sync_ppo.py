@@ -1,4 +1,4 @@
-"""Train PPO with synchronous collection workers on Ray: each round is collected with the weights of the last update.
+"""Train PPO with synchronous collection workers on Ray: each round is collected with the latest weights.
 
 The agent is the same as in `central_ppo.py`; `num_col_workers` is the only setting of the scheme that differs.
 

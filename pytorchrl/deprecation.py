@@ -100,7 +100,7 @@ def renamed_attribute(owner: object, name: str, renames: Iterable[Renamed]) -> o
         renames: The attributes that have a new name.
 
     Raises:
-        AttributeError: `name` is not an old name either.
+        AttributeError: `name` is not the old name of an attribute.
     """
     for each in renames:
         if each.old == name:

@@ -17,7 +17,7 @@ class Evaluations:
     """Evaluations of one scheme, at most one at a time. A failed evaluation is logged, and training continues.
 
     Attributes:
-        last: The newest result; None before the first one.
+        last: The newest result; None before the first evaluation has finished.
     """
 
     def __init__(self, scheme: Scheme) -> None:
@@ -27,7 +27,7 @@ class Evaluations:
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation is running while training continues."""
+        """Whether an evaluation has been started and its result is still pending."""
         return self._is_running
 
     def start(self, num_episodes: int) -> None:

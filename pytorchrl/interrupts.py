@@ -40,9 +40,9 @@ class Interrupts:
         return self
 
     def finish_starting(self) -> None:
-        """Make the first signal from now on wait for the end of the current update.
+        """End the start phase: a first signal after this call ends training once the current update is complete.
 
-        Until this call, there is nothing to wait for or to save.
+        Before this call, a signal ends training immediately, because there is nothing to save.
         """
         self._starting = False
         self.install()

@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting after every update would be too slow; `scheme.env_steps` is never less than the learner's steps.
+        # Counting after every update would be too slow. `scheme.env_steps` is an upper bound: it includes queued steps.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -296,7 +296,7 @@ class Learner:
 
     @property
     def return_mean(self) -> float | None:
-        """The mean raw return of the last 100 training episodes; None before the first one has ended."""
+        """The mean raw return of the last 100 training episodes; None before an episode has ended."""
         return self._measured.return_mean
 
     @property

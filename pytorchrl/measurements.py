@@ -76,7 +76,7 @@ class Measurements:
 
     @property
     def return_mean(self) -> float | None:
-        """The mean raw return of the last 100 training episodes; None before the first one has ended."""
+        """The mean raw return of the last 100 training episodes; None before an episode has ended."""
         return self._episodes.return_mean
 
     @property

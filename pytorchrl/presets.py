@@ -15,8 +15,8 @@ from pytorchrl.untyped import OptionValue
 # The arguments of atari_factory, repeated so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-# The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with
-# numbers of steps that suit a first run. Learning rates decay to zero because the last policy is saved.
+# The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers
+# of steps that suit a first run. Learning rates decay to zero because a run saves its final policy, not its best.
 _CONTINUOUS: dict[str, dict[str, OptionValue]] = {
     "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000,
                 "update_every": 1, "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64),

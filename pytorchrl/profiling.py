@@ -204,7 +204,7 @@ class Finding:
 
     Attributes:
         part: "level/part", such as "collection/environment".
-        share: Share of time that the part takes, in [0, 1]; `sentence` states whose time.
+        share: Share of time that the part takes, in [0, 1]; `sentence` says whose time it is.
         sentence: Sentence that states the bottleneck.
         option: The option that would remove the bottleneck.
         advice: Instruction to change the option.
@@ -249,9 +249,9 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     """Return the parts that an update waits for, and the share of the update's time that each part takes.
 
     If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
-    lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the upper
-    level waits for more than a tenth of its time, and for a larger share of its time than the lower level is idle.
-    Otherwise, the upper level counts.
+    lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the
+    upper level waits for more than a tenth of its time, and if this share is larger than the idle share of the lower
+    level. Otherwise, the upper level counts.
 
     Args:
         time_s: Seconds by level and part.

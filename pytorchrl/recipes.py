@@ -20,7 +20,7 @@ from pytorchrl.untyped import Json
 _CODE = "__code__"
 """Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` if there is no name."""
 _ACTING = ("noise_std",)
-"""Options of algorithms that acting needs. If other options of an algorithm are code, loading ignores them."""
+"""Options of algorithms that affect acting. All other options of algorithms are ignored by `load` if they are code."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _to_json(value: object) -> object:
 
 
 def _has_code(value: object) -> bool:
-    """Return whether an option in `run.json`, or an item of an option that is a list, is the name of code."""
+    """Return whether an option in `run.json` is marked as code, or is a list with such an item."""
     return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
 
 

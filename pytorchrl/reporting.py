@@ -194,7 +194,7 @@ class RateWindow:
 
 
 class EpisodeWindow:
-    """Window of the last `size` training episodes; with several policies, also of the last `size` of each policy."""
+    """The last `size` training episodes and, with several policies, the last `size` episodes of each policy."""
 
     def __init__(self, size: int = 100) -> None:
         self._size = size
@@ -281,7 +281,7 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 
 
 def progress_text(status: Status) -> str:
-    """Return a line with steps, share, rate, return, lag and time left, and with workers if some are missing."""
+    """Return a line with steps, percentage, rate, return, lag and time left, and with worker counts if any are lost."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"

@@ -138,7 +138,7 @@ def _handle_existing_run(path: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _runs_beside(path: Path) -> str:
-    """Return the directory of runs to suggest for a run in `path`: its parent if called `runs`, otherwise a sibling."""
+    """Return the directory of runs to suggest for a run in `path`: its parent if named `runs`, otherwise a sibling."""
     return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 

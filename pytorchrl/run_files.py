@@ -24,7 +24,7 @@ class RunFiles:
     """The files of a run in `log_dir`. Without a `log_dir`, methods write nothing, and `save_model` is refused.
 
     Attributes:
-        last_checkpoint: Env steps, bytes and seconds of the last checkpoint; None before the first one.
+        last_checkpoint: Env steps, bytes and seconds of the last checkpoint; None before the first checkpoint.
     """
 
     def __init__(self, log_dir: Path | None) -> None:

@@ -21,7 +21,7 @@ from tests.forkserver import ForkServer
 ROOT = Path(__file__).parent.parent
 
 
-# CPUs of the shared Ray cluster, whatever the machine has.
+# Number of CPUs that the shared Ray cluster offers, regardless of how many the machine has.
 RAY_CPUS = 4
 # Folders of tests in the order in which they run; quick tests run before tests that take minutes.
 FOLDERS = ("unit", "integration", "examples", "docs", "learning")
@@ -48,7 +48,7 @@ def place_of(item):
 
 
 def pytest_runtest_setup(item):
-    """Refuse versions of pytest and pytest-xdist that ignore groups, because each process would start its own Ray."""
+    """Refuse versions of pytest and pytest-xdist that ignore groups: each process would then start its own Ray."""
     group = item.get_closest_marker("xdist_group")
     is_checked = group is not None and getattr(item.config.option, "loadgroup", False)
     if is_checked and not item.nodeid.endswith(f"@{group.args[0]}"):
@@ -170,7 +170,7 @@ def run_process(python, folder, *arguments, timeout=60, **options):
 
 @pytest.fixture(scope="session")
 def shared_ray(fork_server):
-    """A Ray cluster for this session, which starts at the first test that needs it. Its workers are forks."""
+    """A Ray cluster for this session, started by the first test that needs it. Workers are forks of `fork_server`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     # By default, Ray's workers have a lower priority than all other processes, and starve on a busy machine.
@@ -201,7 +201,7 @@ def fork_server():
 
 @pytest.fixture
 def run_forked(tmp_path, fork_server):
-    """Return a function like the one of `run_python` that runs the script in a fork of `fork_server`."""
+    """Return a function that runs a script in a fork of `fork_server`, and otherwise behaves like `run_python`."""
     return partial(run_process, fork_server.python, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Run Python scripts in forks of one process that has imported torch and pytorchrl, which takes seconds otherwise.
+"""Run Python scripts in forks of one process that has imported torch and pytorchrl, to save seconds per script.
 
 `ForkServer` starts this file as a process, and provides an executable, `python`, that is called like Python:
 `python SCRIPT ARGUMENTS`, `python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`. The executable sends its
@@ -26,7 +26,7 @@ import tempfile
 import types
 from pathlib import Path
 
-# What the executable runs, without loading any package: connect, send the request, and wait for the exit code.
+# The code of the executable, which loads no package: connect, send the request, and wait for the exit code.
 CLIENT = """
 import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -97,7 +97,7 @@ class Forking:
             ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
             is_over = sys.stdin in ready
             for connection in self._running if is_over else self._running.keys() & ready:
-                kill(self._running[connection])  # the client was killed, or all are to end
+                kill(self._running[connection])  # the client was killed, or the server is closing
             if is_over:
                 return None
             if self._woken in ready:
@@ -117,7 +117,10 @@ class Forking:
                 del self._running[connection]
 
     def _fork(self, connection):
-        """Fork for the request of a client. The fork returns the request and its standard streams, others None."""
+        """Fork for the request of a client.
+
+        In the fork, return the request and its standard streams. In the parent, return None.
+        """
         streams = array.array("i")
         _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(3 * streams.itemsize))
         for _, _, data in messages:

@@ -1,8 +1,8 @@
 """Sphinx directives that generate the tables of options and flags from the code, so that the tables stay up to date.
 
 `{option-table} PPO` lists the fields of `pytorchrl.PPO.Options`, and `{option-table} Scheme` the keyword arguments of
-`Scheme`. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups. `{names-table}` lists the names of
-options in other libraries that error messages translate.
+`Scheme`. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups. `{names-table}` lists the option names
+of other libraries that error messages translate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OptionTable(Directive):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Return the nodes of the table; for `Scheme`, of one table per level."""
+        """Return the nodes of the table, or of one table per level for `Scheme`."""
         name = self.arguments[0]
         if name == "Scheme":
             return [node for level in LEVELS for node in _level_table(level)]
@@ -78,7 +78,7 @@ class NamesTable(Directive):
 
 
 def _meaning(here: Here) -> nodes.paragraph:
-    """Return a paragraph with the options that a name of another library means, each with the part that owns it."""
+    """Return a paragraph that lists the options for a name of another library, each with the part that owns it."""
     paragraph = nodes.paragraph()
     for number, (home, name) in enumerate(here.options):
         if number:

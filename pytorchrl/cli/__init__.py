@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
-            # Show all warnings of this package, because they are for the user; other filters do not apply to them.
+            # Show every warning of this package, whatever other filters say, because the warnings are for the user.
             warnings.filterwarnings("always", category=UserWarning, module="pytorchrl")
             warnings.showwarning = _show_warning
             with full_tracebacks() if debug else contextlib.nullcontext():
@@ -107,7 +107,7 @@ def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
     """Install handlers of signals that end the command; `train` replaces them while there is something to save.
 
     Args:
-        end_at_once: Whether to exit without raising an exception, because imports and native code could suppress it.
+        end_at_once: Whether to exit without raising an exception, which imports and native code could suppress.
             Use this only if the process runs nothing but the command and has nothing to save.
 
     Returns:

@@ -56,8 +56,8 @@ class Parser(argparse.ArgumentParser):
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; for unknown words, show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
-            # Unknown flags are reported before argparse reports missing flags, because an unknown flag may be meant as
-            # a missing flag, such as --env-id as --env.
+            # Unknown flags are reported before argparse reports missing flags, because an unknown flag may be
+            # a misspelled missing flag, such as --env-id for --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
@@ -116,7 +116,7 @@ def add_option_flags(
 
 
 def is_common(spec: OptionSpec) -> bool:
-    """Return whether the short help lists an option: it is common, or the user's own algorithm declares it."""
+    """Return whether the short help lists an option: a common option, or an option of the user's own algorithm."""
     return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
 
 

@@ -69,7 +69,7 @@ def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special for
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # The owner of the option parses the text, and reports a wrong value together with its other problems.
+            # Such a text stays a string. The owner of the option parses it, and reports all wrong options in one error.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else

@@ -1,4 +1,4 @@
-"""Register suites of environments: for each suite, a test for its ids, and a function that returns factories."""
+"""Register suites of environments. A suite has a function that recognizes its ids, and one that returns factories."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ W = TypeVar("W")
 
 DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
     {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
-"""Resources that a remote worker requests by default, or less if the cluster has less. Memory is in bytes."""
+"""Resources that a remote worker requests by default; reduced if the cluster has less. Memory is in bytes."""
 CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
     {name: amount for name, amount in DEFAULT_RESOURCES.items() if name != "num_gpus"})
 """Resources that a remote worker requests by default if it computes on the CPU."""

@@ -52,7 +52,7 @@ class GlooCollective:
         size: Number of ranks.
         timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
         in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
-        generation: Number of this group, from 1, among groups that use the same port; the same for all its ranks.
+        generation: Number of this group among the groups that use the same port, from 1; equal for all its ranks.
 
     Raises:
         RankLostError: Not all ranks connected in time.

@@ -124,7 +124,7 @@ class RayRuntime(Runtime):
             return self._ray
         if self._starts_a_local_ray():  # the text is announced before the import, which takes seconds
             self._tell("starting Ray ...")
-        # Ray reads this variable once. If it were set later, processes would expect a token that Ray does not send.
+        # Ray reads this variable at its import. If it were set later, processes would expect a token that is not sent.
         if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         elif "RAY_AUTH_MODE" not in os.environ:
@@ -135,7 +135,7 @@ class RayRuntime(Runtime):
         # A call after `close`, for example by an interrupted start, must not start another Ray with Ray's own defaults.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
-        # and the stacks that faulthandler prints after a crash.
+        # or the stacks that faulthandler prints after a crash.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         import ray as ray_module
 
@@ -161,7 +161,7 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if this process uses the cluster at `running` and the options name another one."""
+        """Raise `RayConnectionError` if this process uses the cluster at `running` but the options name another."""
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return

@@ -2,7 +2,7 @@
 
 `python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver keeps open.
 Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. The module uses
-the standard library only, because a reaper starts with each local Ray.
+only the standard library, so that it starts quickly: each local Ray starts a reaper.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-# A node that has more than this factor times the sum of all other nodes is counted; see `room_for`. The factor is above
-# 1, because the memory of equal machines differs a little.
+# The largest node is counted only if it has more than this factor times the sum of all other nodes; see `room_for`. The
+# factor is above 1, because the memory of equal machines differs a little.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Name of a resource in requests -> its name in Ray's description of a node, for names that differ."""

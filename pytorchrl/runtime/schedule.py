@@ -24,7 +24,7 @@ from pytorchrl.errors import DeadlockError
 _NUM_LAST_EVENTS = 200
 # An infinite sleep lasts until this moment, which is later than any deadline.
 _FAR_AWAY_S = 1e15
-# Real seconds within which an ended task must return from code that does not wait through the schedule.
+# Real seconds to wait for the thread of each ended task, which may be running other code when its task ends.
 _UNWIND_TIMEOUT_S = 30.0
 
 

@@ -152,7 +152,7 @@ class ThreadRuntime(Runtime):
         return value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls, and call the worker's `interrupt` if any; the thread ends after its current call."""
+        """Refuse further calls, and call `interrupt` if the worker has it; the thread ends after its current call."""
         actor: _ThreadActor = handle.native
         actor.end()
         if hasattr(actor.worker, "interrupt"):

@@ -9,7 +9,7 @@ from tests.conftest import result_of, run_process
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
-# The script starts a Ray cluster with four simulated GPUs, and workers in which torch sees only the GPUs of the worker.
+# The script starts a Ray cluster with four simulated GPUs. In each worker, torch sees only the GPUs of that worker.
 SCRIPT = """
 import json, os, shutil, sys, tempfile
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="1")

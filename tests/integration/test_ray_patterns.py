@@ -210,7 +210,7 @@ def test_a_killed_gradient_worker_raises_if_requested(make_scheme, stop_in_balan
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 def test_ranks_continue_after_one_is_killed(make_scheme, stop_in_balance, policy):
-    """Kill a rank while the others wait for its gradient, and check that the new group has bit-for-bit equal states."""
+    """Kill a rank while the others wait for its gradient, and check that the new group has bit-identical ranks."""
     scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
                          on_worker_failure=policy,
                          grad_worker_resources={"num_cpus": 0.5})

@@ -48,7 +48,7 @@ def test_small_and_large_weights_arrive_unchanged(readers):
 
 
 def test_shared_values_do_not_follow_later_changes_in_place(readers):
-    """Check that later changes in place, such as those by a learner, do not affect shared values."""
+    """Check that shared values do not change if the sender, such as a learner, later changes its arrays in place."""
     runtime, handles = readers
     values = np.ones(100, np.float32)
     reference = runtime.put(Weights(1, {"all": values}))

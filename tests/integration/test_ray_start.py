@@ -120,7 +120,7 @@ print("result:", json.dumps(said))
 
 
 def test_an_address_of_another_cluster_is_used_or_refused(run_forked):
-    """Check that an address is used or causes an error; it is not ignored if Ray is already connected to a cluster."""
+    """Check that an address is not ignored if Ray is already connected to a cluster: it is used or causes an error."""
     localhost, own, another_port, another_host = result_of(run_forked("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):

@@ -68,7 +68,8 @@ def apex(**settings):
 def test_apex_counts_every_step(run):
     """Check the ledger and the weight sync of Ape-X.
 
-    On a busy machine, 60 updates may be made before the first weight sync is due.
+    On a busy machine, 60 updates may be made before the first weight sync is due, so the run continues until weights
+    have been sent three times.
     """
     metrics, final = run(apex(), 60, until=lambda metrics: metrics["weight_pushes"] > 2)
     assert final["resident"] > 100
@@ -127,7 +128,7 @@ def test_impala_with_shards_counts_every_step_when_workers_are_killed(run):
     {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": "asynchronous", "aggregate": 2}])
 def test_several_policies_train_across_processes(run, settings):
-    """Check that each policy sees every step of its agents: 12 and 14 agent steps in 12 env steps of a worker."""
+    """Check that each policy sees every step of its agents: 12 and 14 agent steps per rollout of 12 env steps."""
     envs = MultiAgentVecEnv.create_factory(
         ChangingAgents, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory,

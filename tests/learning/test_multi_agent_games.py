@@ -19,7 +19,8 @@ from pytorchrl import (
 
 SPEAKER = "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, lambda agent: agent.split("_")[0]
 SPREAD = "mpe2.simple_spread_v3", {"N": 2, "max_cycles": 25}, None
-# Algorithm, game, env steps, and the fraction of a random pair's (negative) return that must be exceeded.
+# Algorithm, game, env steps, and a factor. The trained return must exceed the factor times the return of two random
+# policies; both returns are negative.
 RUNS = {
     "ppo-speaker_listener": ("ppo", SPEAKER, 30_000, 0.65), "dqn-speaker_listener": ("dqn", SPEAKER, 20_000, 0.65),
     "ppo-spread": ("ppo", SPREAD, 40_000, 0.8), "dqn-spread": ("dqn", SPREAD, 20_000, 0.8),

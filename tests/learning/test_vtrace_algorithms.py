@@ -1,4 +1,4 @@
-"""Tests that IMPALA and APPO learn CartPole from data that is several updates old: asynchronous, or from replay."""
+"""Tests that IMPALA and APPO learn CartPole from old data, collected asynchronously or sampled from replay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def play(algorithm, seed, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 60_000), ("appo", 40_000)])
 def test_learns_within_seconds(algorithm, target_steps):
-    """Check learning in the simulated runtime, where the policy lag is as in asynchronous runs but reproducible."""
+    """Check learning in the simulated runtime, where collection is asynchronous but reproducible."""
     result, summary = play(algorithm, seed=1, target_steps=target_steps, runtime="simulated")
     assert summary["policy_lag"]["mean"] > 3 * UPDATES_PER_BATCH[algorithm]
     assert result >= 195, summary
@@ -34,7 +34,7 @@ def test_learns_within_seconds(algorithm, target_steps):
 
 @pytest.mark.slow
 def test_learns_from_rollouts_in_shards_within_seconds():
-    """Check learning if each update uses rollouts drawn from the last 4000 env steps, each used twice on average."""
+    """Check learning from rollouts that are sampled from the last 4000 env steps; each is used twice on average."""
     torch.set_num_threads(1)
     learner, _ = make_learner(
         "impala", "CartPole-v1", seed=1, progress=False, preset="apex", num_col_workers=2,

@@ -1,4 +1,4 @@
-"""Tests that untrusted text is escaped before it reaches a terminal, and unchanged in files."""
+"""Tests that untrusted text is escaped before it reaches a terminal, and stays unchanged in files."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def interrupt_after(path, env_steps, **options):
 
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     state, straight = train_to(tmp_path / "straight")
-    # Each step was used in both epochs, so training did not end in the middle of the epochs of a rollout.
+    # Each step was used in both epochs, so training ended after the last epoch of a rollout.
     assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]
     interrupt_after(tmp_path / "cut", 750)
     # The interrupted run has records that are newer than its last checkpoint.
@@ -95,7 +95,8 @@ def test_records_and_evaluations_do_not_affect_training(tmp_path):
     assert all(torch.equal(other[name], state[name]) for name in state)
 
 
-# Each line of standard input names a directory, in which a run starts in a fork, because imports take seconds.
+# Each line of standard input names the directory of a run. The script forks for each run, so that packages are
+# imported only once.
 SCRIPT = """
 import os
 import sys

@@ -135,7 +135,7 @@ def test_training_works_outside_the_main_thread(fake_scheme):
     def train():
         try:
             learner.train()
-        except BaseException as error:  # noqa: BLE001 - looked at below
+        except BaseException as error:  # noqa: BLE001 - checked below
             errors.append(error)
     thread = threading.Thread(target=train)
     thread.start()

@@ -29,7 +29,7 @@ def test_a_synchronous_run_uses_all_that_it_collects(make_learner):
     ledger = learner.ledger
     assert 256 <= summary["env_steps"] < 256 + 64
     assert ledger["collected"] == ledger["consumed_unique"] == summary["env_steps"]
-    # Each step is used in both epochs, also in the last rollout.
+    # Each step is used in both epochs, including the steps of the last rollout.
     assert ledger["consumed"] == 2 * ledger["consumed_unique"]
     assert summary["updates"] % 4 == 0
     assert summary["policy_lag"]["max"] == 0

@@ -70,7 +70,7 @@ CASES = [
 
 
 def seconds(part):
-    """Return the seconds by level and part of a run whose bottleneck is `part`, whether or not levels take turns."""
+    """Return seconds by level and part for which the bottleneck is `part`, whether or not the levels take turns."""
     level, name = part.split("/")
     time_s = {
         "update": {"update": {"wait": 4, name: 6}, "gradients": {"grad": 4, "idle": 6}, "collection": {"idle": 10}},

@@ -23,7 +23,7 @@ _NOT_OF_THE_PROJECT = re.compile(
 
 
 def project_files():
-    """Return the paths of the files that git tracks; without git, as in a source distribution, of all files."""
+    """Return the paths of the files that git tracks, or of all files if git tracks none (in a source distribution)."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True,
                             check=False).stdout.splitlines()
     found = listed or [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]

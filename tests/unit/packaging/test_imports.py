@@ -13,8 +13,8 @@ import pytorchrl
 PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# Modules that every layer may import. Options are declared in every layer, so the module that declares them belongs to
-# none.
+# Modules that every layer may import. Options are declared in every layer, so the module `options` belongs to
+# no layer.
 EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped")
 # The layers that each layer may import, in addition to itself and to the modules that every layer may import.
 ALLOWED = {

@@ -325,7 +325,7 @@ def test_closing_removes_groups_and_disconnects_only_own_connections(with_groups
 
 
 class Arriving:
-    """A fake of `ray.wait`: `counts` lists how many references are ready after each wait that may take time."""
+    """A fake of `ray.wait`: after call i with a timeout above 0, the first `counts[i]` references are ready."""
 
     def __init__(self, *counts):
         self._counts, self._ready = list(counts), 0

@@ -124,7 +124,7 @@ def test_a_deadlock_is_reported_immediately_with_the_waits_of_tasks(make_schedul
 
 
 def test_tasks_that_only_poll_are_a_deadlock_too(make_schedule):
-    """Check that tasks whose waits time out and are repeated forever are a deadlock."""
+    """Check that tasks count as deadlocked if they repeat a wait that always times out."""
     schedule = make_schedule()
 
     def poll():

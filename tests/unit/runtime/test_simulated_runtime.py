@@ -1,4 +1,4 @@
-"""Tests of workers of the simulated runtime: which workers end together, and signals to workers that still start."""
+"""Tests of workers of the simulated runtime: which workers end together, and how a starting worker gets signals."""
 
 from __future__ import annotations
 

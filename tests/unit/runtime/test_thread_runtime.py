@@ -229,5 +229,6 @@ def test_a_pickled_ray_runtime_has_no_connection():
     assert again.options == RayRuntime.Options(placement="colocate", faults="kill col.1")
     assert again.is_recording
     assert again.faults.__reduce__() == runtime.faults.__reduce__()
-    # Threads cannot be killed, but the fault plan is kept, because its faults are for remote workers.
+    # The plan kills workers, which is impossible with threads. The runtime of threads accepts the plan here, because
+    # its faults concern only remote workers.
     assert again.in_process().faults is again.faults
