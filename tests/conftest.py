@@ -42,9 +42,10 @@ def place_of(item):
     folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else "unit"
     # With several processes, the tests with Ray start first, because they take longest.
     if item.get_closest_marker("ray") is not None:
-        return 0 if "PYTEST_XDIST_WORKER" in os.environ else 2, FOLDERS.index(folder)
-    is_quick = folder == "unit" and item.get_closest_marker("slow") is None
-    return 1 if is_quick else 3, FOLDERS.index(folder)
+        return 0 if "PYTEST_XDIST_WORKER" in os.environ else 2, False, FOLDERS.index(folder)
+    is_slow = item.get_closest_marker("slow") is not None
+    # Long tests start before the short ones of later folders, so that all processes end at about the same time.
+    return 1 if folder == "unit" and not is_slow else 3, not is_slow, FOLDERS.index(folder)
 
 
 def pytest_runtest_setup(item):

@@ -51,8 +51,8 @@ def random_queue_settings(rng):
 
 
 def seeds(usual, all_of_them):
-    """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `chaos`."""
-    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(usual, all_of_them))]
+    """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `thorough`."""
+    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(usual, all_of_them))]
 
 
 def scenario(seed):
