@@ -109,7 +109,7 @@ SYNCHRONOUS = {
 
 
 def through_a_file(checkpoint):
-    """Return the checkpoint after saving it and loading it with `weights_only=True`, which executes no code."""
+    """Save the checkpoint, load it again with `weights_only=True` (no code is executed), and return it."""
     file = io.BytesIO()
     torch.save(checkpoint, file)
     file.seek(0)
@@ -117,7 +117,7 @@ def through_a_file(checkpoint):
 
 
 def go_on(scheme, count):
-    """Make `count` updates, and then more until the current train batch is used up, as a learner does."""
+    """Make at least `count` updates, until the current train batch is used up, and return their infos."""
     infos = [scheme.step() for _ in range(count)]
     while not scheme.is_between_items:
         infos.append(scheme.step())
@@ -125,7 +125,7 @@ def go_on(scheme, count):
 
 
 def flat(value, name=""):
-    """Flatten a nested state into a dictionary of numbers, texts and tensors by name."""
+    """Flatten a nested state into one dictionary of numbers, strings and tensors, with paths as keys."""
     if isinstance(value, dict):
         return {key: item for own, part in value.items() for key, item in flat(part, f"{name}/{own}").items()}
     if isinstance(value, (list, tuple)):
@@ -134,7 +134,7 @@ def flat(value, name=""):
 
 
 def differences(one, other):
-    """Return the names of the entries that are not equal bit for bit."""
+    """Return the paths of the entries whose values in the two states are not equal bit for bit."""
     one, other = flat(one), flat(other)
     assert one.keys() == other.keys()
     return [name for name, value in one.items() if not (

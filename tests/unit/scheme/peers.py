@@ -22,7 +22,7 @@ def step_until(scheme, updates):
 
 
 def step_on(scheme):
-    """Make so many steps that every injected fault occurs."""
+    """Make enough steps for every injected fault to occur."""
     for _ in range(1000):
         scheme.step()
 

@@ -55,7 +55,7 @@ def test_different_spaces_of_training_and_test_envs_are_refused(parts):
 
 
 def test_an_actor_for_other_environments_is_refused(parts):
-    """Check that the error is raised before the first rollout, not later by a matrix product."""
+    """Check that the error is raised when the scheme is built, not later by a product of matrices that do not fit."""
     other = VecEnv.create_factory("Acrobot-v1")
     actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
     with pytest.raises(SpaceError, match=r"actor_factory.*train_envs_factory"):

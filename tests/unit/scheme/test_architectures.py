@@ -17,7 +17,7 @@ from pytorchrl.scheme.architectures import PRESETS, Preset
 
 @pytest.fixture
 def named():
-    """Return a function that makes a scheme by the name of its architecture."""
+    """Return a function that makes the scheme of a named architecture."""
     def make(name, agent=None, **settings):
         if agent is None:
             agent = small_r2d2() if name == "r2d2" else synthetic_agent(4, capacity=1000 if name == "apex" else None)
@@ -26,7 +26,7 @@ def named():
 
 
 def small_r2d2():
-    """Return an agent of R2D2 with a small memory, in environments that count their steps."""
+    """Return the factories of a small R2D2 agent, with environments that count their steps."""
     envs = VecEnv.create_factory(CountingEnv)
     return (R2D2.create_factory(start_steps=20), QActor.create_factory(
         envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=4),
@@ -99,7 +99,7 @@ def test_settings_that_contradict_an_architecture_are_refused(named, name, setti
 
 
 def test_r2d2_is_apex_with_sequences():
-    """Check that r2d2 differs from apex in a shorter queue, and in routing all steps of a collector to one shard."""
+    """Check that r2d2 differs from apex only in its shorter queue, and in sending all steps of a collector to one shard."""
     scheme = Scheme.r2d2(*small_r2d2(), seed=1)
     apex = Scheme.apex(*synthetic_agent(4, capacity=1000), seed=1, learning_starts=20, train_batch_size=64)
     differing = {name for name, value in scheme.settings.items() if apex.settings[name] != value}

@@ -79,7 +79,7 @@ def test_every_algorithm_refuses_to_apply_missing_gradients(name, make_multi_age
 
 @pytest.fixture
 def make_algorithm():
-    """Return a function that builds an algorithm with a small actor, by the name of the algorithm."""
+    """Return a function that takes the name of an algorithm, and builds the algorithm with a small actor."""
     from pytorchrl import APPO, SAC, OffPolicyActor, OnPolicyActor, VecEnv
 
     def make(name):

@@ -46,8 +46,8 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     resumed.start(target_steps=600)
     assert (resumed.version, resumed.ledger()) == (straight.version, straight.ledger())
     assert check_ledger(resumed)["in_flight"] == 0
-    # Compare not only parameters, but all statistics, and a second checkpoint, which includes optimizers, replay and
-    # ledger.
+    # Compare all statistics, and a second checkpoint of both schemes. A checkpoint includes parameters, optimizers,
+    # replay and the ledger.
     np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
     assert resumed.metrics()["policy_lag"] == straight.metrics()["policy_lag"]
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
@@ -60,7 +60,7 @@ def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
     straight, resumed = make(**settings), make(**settings)
     straight.start(600)
     go_on(straight, 4)
-    straight.step()  # the first of four updates from this data
+    straight.step()  # the first of four updates from this train batch
     assert not straight.is_between_items
     resumed.resume(through_a_file(straight.checkpoint()))
     resumed.start(600)
@@ -71,7 +71,7 @@ def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
 
 
 def test_a_checkpoint_changes_later_random_numbers(make):
-    """Check that a checkpoint changes later random numbers, so that the test above does not pass trivially."""
+    """Check that two checkpoints in a row differ in random generators, but not in parameters or optimizers."""
     scheme = make("sac")
     scheme.start(600)
     go_on(scheme, 9)
@@ -130,7 +130,7 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
         for _ in range(30):
             second.step()
         ledger = check_ledger(second)
-        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio of the whole run
+        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # `max_replay_ratio` limits the whole run
         final = second.stop()
         assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
     finally:

@@ -15,7 +15,7 @@ from tests.unit.scheme.checkpointed import AGENTS, through_a_file
 
 
 def test_a_checkpoint_without_a_lost_worker_can_be_resumed(check_ledger):
-    """Check that a checkpoint without the state of a lost worker can be resumed, with an exact ledger."""
+    """Check that the ledger is exact after resuming from a checkpoint that lacks the state of a lost worker."""
     agent = synthetic_agent(size=4)
     settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
                 "runtime": "simulated", "seed": 1}

@@ -110,7 +110,7 @@ def test_on_env_error_decides_whether_a_rare_fault_ends_the_run(make_scheme, pol
         with pytest.raises(EnvError, match="faulty step"):
             step_on(12)
         return
-    step_on(12)  # 3 batches of 16 steps, which include one restart
+    step_on(12)  # 12 updates use 3 rollouts of 16 steps; the environment restarts once
     assert scheme.metrics()["envs_restarted"] == 1
     with pytest.raises(EnvError, match=r"faulty step; not restarted, .* 3 times"):
         step_on(60)

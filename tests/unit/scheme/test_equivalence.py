@@ -19,7 +19,7 @@ SEED, NUM_ENVS, NUM_UPDATES = 1, 6, 5
 
 
 class PreparedEnv(gym.Env):
-    """An environment whose observations, rewards and ends depend on its number only, not on the actions.
+    """An environment whose observations, rewards and episode ends depend only on its number, not on the actions.
 
     The last entry of an observation is the action that `_obedient` takes.
     """
@@ -117,12 +117,12 @@ def test_worker_slices_make_the_update_of_the_whole_batch(make_scheme, num_worke
     assert torch.equal(start, start_of_slices)
     assert _relative(whole, start)[0] > 1e-3  # training changed the parameters
     assert _relative(slices, whole)[0] <= 1e-6
-    assert _relative(slices, whole)[1] <= 1e-4  # also for every single parameter that is not near zero
+    assert _relative(slices, whole)[1] <= 1e-4  # each single parameter, unless it is near zero
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_normalizing_each_slice_separately_would_differ(make_scheme, algorithm, monkeypatch):
-    """Check that the test above would fail if each worker normalized advantages over its own slice only."""
+    """Check that the update differs from that of the whole batch if each worker normalizes over its own slice only."""
     _, whole = _train(make_scheme, 1, algorithm, "batch")
     collect_and_grad = GWorker.collect_and_grad
 
@@ -136,7 +136,7 @@ def test_normalizing_each_slice_separately_would_differ(make_scheme, algorithm, 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_mean_that_ignores_sizes_would_differ(make_scheme, algorithm, monkeypatch):
-    """Check that the test above would fail if the mean of gradients ignored the numbers of samples."""
+    """Check that the update differs from that of the whole batch if the mean of gradients ignores numbers of samples."""
     _, whole = _train(make_scheme, 1, algorithm, "none")
     mean_gradients = synchronous.mean_gradients
     monkeypatch.setattr(synchronous, "mean_gradients", lambda parts: mean_gradients(

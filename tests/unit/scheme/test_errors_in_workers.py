@@ -1,4 +1,4 @@
-"""Check that the user's next call raises an error of a worker with its cause, and that no worker or thread is left."""
+"""Check that an error in a worker is raised in the user's next call, with its cause, and that all workers stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXECUTIONS = {
 
 
 def _step_on(scheme):
-    """Make so many steps that every injected fault occurs."""
+    """Make enough steps for every injected fault to occur."""
     for _ in range(1000):
         scheme.step()
 
@@ -50,9 +50,9 @@ def _assert_stops_in_balance(scheme):
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 @pytest.mark.parametrize(("fault", "at"), [("step", 37), ("reset", 4)])
 def test_a_fault_of_an_environment_is_raised(make_scheme, execution, num_grad_workers, fault, at):
-    """Check faults in a later step or reset, for each kind of collection, with local and remote gradient workers.
+    """Check faults after many steps or resets, for each kind of collection, with local and remote gradient workers.
 
-    A restarted environment fails again.
+    A restarted environment fails in the same way, until no restarts remain and the error is raised.
     """
     scheme = make_scheme(FaultyEnv, {"fault": fault, "at": at, "episode_length": 5}, num_grad_workers=num_grad_workers,
                          **execution)
@@ -133,7 +133,7 @@ def test_one_failing_rank_does_not_block_the_others(make_scheme):
     """Check that the other ranks, which wait in an all-reduce, are interrupted."""
     made = itertools.count()
 
-    def second_worker_fails():  # environment 0 is the probe; then each of the two workers builds one
+    def second_worker_fails():  # call 0 is the probe; calls 1 and 2 are made by the workers
         return FaultyEnv("step", at=30 if next(made) == 2 else 10**6)
     scheme = make_scheme(envs=VecEnv.create_factory(second_worker_fails, on_env_error="raise"), num_grad_workers=2,
                          distribute_gradients=True)

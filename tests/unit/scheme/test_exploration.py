@@ -1,6 +1,6 @@
-"""Tests of many schedules of small schemes with random delays and faults, checking invariants after every event.
+"""Run small schemes on many schedules with random delays and faults, and check invariants after every event.
 
-A failure names the seed of its schedule; `explore` with only that seed repeats the schedule, event by event.
+A failure message names the seed of its schedule. `explore` with only that seed repeats the schedule, event by event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
-# Number of schedules of the default run; each planted bug makes one of them fail. The mark `chaos` runs more schedules.
+# Number of schedules in the default run, enough to find each planted bug. Tests marked `chaos` run more schedules.
 NUM_SCHEDULES = 300
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 
@@ -63,7 +63,7 @@ class Watch:
         strategy._request = request
 
     def look(self):
-        """Check the state after an event, in whichever thread runs; `check` raises the first error later."""
+        """Check the state after an event, in any thread, and store the first error, which `check` raises later."""
         if self.broken is None:
             try:
                 self.check_state()
@@ -93,7 +93,7 @@ class Watch:
             check_that(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
 
     def check_ranks(self):
-        """Check that the version of each rank is that of the scheme, or one more."""
+        """Check that the version of each rank equals the version of the scheme, or is one higher."""
         ranks = self.root.strategy.ranks
         versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
         check_that(all(0 <= version - self.version <= 1 for version in versions), "ranks have versions", versions,
@@ -144,8 +144,8 @@ class Watch:
         self.note(not too_often or self.settings["replay_slots"], "learned too often from steps", too_often[:3])
 
     def check_chains(self):
-        """Check, between two steps, that every gradient worker works, has a gradient ready, or is being replaced."""
-        if self.is_chain and self.root.strategy.error is None:  # it is raised once ready gradients are used
+        """Check that every gradient worker is computing, has a gradient ready, or is being replaced."""
+        if self.is_chain and self.root.strategy.error is None:  # an error is raised once ready gradients are used
             strategy = self.root.strategy
             at_work = len(
                 strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
@@ -203,7 +203,8 @@ def scenario(seed, faulty=True):  # noqa: C901 - a sequence of independent choic
     where = f"col.{rng.randint(1, col)}" if col > 1 else "col.0" if grad == 1 else "grad.1"
     if action in ("kill", "hang") and col == grad == 1:
         action = "raise"
-    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # no stall: blocked threads poll often
+    # Stalls are excluded, because blocked threads would poll very often until a stall ends.
+    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:
         settings |= random_queue_settings(rng)
     if action == "hang":
         settings["worker_timeout_s"] = 3.0
@@ -336,7 +337,7 @@ def a_rollout_counted_twice(monkeypatch):
 
 
 def a_missed_wake_up(monkeypatch):
-    """Plant a bug: of two workers whose gradients are ready together, only one gets a new request."""
+    """Plant a bug: if the gradients of two workers are ready at once, only one of the workers gets a new request."""
     right = AsynchronousUpdates._request
 
     def request(self, index, skip):

@@ -73,7 +73,7 @@ UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
 
 
 class TinyEnv(gym.Env):
-    """An environment with any action space and episodes of five steps."""
+    """An environment with the given action space, and episodes of five steps."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -86,7 +86,7 @@ class TinyEnv(gym.Env):
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
-        # Vectors of environments turn an action of shape () into a scalar, for which Gymnasium's Box would warn.
+        # `VecEnv` passes an action of shape () as a scalar. Convert it, because Gymnasium's Box would warn otherwise.
         assert self.action_space.contains(np.asarray(action) if self.action_space.shape == () else action)
         self._num_steps += 1
         return np.full(2, self._num_steps / 5, np.float32), 1.0, self._num_steps == 5, False, {}
@@ -94,7 +94,7 @@ class TinyEnv(gym.Env):
 
 @functools.cache
 def outcome(algorithm, storage, actor, space):
-    """Return the error of the construction, or None if the scheme was built and made three updates."""
+    """Return the error that building the scheme raised, or None if the scheme was built and made three updates."""
     cls, options = ACTORS[actor]
     try:
         envs = VecEnv.create_factory(TinyEnv, {"action_space": SPACES[space]}, 2)
@@ -124,7 +124,7 @@ def actor_called(recipe):
 
 
 def suggestions(combination, text):
-    """Yield two lists of combinations that an error message suggests: other storages and actors; other algorithms."""
+    """Yield the combinations with the suggested storages and actors, and then those with the suggested algorithms."""
     algorithm, storage, actor, space = combination
     storages = [name for name in listed(text, f"storages for {algorithm}") if name in STORAGES]
     actors = [actor_called(name) for name in listed(text, f"actors for {algorithm}") if name.split()[0] in ACTORS]
@@ -238,7 +238,7 @@ def test_a_class_without_a_declaration_is_refused(changed, text):
 
 
 def test_the_scheme_checks_the_parts_of_each_policy():
-    """Check parts of several policies that were not made by `multi_agent`, which would check them earlier."""
+    """Change an algorithm after the check by `multi_agent`, so that only the scheme can refuse the combination."""
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
     algorithms, actors, storages = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory,
                                                GAEBuffer.create_factory(8))

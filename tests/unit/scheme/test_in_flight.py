@@ -20,7 +20,7 @@ SEEDS = range(12)
 
 
 class Look:
-    """The number of env steps made so far, as counted by the collectors, and the largest number of unused steps."""
+    """A counter of the env steps that the collectors have made, and of the largest number of unused steps so far."""
 
     def __init__(self, scheme, unused):
         self.root, self.unused, self.most = scheme.start(10**6), unused, 0
@@ -79,7 +79,7 @@ def dice(request):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous_rounds(make, dice, seed):
-    """Check that unused steps are at most one round, that all are used after one pass, and that the lag is 0."""
+    """Check that at most one round of steps is unused, that none is unused after a pass, and that the lag is 0."""
     rng = dice(seed)
     workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2,
                                                                            3)), rng.choice((4, 6)), rng.choice((1, 2))
@@ -97,9 +97,9 @@ def test_synchronous_rounds(make, dice, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous_collection_in_microbatches(make_scheme, plain_a2c, dice, seed):
-    """Check the bound on unused steps of microbatches that are collected during an update.
+    """Check the bound on unused steps if microbatches are collected during an update.
 
-    The bound is the sum of a train batch, a microbatch, and a rollout of each worker. No step is unused between two
+    The bound is the sum of a train batch, a microbatch, and one rollout per worker. No step is unused between two
     updates.
     """
     rng = dice(seed)
@@ -120,7 +120,7 @@ def test_synchronous_collection_in_microbatches(make_scheme, plain_a2c, dice, se
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
 def test_asynchronous_gradients(make, dice, seed, is_slow):
-    """Check that each worker has at most one unused rollout, and that gradients lag by the updates made meanwhile."""
+    """Check that each worker has at most one unused rollout, and that the other workers' updates make gradients lag."""
     rng = dice(seed)
     workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
     costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}
@@ -137,11 +137,11 @@ def test_asynchronous_gradients(make, dice, seed, is_slow):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_asynchronous_replay(make, dice, seed):
-    """Check that unused steps are in rollouts requested from workers, or in rollouts that are being added to shards."""
+    """Check that all unused steps fit in the rollouts that are in flight, and those that are being added to shards."""
     rng = dice(seed)
     workers, in_flight, rollout = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6))
     shards, adds, delay = rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((4, 30))
-    # With slow shards, rollouts wait to be added.
+    # Random costs make some shards slow, so that rollouts wait to be added.
     costs = {name: 10 ** rng.uniform(-4, -1) for name in ("add", "sample", "grad")}
     scheme = make(synthetic_agent(rollout, capacity=200), seed, costs, num_col_workers=workers, col_communication=ASYNC,
                   grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=shards, add_in_flight=adds,

@@ -42,7 +42,7 @@ def make_apex():
 
 @pytest.fixture
 def added(monkeypatch):
-    """Return a list of (rollout added to a shard, its priorities (T, E)), and the sent weights by version."""
+    """Return a list of pairs (rollout added to a shard, its priorities (T, E)), and a dict (version: sent weights)."""
     arrived, weights = [], {}
     add, set_weights = RWorker.add, CWorker.set_weights
 
@@ -127,7 +127,7 @@ def test_max_uses_the_largest_priority_seen(make_apex, added):
 
 
 def test_sampling_follows_initial_priorities(make_apex, monkeypatch):
-    """Check that nearly all samples are transitions whose initial error is a thousand times larger than the others."""
+    """Check that nearly all samples have the large initial error, which is 1000 times that of the other transitions."""
     def add_errors(storage, rollout):
         errors = torch.full(rollout.reward.shape, 1e-3)
         errors[2] = 1.0

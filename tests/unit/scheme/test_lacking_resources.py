@@ -1,4 +1,4 @@
-"""Tests of replacements for which the remaining machines lack resources: an error says so within a deadline."""
+"""Check that a run ends with an error if the remaining machines lack resources for the replacement of a worker."""
 
 from __future__ import annotations
 

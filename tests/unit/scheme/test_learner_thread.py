@@ -144,7 +144,7 @@ def test_ramp(learner, train, ramp, first):
 
 
 def test_a_circular_buffer_holds_the_newest(learner, train):
-    """Check that collection does not wait for uses: train batches are replaced before their last use, or unused."""
+    """Check that new train batches replace older ones, some before their last use, and some before their first use."""
     settings = {"costs": SLOW_LEARNER, "minibatch_buffer_size": 4, "num_passes": 8}
     ring, _ = train(learner(**settings), 80)
     scheme = learner(buffer="circular", **settings)
@@ -255,7 +255,7 @@ def test_waiting_sends_requests_in_turn_to_all_workers(learner, train):
 
 
 def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
-    """Check that old rollouts of a slow worker are taken before rollouts queued earlier with newer weights."""
+    """Check that rollouts with the oldest weights are taken first, even if others were queued earlier."""
     settings = {"num_col_workers": 3, "costs": FAST | {"step@*/CWorker 1": 0.003, "grad": 0.06}, "max_policy_lag": 8}
     scheme = learner(on_policy_lag="wait", **settings)
     scheme.start()

@@ -1,4 +1,4 @@
-"""Tests of `mini_batch_size`: batches have this number of steps, whatever a train batch is made of."""
+"""Tests of `mini_batch_size`: mini-batches have this number of steps, however a train batch is collected."""
 
 from __future__ import annotations
 

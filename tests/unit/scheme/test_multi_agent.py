@@ -71,7 +71,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
     make_updates(scheme, 8)
     check_ledger(scheme)
     metrics = scheme.metrics()
-    # A rollout has an episode of six steps in each of two environments; in each, `early` makes 6 steps and `shared` 7.
+    # A rollout has two episodes of 6 env steps. In each episode, policy `early` makes 6 steps, and `shared` 7.
     assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
     assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
     final = scheme.stop()
@@ -84,7 +84,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
     else:
         assert final["resident"] > 0
         batches = 2 if pattern["num_grad_workers"] == 2 and pattern["grad_communication"] is SYNC else 1
-        assert final["consumed"] == 8 * batches * scheme.version  # counted as transitions of one policy, 8 per batch
+        assert final["consumed"] == 8 * batches * scheme.version  # 8 transitions of one policy per batch
 
 
 def test_statistics_and_episodes_are_per_policy(make_multi):
@@ -96,7 +96,7 @@ def test_statistics_and_episodes_are_per_policy(make_multi):
 
 
 def test_a_batch_that_counts_for_no_env_step_is_used(make_multi, check_ledger):
-    """Check that a mini-batch is used although it counts for no env step: 6 env steps contain 8 steps of agents."""
+    """Check that a mini-batch is used even if it counts for no env step; 8 agent steps count as only 6 env steps."""
     scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
                         env_kwargs={"lives": ((0, 6), (0, 2))})
     make_updates(scheme, 12)
@@ -135,7 +135,7 @@ SEED, NUM_ENVS = 1, 6
 
 
 class PreparedGame:
-    """A game that depends only on its number. From 3 on, `b` is absent. Observations contain the action to take."""
+    """A game that depends only on its number. Games 3 to 5 lack agent `b`. Observations contain the action to take."""
 
     possible_agents = ("a", "b")
 
@@ -204,7 +204,7 @@ def distance(one, other):
 @pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["central", "decentralised"])
 @pytest.mark.parametrize("normalization", ["none", "batch"])
 def test_workers_on_slices_make_the_update_of_one_worker(make_multi, normalization, settings):
-    """Check workers of which the second has no data of agent `b`."""
+    """Check the average of two workers if the second worker has no data of agent `b`."""
     whole = train(make_multi, 1, normalization)
     assert distance(train(make_multi, 2, normalization, **settings), whole) < 1e-5
 
@@ -353,7 +353,7 @@ def test_priorities_reach_their_policy_in_a_shard(make_multi):
     worker = scheme.update_worker.local_worker
     (shard,) = (handle.native.worker for handle in worker.replay_workers.remote_workers())
     for storage in shard._storage.storages.values():
-        assert storage._max_priority > 1.0  # TD errors are large, because rewards are
+        assert storage._max_priority > 1.0  # TD errors are large, because rewards are large
         assert len(np.unique(storage.priority_sums.get(np.arange(storage.options.size)))) > 3
     scheme.stop()
 
@@ -438,7 +438,7 @@ def test_learner_reports_per_policy(make_multi, tmp_path, monkeypatch):
     (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
      PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
 def test_agents_learn_the_matching_game(make_multi, algo, storage, target):
-    """Check that agents learn to get a return above 7 of 8; random actions get 8 / 3."""
+    """Check that both agents learn to get a mean return above 7. The maximum is 8; random actions get 8 / 3."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))
     scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8,
                         test=True, runtime="threads")

@@ -33,7 +33,7 @@ def test_normalizers_use_every_rollout_once_despite_target_kl(make_scheme, setti
     count = float(next(value for name, value in scheme.acting_state().items() if name == "reward_moments.count"))
     assert ledger["dropped"]["early_stop"] > 0
     items = ledger["consumed_unique"] + ledger["dropped"]["early_stop"]
-    # Each worker may have one train batch that it has not finished, or not reported as finished.
+    # Each worker may have one train batch whose use is not finished, or not yet reported.
     assert abs(count - items) <= 2 * 16
     assert count > 0
 

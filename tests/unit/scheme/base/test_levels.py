@@ -1,4 +1,4 @@
-"""Tests of flat keywords of several owners: which are read or refused, and that all problems are reported at once."""
+"""Tests of flat keywords for several option classes: wrong keywords are refused, and one error lists all of them."""
 
 from __future__ import annotations
 

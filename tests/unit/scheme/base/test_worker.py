@@ -1,4 +1,4 @@
-"""Tests of the checks of choices and counts, and of the memory of a process with a worker."""
+"""Tests of the checks of choices and counts, and of freed memory, which a process with a worker keeps for reuse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tests m
 
 
 def faults(run_python, **settings):
-    """Return the numbers of page faults of the same work before and after a worker is built."""
+    """Count the page faults of the same work before and after a worker is built, and return both counts."""
     own = {name: value for name, value in process_environment().items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     return result_of(run_python("-c", SCRIPT, env={**own, **settings}))
 
@@ -42,7 +42,7 @@ def faults(run_python, **settings):
 @on_glibc
 def test_freed_memory_is_kept(run_python):
     before, after = faults(run_python)
-    assert before > 10_000  # pages of 4 kB; freed memory is returned to the system each time
+    assert before > 10_000  # pages of 4 kB; without a worker, freed memory returns to the system
     assert after < 100
 
 

@@ -33,7 +33,7 @@ def test_a_snapshot_is_reused_until_something_changes(make):
 def test_a_parameter_that_changes_within_a_version_is_in_the_next_snapshot(make, part, name, field):
     worker = make(0)
     before = worker.get_weights()
-    getattr(worker, part).parameters[name] = 0.125  # as a schedule does
+    getattr(worker, part).parameters[name] = 0.125  # schedules change parameters like this
     after = worker.get_weights()
     assert getattr(before, field)[name] != 0.125
     assert getattr(after, field)[name] == 0.125

@@ -1,4 +1,4 @@
-"""Tests of the recipe of collection workers: places in the worker tree, codec and TD errors."""
+"""Tests of the recipe from which collection workers are built: numbering, codec, and use of TD errors."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_no_worker_is_preempted_before_enough_have_finished():
 
 @pytest.mark.parametrize(("num_steps", "num_rounds"), [(1, 1), (11, 1), (12, 1), (13, 2), (24, 2), (25, 3)])
 def test_rounds_requested_ahead_cover_the_steps(num_steps, num_rounds):
-    """Check that enough rounds are requested; a round of two workers has two rollouts of six steps."""
+    """Check that enough rounds for `num_steps` steps are requested; a round has two rollouts of six steps."""
     runtime, workers = _fake_workers(2)
     _barrier(workers, runtime).request_ahead(num_steps)
     assert [name for name, *_ in runtime.calls] == ["0", "1"] * num_rounds
@@ -169,7 +169,7 @@ def test_each_worker_has_col_in_flight_requests(col_in_flight):
     # Every request of worker 0 was answered, and followed by a new request.
     assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
     assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight
-    # Weights are refreshed before the first requests, and between delivering a rollout and the next request.
+    # Weights are refreshed before the first requests, and later after each delivery, before the next request.
     assert steps[-2 * col_in_flight:] == ["item", "refresh"] * col_in_flight
     assert set(steps[:-2 * col_in_flight]) == {"refresh"}
 

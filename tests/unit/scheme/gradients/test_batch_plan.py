@@ -1,4 +1,4 @@
-"""Tests of the sizes of train batches and microbatches, compared with loops that count rollouts."""
+"""Tests of the sizes of train batches and microbatches; simple loops compute the expected sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Watched(GAEBuffer):
 
 @pytest.fixture
 def plan():
-    """Return a function that returns (plan, number of rollouts of a train batch) for options of collection."""
+    """Return a function that plans batches, and returns the plan and the number of rollouts in a train batch."""
     def plan_(collection, num_remote=2, algo=None):
         actor = OnPolicyActor.create_factory(ENVS.observation_space, ENVS.action_space, hidden_sizes=(4,))
         recipe = CWorkerSet.create_factory(1, algo or A2C.create_factory(), actor, Watched.create_factory(8), ENVS)
@@ -48,7 +48,7 @@ def test_rollouts_of_a_train_batch(rollout, wanted, rounds, expected):
 
 @pytest.mark.parametrize(("per_round", "microbatch"), list(itertools.product((1, 2, 3), (None, 1, 20, 40))))
 def test_whole_rounds_are_collected_until_the_batch_is_full(per_round, microbatch):
-    """Compare with a loop that fills microbatches with whole rounds, and a train batch with such microbatches."""
+    """Check the number against a loop that fills microbatches with whole rounds, and the batch with microbatches."""
     rollout = 16
     for wanted in range(1, 200):
         piece = per_round
@@ -65,7 +65,7 @@ def test_whole_rounds_are_collected_until_the_batch_is_full(per_round, microbatc
     (SynchronousCollection(train_batch_size=40), 2, 4), (AsynchronousCollection(), 3, 1),
     (AsynchronousCollection(train_batch_size=40), 3, 3)])
 def test_the_storage_is_prepared_for_the_rollouts_of_a_batch(plan, collection, num_remote, expected):
-    """Check the number of rollouts, each of which has 8 steps of 2 environments."""
+    """Check for how many rollouts the storage plans; each rollout has 8 steps of 2 environments."""
     assert plan(collection, num_remote)[1] == expected
 
 

@@ -1,4 +1,4 @@
-"""Check that errors of remote gradient workers carry the events of the worker's journal, once."""
+"""Check that an error of a remote gradient worker carries the events of the worker's journal, each of them once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytorchrl.scheme.gradients.error_parts import errors_carry_part
 
 
 class Noting:
-    """A worker that records an event in its journal in each call."""
+    """A worker that records one event in its journal each time `note` is called."""
 
     def __init__(self, index_worker):
         self.index_worker, self.journal = index_worker, Recording()

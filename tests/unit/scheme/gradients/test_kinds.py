@@ -1,4 +1,4 @@
-"""Tests of the kind of collection that flat keywords select, and of contradictions that each kind refuses."""
+"""Tests of the kind of collection that flat keywords select, and of contradictory options that are refused."""
 
 from __future__ import annotations
 

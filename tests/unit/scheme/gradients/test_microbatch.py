@@ -22,7 +22,7 @@ def test_a_mean_is_weighted_by_samples():
     total = GradAccumulator(4, "mean")
     total.add(vectors(1), 3, {"loss": 1.0})
     total.add(vectors(5), 1, {"loss": 9.0})
-    assert total.result() == vectors(2.0)  # neither their sum, 6, nor their plain mean, 3
+    assert total.result() == vectors(2.0)  # weighted by 3 and 1 samples; the plain mean is 3
     assert total.info() == {"loss": 3.0}
     assert (total.num_samples, total.num_parts) == (4, 2)
 
@@ -42,7 +42,7 @@ def test_groups_are_added_separately():
 
 
 def test_added_gradients_are_copied():
-    """Check that gradients are copied, as an algorithm may return a view that its next backward pass overwrites."""
+    """Check that gradients are copied: an algorithm may return a view that its next backward pass overwrites."""
     view, total = torch.tensor([1.0]), GradAccumulator()
     total.add([view], 1)
     view.fill_(7.0)
@@ -96,8 +96,8 @@ def test_a_non_finite_gradient_makes_the_sum_non_finite(number):
 def test_gradients_are_clipped_after_adding():
     """Check that the mean gradient is clipped, not the gradient of each slice.
 
-    Slices of 3 and 1 steps have the gradients 1 and 5, and the largest norm is 1.5. The update is 1.5, and not
-    (3 * 1 + 1 * 1.5) / 4.
+    Slices of 3 and 1 steps have the gradients 1 and 5, so the mean gradient is 2. It is clipped to the maximum norm,
+    1.5. If each slice were clipped, the update would be (3 * 1 + 1 * 1.5) / 4.
     """
     from pytorchrl import A2C, OnPolicyActor, VecEnv
     from pytorchrl.envs.testing import CountingEnv
@@ -149,7 +149,7 @@ def test_an_unknown_reduction_is_refused():
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_replay_batches_are_moved_to_the_device_of_the_algorithm(microbatch_size):
-    """Check the device of all tensors that the algorithm receives; the device "meta" takes the place of a GPU."""
+    """Check the device of all tensors that the algorithm receives; the device "meta" stands in for a GPU."""
     seen = []
 
     class Algorithm:

@@ -58,7 +58,7 @@ def test_all_ranks_are_released_when_one_leaves():
 def test_a_signal_ends_a_wait():
     """Check that leaving interrupts a wait in another thread.
 
-    The other rank may still complete one exchange, with data that were sent before; its second exchange fails.
+    The other rank may complete one exchange, with data that the first rank sent before it left. Its second exchange fails.
     """
     def body(rank, place):
         if place == 0:
@@ -95,9 +95,9 @@ def test_leaving_affects_only_the_given_generation_of_ranks(monkeypatch):
     monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
     rank = ProcessGroup()
     rank.join(ThreadRuntime(), Meeting(2, "", 0, 1, 1.0), 0)
-    rank.leave(1)  # for an earlier generation
+    rank.leave(1)  # generation 1 is over, so generation 2 continues
     assert not groups[0].closed
-    rank.leave(3)  # also for generation 3, which is joined later
+    rank.leave(3)  # ends generation 2 now, and generation 3 as soon as it is joined
     assert groups[0].closed
     rank.join(ThreadRuntime(), Meeting(3, "", 0, 1, 1.0), 0)
     assert groups[1].closed
@@ -137,7 +137,7 @@ def test_distribute_gradients_keeps_all_ranks_equal(make_scheme, num_workers):
         assert not torch.equal(vectors[0], seen[-1])
         assert torch.equal(scheme.acting_state()["all"], vectors[0])
         seen.append(vectors[0])
-    # The ranks' own data differ, so equal parameters come from averaging.
+    # The ranks collected different data, so their parameters are equal only because gradients are averaged.
     rewards = [rank.storage._rollouts[0].obs["obs"] for rank in ranks]
     assert not torch.equal(rewards[0], rewards[1])
     ledger = scheme.stop()

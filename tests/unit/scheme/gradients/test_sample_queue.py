@@ -36,7 +36,7 @@ def make_batch(number, num_steps=50):
 
 
 class Endless:
-    """A queue of train batches that is empty after `num_batches`, or never."""
+    """A queue that provides `num_batches` train batches, or any number of them by default."""
 
     def __init__(self, num_batches=None):
         self.batches = itertools.islice(map(make_batch, itertools.count()), num_batches)
@@ -131,7 +131,7 @@ def test_a_circular_buffer_uses_up_or_replaces_train_batches():
     assert buffer.add(first) is None
     assert buffer.get() == (first, False)
     assert buffer.add(second) is None
-    assert buffer.add(third) == (first, 1)  # the oldest, with one use left
+    assert buffer.add(third) == (first, 1)  # evicts the oldest train batch, with one use left
     assert buffer.uses_left == 4
     uses = [buffer.get() for _ in range(4)]
     assert [item for item, released in uses if released] == [uses[2][0], uses[3][0]]
@@ -142,7 +142,7 @@ def test_a_circular_buffer_uses_up_or_replaces_train_batches():
 
 @pytest.fixture
 def make():
-    """Return a function that makes (a worker with a version, a sample queue with one train batch of version 0)."""
+    """Return a function that makes a worker with a version, and its sample queue with one train batch of version 0."""
     def make_(**settings):
         worker = SimpleNamespace(version=0, journal=Journal(), num_envs=1, algo=object(),
                                  storage=SimpleNamespace(generator=torch.Generator(),
@@ -210,19 +210,19 @@ def test_a_full_queue_drops_train_batches_and_counts_their_steps(make, policy, k
 
 
 def test_requests_consider_the_updates_before_a_rollout_is_used(make):
-    """Set up two epochs of three mini-batches, so that each use of a train batch makes six updates."""
+    """Check requests with two epochs of three mini-batches, so that each use of a train batch makes six updates."""
     worker, _ = make()
     worker.algo = SimpleNamespace(num_epochs=2, num_mini_batch=3)
     ledger = Ledger()
     samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(
         max_policy_lag=12, on_policy_lag="wait", num_passes=2))
-    # The updates before the first use of the rollout are 0, 12 and 24.
+    # With 0, 1 or 2 rollouts in flight, a new rollout would be first used after 0, 12 or 24 updates.
     assert [samples.may_request(number) for number in range(3)] == [True, True, False]
     ledger.collect(STEPS)
     samples.put([make_rollout(0, STEPS)])
     assert [samples.may_request(number) for number in range(2)] == [True, False]
     assert samples.take(0.0).uses == 1
-    assert samples.may_request(0)  # 6 updates of the current use, and 6 of the next one, come first
+    assert samples.may_request(0)  # used after 12 updates: 6 in the current use, 6 in the next
     worker.version = 4
     assert samples.may_request(0)
     assert not samples.may_request(1)
@@ -262,7 +262,7 @@ def test_a_full_queue_blocks_collection(make_scheme, one_batch, recorder, queue_
         number = len(recorder.made)
         time.sleep(0.3)
     rollouts = (number - by_probe) / 8
-    # The rollouts are: one in use, `queue_size` queued, one in the collector thread, and one finished by each worker.
+    # One rollout is in use, `queue_size` are queued, the collector thread has one, and each worker finished one.
     assert queue_size + 1 < rollouts <= 1 + queue_size + 1 + 2
 
 

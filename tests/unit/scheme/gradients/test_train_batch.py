@@ -26,7 +26,7 @@ def test_a_train_batch_has_enough_whole_rollouts(rollout, expected):
 
 
 def test_reset_steps_do_not_add_rollouts_to_a_train_batch():
-    """Check that steps that reset an environment count for the size of a train batch, but are no env steps."""
+    """Check that reset steps count toward the size of a train batch, but are not counted as env steps."""
     items = list(TrainBatchBuilder(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
     assert [(item.size, item.num_steps) for item in items] == [(100, 99), (100, 95), (100, 91)]
 
@@ -39,7 +39,7 @@ def test_rollouts_that_arrive_together_are_a_train_batch_by_default():
 @pytest.mark.parametrize(("proportion", "kinds"), [(0.5, "NNRNNRNNRNNR"), (2.0, "NRRNRRNRRNRR"), (1.0, "NRNRNRNRNRNR"),
                                                    (0.3, "NNNNRNNNRNNNR")])
 def test_old_rollouts_are_mixed_in(proportion, kinds):
-    """Check the order of new (N) and old (R) rollouts, once two rollouts (enough for a train batch) are stored."""
+    """Check the order of new (N) and old (R) rollouts after the first train batch, which has two new rollouts."""
     batches = TrainBatchBuilder(100, proportion, 4, seed=3)
     parts = [part for number in range(200) for item in batches.add([make_rollout(number)], 0) for part in item.rollouts]
     assert [part.is_old for part in parts[:2]] == [False, False]

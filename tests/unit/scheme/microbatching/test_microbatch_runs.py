@@ -1,5 +1,4 @@
-"""Check microbatches in the log, the ledger and records, with prefetch, and with networks whose slices are not
-independent."""
+"""Tests of runs with microbatches: log, prefetch, ledger, recorded runs, and actors with batch normalization."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def lines_of(caplog):
 
 
 def test_each_discarded_microbatch_is_logged(make_scheme, plain_a2c, caplog):
-    """Check that the log has one line per microbatch that is discarded, regardless of the number of its slices."""
+    """Check that a microbatch that is discarded after use has one line in the log, even if it has several slices."""
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c,
                          train_batch_size=100,
                          microbatch_size=30)
@@ -221,11 +220,11 @@ def test_a_record_with_another_microbatch_size_is_refused(make_scheme, tmp_path)
         make_scheme(algo=ALGORITHMS["a2c"], microbatch_size=8, runtime=None, replay=path)
 
 
-# Networks whose slices are not independent
+# Networks whose results depend on how a batch is sliced
 
 
 class BatchNormed(OnPolicyActor):
-    """An actor with batch normalization, which normalizes over whatever batch it receives."""
+    """An actor with batch normalization, which depends on how a batch is sliced."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

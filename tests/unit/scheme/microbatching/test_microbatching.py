@@ -1,4 +1,4 @@
-"""Check schemes that compute gradients, or also collect, in microbatches: sizes, equal results, memory and counters."""
+"""Tests of schemes that compute gradients, or also collect, in microbatches: sizes, equal results and memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from tests.unit.scheme.microbatching.conftest import ONE_PASS, ALGORITHMS, PLACE
 ])
 def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, micro, train_steps, microbatches, slices,
                                           passes):
-    """Check the examples of the documentation, mostly at a tenth of their size: rounds are never trimmed, and slices
-    are even."""
+    """Check examples from the documentation, most of them at a tenth of their size.
+
+    Microbatches consist of whole rounds, and slices have nearly equal sizes.
+    """
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=1, size=size, num_col_workers=workers,
                          algo=watch.algo.create_factory(), storage=watch.storage, train_batch_size=train_steps,
                          microbatch_size=micro)
@@ -44,7 +46,7 @@ def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, mic
     ({"train_batch_size": 48, "num_col_workers": 1, "col_communication": ASYNC}, 1),
 ], ids=["rounds", "pieces", "asynchronous"])
 def test_reset_steps_count_for_the_batch_size(make_scheme, watch, settings, items):
-    """Three rollouts of 8 steps in 2 environments form a train batch of 48, although they have fewer transitions."""
+    """Check that 3 rollouts of 8 steps in 2 environments fill a train batch of 48, although some steps are resets."""
     scheme = make_scheme(num_envs=2, size=8, algo=watch.algo.create_factory(), storage=watch.storage,
                          envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"),
                          **settings)
