@@ -136,7 +136,7 @@ def test_normalizing_each_slice_separately_would_differ(make_scheme, algorithm, 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_mean_that_ignores_sizes_would_differ(make_scheme, algorithm, monkeypatch):
-    """Check that the update differs from that of the whole batch if the mean of gradients ignores numbers of samples."""
+    """Check that the update differs from that of the whole batch if the mean of gradients ignores sample counts."""
     _, whole = _train(make_scheme, 1, algorithm, "none")
     mean_gradients = synchronous.mean_gradients
     monkeypatch.setattr(synchronous, "mean_gradients", lambda parts: mean_gradients(
