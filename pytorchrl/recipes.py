@@ -51,8 +51,8 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recip
 
     Raises:
         ConfigError: `algorithm` is not an algorithm.
-        CheckpointError: There is no run, its file is damaged, its agent was composed by hand in Python, or its agent
-            uses classes that this process has not imported.
+        CheckpointError: The directory contains no run, the run's file is damaged, or the run's agent was composed by
+            hand in Python or uses classes that this process has not imported.
     """
     given = None if algorithm is None else registration_of(algorithm)
     path = run_dir / RUN_FILE

@@ -186,7 +186,7 @@ class RolloutData:
 
     def map(self, function: Callable[[Any], object]) -> RolloutData:  # `function` also takes packed arrays
         """Return a copy with `function` applied to every tensor, array or packed array."""
-        def apply(value: object) -> Any:  # returns the type of the field
+        def apply(value: object) -> Any:  # the type of the result depends on the field
             if value is None:
                 return None
             return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)

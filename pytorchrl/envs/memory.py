@@ -39,7 +39,7 @@ class Recall(gym.Env[np.ndarray, np.int64]):
         return self._observation(self._cue), {}
 
     def step(self, action: np.int64) -> StepResult:
-        """Make one step; the action of the last step is the answer."""
+        """Take one step; the action of the last step is the answer."""
         self._t += 1
         is_over = self._t > self._delay
         reward = float(is_over and int(action) == self._cue)

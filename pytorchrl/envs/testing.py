@@ -57,7 +57,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
         return self._observation(0), {}
 
     def step(self, action: np.int64) -> StepResult:
-        """Make one step, and count it."""
+        """Take one step, and count it."""
         self._t += 1
         self._num_steps += 1
         done = self._t >= self._length
@@ -157,7 +157,7 @@ class FaultyEnv(CountingEnv):
         return observation if is_due and self._fault == "reset_without_info" else (observation, info)
 
     def step(self, action: np.int64) -> StepResult:
-        """Make one step, and count it; if the fault is due, cause it."""
+        """Take one step, and count it; if the fault is due, cause it."""
         is_due = self._num_steps >= self._at
         observation, reward, terminated, truncated, info = super().step(action)
         fault = self._fault if is_due else ""
@@ -305,7 +305,7 @@ class ChangingAgents:
         return self._observe(self.agents), self._infos(self.agents)
 
     def step(self, actions: dict[str, int]) -> AgentsStep:
-        """Make one step, at which agents may appear and end."""
+        """Take one step, at which agents may appear and end."""
         if set(actions) != set(self.agents):
             raise RuntimeError(f"expected actions of {self.agents}, got actions of {sorted(actions)}")
         acting, self._t = self.agents, self._t + 1

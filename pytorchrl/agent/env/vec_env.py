@@ -253,7 +253,7 @@ class VecEnv(Part):
         return self._reader.read(observations), self._masks.reset(observations, info)
 
     def step(self, action: np.ndarray) -> Step:
-        """Make one step in every environment.
+        """Take one step in every environment.
 
         Args:
             action: (E, ...), continuous actions as float32, others as int64 that count from 0.

@@ -189,7 +189,7 @@ class MultiAgentVecEnv(VecEnv):
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
     def step(self, action: Mapping[str, np.ndarray]) -> MultiStep:  # type: ignore[override] # takes mappings
-        """Make one step in every environment.
+        """Take one step in every environment.
 
         Args:
             action: Policy -> (C, ...), int64 counting from 0, or float32; the actions of absent agents are ignored.

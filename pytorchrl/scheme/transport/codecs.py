@@ -1,4 +1,4 @@
-"""Codecs for the arrays in messages between workers. A codec has a name, and encodes raw buffers, never pickles.
+"""Codecs for the arrays in messages between workers. A codec has a name, and encodes raw buffers.
 
 A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array refers to its
 codec, so a reader needs nothing but the message.

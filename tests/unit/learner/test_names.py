@@ -1,4 +1,4 @@
-"""Tests of unknown options: errors translate names of other libraries, and suggest only similar names."""
+"""Tests of unknown options: errors translate option names of other libraries, and suggest only similar names."""
 
 from __future__ import annotations
 

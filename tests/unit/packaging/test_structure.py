@@ -43,7 +43,7 @@ PACKAGES = {name_of(path) for path in MODULES if path.name == "__init__.py"}
 
 
 def imports_of(tree):
-    """Return the modules of the package that a module imports anywhere, even for type checkers only.
+    """Return the package's modules that a module imports anywhere, including imports that only type checkers see.
 
     `pytorchrl.__version__` does not count as an import.
     """

@@ -93,7 +93,7 @@ def test_a_step_makes_its_updates_and_keeps_every_worker_busy(make, updates):
     watched = make(5, updates_per_step=updates)
     watched.scheme.step()
     assert watched.parameter == watched.scheme.version == updates
-    # The gradients of all other workers are in flight, or wait to be used.
+    # Every worker has a gradient that is in flight or waits to be used.
     ready = watched.scheme.update_worker.strategy.ready
     assert sorted(watched.in_flight + ready) == list(range(5))
     assert len(ready) == (0 if updates == 10 else 3)
