@@ -48,7 +48,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
 
 def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return "; did you mean ...?" if the owner has an equivalent of an option of another library, else ""."""
+    """Return "; did you mean ...?" if the owner has an equivalent of the foreign option `name`, else ""."""
     for here in ELSEWHERE.get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)

@@ -121,7 +121,7 @@ class SleepEnv(CountingEnv):
         self._step_s = step_s
 
     def step(self, action: np.int64) -> StepResult:
-        """Sleep, and then make one step."""
+        """Sleep, and then take one step."""
         time.sleep(self._step_s)
         return super().step(action)
 

@@ -1,4 +1,4 @@
-"""The columns of one policy in a vector of environments, and a step's results in them; see `agent.multi.data`."""
+"""The columns of one policy in a vector of environments, and their results in one step; see `agent.multi.data`."""
 
 from __future__ import annotations
 
