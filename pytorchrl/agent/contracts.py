@@ -167,8 +167,8 @@ def overrides(part: object, base: type, *methods: str) -> bool:
 def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
 
-    Nothing is refused if the block also builds networks of the library, which read `feature_extractor`, because the
-    library's networks for images do not use all options either.
+    If the block reads `feature_extractor`, no option is refused. The block then builds networks of the library, and
+    some of these, such as the networks for images, ignore some options.
 
     Args:
         actor: The actor whose options are watched.

@@ -141,7 +141,7 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # A member of an enum is a choice because its type fits, and a function need not be among the choices.
+        # `choices` contains values, so members of enums and functions are not in it; they only need the right type.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))

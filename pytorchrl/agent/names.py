@@ -22,7 +22,7 @@ R = TypeVar("R")
 Known = Mapping[str, tuple[str, str]]
 """Options of an owner: name -> (home, name in the part). `train` and the command line rename some options."""
 
-# With difflib's default of 0.6, `config` would match `col_in_flight`.
+# With difflib's default cutoff of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
 # If an owner has more options than this, its errors do not list all of them.
 _MOST_LISTED = 30

@@ -101,7 +101,7 @@ class SyntheticActor(nn.Module):
 
 
 class SyntheticAlgorithm(Algorithm):
-    """An algorithm whose only parameter is the number of updates: every gradient is 1, and an update adds it."""
+    """An algorithm whose only parameter is the number of updates: each update adds a gradient of 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):

@@ -138,7 +138,7 @@ def _layout(space: object) -> object:
 
 
 def _check_sequences(agent: AgentParts, settings: Settings) -> None:
-    """Refuse replay that could never contain a complete sequence: one shard must receive all steps of an environment.
+    """Refuse replay that is too small for a sequence, and routing that splits sequences over several shards.
 
     Storages need no check if each of their sequences lies within one rollout.
     """
@@ -176,7 +176,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse mini-batch options that exceed a train batch, and replay slots with no more samples than a train batch."""
+    """Refuse mini-batch options above the train batch size, and replay slots that hold at most one train batch."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if provided_kind(storage).is_kept or size is None:

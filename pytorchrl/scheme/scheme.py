@@ -353,7 +353,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint discards no partly used train batch; always True for asynchronous collection."""
+        """Whether a checkpoint would discard no partly used train batch; always True if collection is asynchronous."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:

@@ -58,7 +58,7 @@ class Actor(Part, nn.Module, ABC):
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
     network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
-    """Options that only `build_networks` reads. Setting one that a subclass's `build_networks` ignores is an error."""
+    """Options that only `build_networks` reads. It is an error to set an option that a subclass's method ignores."""
     is_recurrent = False
 
     @classmethod
@@ -79,7 +79,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return a requirement that an action space does not meet, such as "a Box of floats"; None if it meets all."""
+        """Return a requirement that an action space does not meet, such as "a Box of floats"; None if all are met."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -201,7 +201,7 @@ class Actor(Part, nn.Module, ABC):
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
         """Merge the moments of one rollout, from `moments_of`, into the running moments.
 
-        Each rollout must be merged exactly once, and the order of the workers must always be the same.
+        Merge each rollout exactly once. Always merge the rollouts of several workers in the same order of workers.
         """
         for leaf, index in self._normalised.items():
             self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]

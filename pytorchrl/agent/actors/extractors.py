@@ -23,7 +23,8 @@ from pytorchrl.errors import SpaceError
 HIDDEN_GAIN = math.sqrt(2.0)
 """Gain of orthogonal initialization for hidden layers."""
 
-# tanh and ReLU work in place, which saves one allocation per layer; their gradients need only their results.
+# tanh and ReLU work in place, which saves one allocation per layer. Their inputs may be overwritten, because their
+# gradients can be computed from their outputs.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }

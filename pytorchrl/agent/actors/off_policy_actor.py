@@ -163,7 +163,7 @@ class OffPolicyActor(ReplayActor):
         if self.is_discrete:
             return action
         scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        return torch.clamp(scaled, self.low, self.high)  # because rounding errors may exceed the bounds
+        return torch.clamp(scaled, self.low, self.high)  # rounding may move an action out of bounds
 
     def act(
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
@@ -207,7 +207,7 @@ class OffPolicyActor(ReplayActor):
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 
     def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
-        """Return log-probabilities (B, n) of a categorical policy; for forbidden actions, about the lowest float32.
+        """Return log-probabilities (B, n) of a categorical policy; those of forbidden actions are about -3.4e38.
 
         Args:
             obs: Leaf -> (B, ...), normalized.

@@ -183,7 +183,7 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions, and omit results that are faster to compute later for a whole rollout at once.
+        """Choose actions; do not compute results that are faster to compute later, for a whole rollout at once.
 
         Args:
             obs: Leaf -> (E, ...).

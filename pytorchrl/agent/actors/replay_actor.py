@@ -67,7 +67,7 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw actions (E, ...) uniformly from the actions that the mask (E, n) allows, in the form that is stored."""
+        """Draw actions (E, ...) uniformly from those that the mask (E, n) allows, in the form of stored actions."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Return actions (E, ...) as environments receive them."""

@@ -71,10 +71,11 @@ class CompiledGradient:
             grads = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([grad.reshape(-1) for grad in grads]), measured
 
-        # torch caches compiled graphs by code object; functions that share one would evict each other's graphs.
+        # torch caches compiled graphs by code object. Functions with the same code object would evict each other's
+        # graphs, so each function gets a new one.
         gradient.__code__ = gradient.__code__.replace()
         return torch.compile(gradient, fullgraph=True, options={
-            # Compute tanh from one exp. On CPUs, this is four times as fast as the default; the error is below 1e-7.
+            # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
             "cpp.use_decompose_tanh": True,
             "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
         })

@@ -104,7 +104,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
-            # `FlatParameters` must move the actor's parameters first, because the small policy refers to their memory.
+            # Build the small policy only after `FlatParameters` has moved the parameters, because it uses their memory.
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params,
                                           self.device) if options.compile else None

@@ -156,7 +156,7 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return the values (rows, B, actions) of `rows` and the memory after them; `obs` has all rows, normalized."""
+        """Return the values (rows, B, actions) of `rows`, and the memory after them; `obs` is normalized."""
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
                           None if batch.mask is None else batch.mask[rows], self.update_generator,

@@ -140,7 +140,7 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Draw actions (E, ...) uniformly from the actions that the mask (E, n) allows, in the form that is stored."""
+        """Draw actions (E, ...) uniformly from those that the mask (E, n) allows, in the form of stored actions."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 

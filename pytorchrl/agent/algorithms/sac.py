@@ -55,7 +55,7 @@ class SAC(ReplayAlgorithm):
             low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse options that only matter for a learned alpha if alpha is fixed, and a scale that is not used."""
+            """Refuse a target entropy scale that is not used and, if alpha is fixed, options for learning alpha."""
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
@@ -77,7 +77,7 @@ class SAC(ReplayAlgorithm):
         size = actor.action_size
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
-        """The target entropy without action masks; with a mask, the number of allowed actions replaces n."""
+        """The target entropy; if the option `target_entropy` is None, `losses` lowers it where masks forbid actions."""
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:

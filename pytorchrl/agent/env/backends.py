@@ -132,7 +132,7 @@ def _build_native(
             "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
             f"{name_of(blueprint)} returned {envs}")
     _check_spaces(envs, blueprint.where)
-    # The argument is more reliable than the environment's metadata, because several classes may share one dictionary.
+    # The argument is more reliable than the environment's metadata, because classes may share one metadata dictionary.
     mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
         envs.close()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EnvPoolVector(AnyVectorEnv):
-    """Vector environment whose environments are stepped by EnvPool's threads and reset in the step after an episode.
+    """Vector environment that steps in EnvPool's threads; it resets an environment in the step after an episode.
 
     The constructor seeds the pool, so `reset` ignores seeds.
 

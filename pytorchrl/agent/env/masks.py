@@ -91,7 +91,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Add masks to `info` for environments that raised exceptions (`cut`, (E,) bool); they allow all actions."""
+        """Add masks to `info` for environments that raised exceptions (`cut`, (E,) bool); those allow all actions."""
         if self._is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

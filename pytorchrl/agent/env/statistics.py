@@ -74,7 +74,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, cut: np.ndarray) -> None:
-        """Discard the sums of the environments at which `cut`, (E,) bool, is true: a fault ended their episodes."""
+        """Discard the sums of the environments whose episodes a fault has ended, as marked by `cut`, (E,) bool."""
         self._returns[cut] = 0.0
         self._lengths[cut] = 0
 

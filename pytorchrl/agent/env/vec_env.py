@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # A fault that recurs more often than this within 1000 steps is considered permanent.
 _MAX_RESTARTS = 3
-# Larger numbers have at most six binary places in float32, whose mantissa has 24 bits.
+# float32, whose mantissa has 24 bits, stores larger numbers with at most six fractional bits.
 _LARGE = 2.0**17
 
 
@@ -420,6 +420,6 @@ class EnvFactory(Factory[VecEnv]):
 
 
 def _is_large(leaf: np.ndarray) -> bool:
-    """Return whether the leaf contains a number so large that float32 keeps at most six of its binary places."""
+    """Return whether the leaf contains a number so large that float32 stores at most six of its fractional bits."""
     # The largest value becomes a Python float, because float16 cannot represent the bound.
     return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE

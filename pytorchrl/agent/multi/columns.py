@@ -59,7 +59,7 @@ class PolicyColumns:
         return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
 
     def allow_all(self, env: int) -> None:
-        """Set the masks of environment `env` to allow all actions; the masks of absent agents are never used."""
+        """Set all masks of environment `env` to allow all actions; `write` then replaces those of agents present."""
         if self.mask is not None:
             first = env * len(self.places)
             self.mask[first:first + len(self.places)] = True
@@ -119,7 +119,7 @@ class ColumnsStep:
         self._terminated[column], self._truncated[column] = terminated, truncated
 
     def add_end(self, column: int, observation: Observation | None, info: object) -> None:
-        """Record the end of an agent's episode with its last observation; None stands for the previous observation."""
+        """Record the end of an agent's episode; if its last `observation` is None, record its previous observation."""
         columns = self._columns
         self._ended.append(column)
         self._last.append(

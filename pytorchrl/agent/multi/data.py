@@ -116,8 +116,8 @@ class MultiBatch:
     policies: tuple[str, ...]
     """All policies, in order."""
     num_samples: int = 0
-    """Number of env steps, in proportion to the agents' steps: all batches of a pass add up to the rollouts' env steps.
-    With replay, the largest number of transitions of any policy."""
+    """The batch's share of the rollouts' env steps, in proportion to its agents' steps; all shares of a pass add up to
+    the rollouts' env steps. With replay: the number of transitions of the policy that has the most."""
     num_new_samples: int = 0
     """Number of env steps that no earlier batch used."""
     last: bool = False

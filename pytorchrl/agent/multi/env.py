@@ -253,7 +253,7 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of `agents`, which remain or just appeared; `acting` are the agents that acted."""
+        """Store the observations of `agents`, all agents that are present; `acting` names those that acted."""
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "
                            f"{sorted(self._policy_of)}")

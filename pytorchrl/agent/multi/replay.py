@@ -98,7 +98,7 @@ class MultiAgentReplay(MultiAgentStorage):
         return self._inserted
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the env step of each id from a batch, (N,) int64; env steps count from 0 in order of insertion."""
+        """Return the index of each id's env step, (N,) int64; env steps are numbered from 0 in order of insertion."""
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 

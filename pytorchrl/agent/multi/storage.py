@@ -246,7 +246,7 @@ class MultiAgentStorage(Storage):
 
         Args:
             batch: The batch.
-            samples: Number of the agents' steps in earlier batches, and in this batch.
+            samples: The number of agents' steps in earlier batches, and the number of agents' steps in this batch.
             new: The same two numbers, but only for new samples.
         """
         def share(before: int, count: int) -> int:

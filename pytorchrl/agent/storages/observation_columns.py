@@ -117,7 +117,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return, for each of `rows`, whether it needs data of an evicted row, from `start` to `start + count - 1`."""
+        """Return, for each of `rows`, whether it needs data of any of the `count` evicted rows from `start` on."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release
@@ -309,7 +309,7 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store all frames of stacks (N, K, pixels) except their newest; return the numbers of all frames, (N, K)."""
+        """Store all but the newest frame of each stack (N, K, pixels); return the numbers of all frames, (N, K)."""
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest
         for k in range(self._num_frames - 2, -1, -1):

@@ -141,7 +141,7 @@ class PERBuffer(ReplayBuffer):
         if not np.isfinite(errors).all():
             raise ValueError("TD errors must be finite")
         rows = ids % self.options.size
-        # A row whose stack has lost a frame cannot be drawn either.
+        # A row whose stack has lost a frame cannot be drawn, so its error is discarded like that of an evicted row.
         known = self.ring.resident(ids)
         known[known] = self.ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))

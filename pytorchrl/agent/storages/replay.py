@@ -248,7 +248,7 @@ class ReplayBuffer(Storage):
         """Prepare the inserted rows for drawing."""
 
     def drawable_rows(self) -> np.ndarray:
-        """Return all rows that can be drawn, from oldest to newest, (N,) int64, in time proportional to `size`."""
+        """Return all rows that can be drawn, (N,) int64, oldest first; this takes time proportional to `size`."""
         rows: np.ndarray = np.flatnonzero(self.ring.columns["drawable"])
         oldest = np.searchsorted(rows, self.ring.first % self.ring.capacity)
         return np.roll(rows, -int(oldest))

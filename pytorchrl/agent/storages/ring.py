@@ -135,7 +135,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # else the episode ended in the last row, and no row links to the head
+        shown = link[-1] == heads  # false if the last row ended its episode; no row then links to the head
         self._release(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count

@@ -90,7 +90,7 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        # Reuse the speed of the lost worker's link: links are measured only at the start, while all workers are idle.
+        # Reuse the lost worker's link speed, because links are measured only at start-up, while all workers are idle.
         self._send_link(place)
 
     def local_worker(self) -> W:

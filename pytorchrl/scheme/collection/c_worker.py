@@ -309,7 +309,7 @@ class CWorker(Worker):
                 logger.debug("GWorker %d skips an update at version %d", self.index_parent, self.version, exc_info=True)
             else:
                 self.version += 1
-            if moments:  # the data are finite even if the gradient is not
+            if moments:  # also after a skipped update: its data are finite
                 self.merge_moments(moments)
         return info
 

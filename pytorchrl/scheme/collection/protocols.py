@@ -44,7 +44,7 @@ class RoundStrategy(CollectionStrategy, Protocol):
     """A strategy that collects in rounds, for which the learner waits."""
 
     def collect(self) -> list[Rollout]:
-        """Collect a round, record its rollouts as in flight in the ledger, and return rollouts with a valid step."""
+        """Collect a round, record its rollouts as in flight in the ledger, and return those with a valid step."""
 
     def request_ahead(self, num_steps: int) -> None:
         """Start enough rounds in advance to collect at least `num_steps` steps, as counted by `Rollout.size`.

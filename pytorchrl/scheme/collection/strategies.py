@@ -34,7 +34,7 @@ _DELAYED_INTERVAL_S = 0.01
 
 
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
-    """Return the numbers of a rollout that a replayed run must repeat.
+    """Return the numbers of a rollout that must be the same in a replayed run.
 
     These are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the number
     of steps if the rollout was preempted (otherwise 0).

@@ -331,7 +331,7 @@ class GWorker(Worker):
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Leave the group of this generation, discard the train batch in use, and return a candidate for the next."""
+        """Leave this generation's group, discard the train batch in use, and return a candidate for the next group."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)

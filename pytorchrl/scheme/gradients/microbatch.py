@@ -147,7 +147,7 @@ class GradAccumulator:
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
-        """Return the gradient of the whole batch: a vector per group or policy, None for one without valid samples.
+        """Return the gradient of the batch: a vector per group or policy; None for a policy without valid samples.
 
         Raises:
             RuntimeError: No slice had a valid sample.

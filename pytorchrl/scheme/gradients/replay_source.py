@@ -41,9 +41,9 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     learning_starts = options.learning_starts
     if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.provides.is_kept else batch_size
-    if not storage.provides.is_kept:  # as little as one step of the last sampled rollout may be needed
+    if not storage.provides.is_kept:  # all but one step of the last rollout may be excess
         batch_steps = batch_size + rollout - 1
-    elif storage.draws_rollouts:  # as little as one sequence of the last sampled rollout may be needed
+    elif storage.draws_rollouts:  # all but one sequence of the last rollout may be excess
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
     else:  # sequences are padded to full length
         batch_steps = batch_size * getattr(storage.options, "length", 1)

@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; if the oldest one was evicted, return that one and the number of its remaining uses."""
+        """Add a train batch; if this evicts the oldest one, return the latter and the number of its remaining uses."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -232,7 +232,7 @@ class SampleQueue:
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of later uses that were canceled.
+        passes_cancelled: Number of canceled repeat uses of train batches.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -360,7 +360,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal no longer records accesses to the queue
+            if self._closing.is_set():  # at the end, the journal records no more accesses
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version

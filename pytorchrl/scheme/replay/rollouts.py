@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return, for each rollout id (N,) of a batch, the number of the rollout's first env step, counted from 0."""
+        """Return, for each rollout id in a batch, the index of the rollout's first env step, (N,)."""
         return ids
 
     def reset(self) -> None:

@@ -115,7 +115,7 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, the number of batches that were still waiting then."""
+        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
         levels, self._levels = tuple(self._levels), []
         return levels
 

@@ -96,7 +96,7 @@ class Shards:
     def _learning_lags(self) -> bool:
         """Return whether collection must wait for learning.
 
-        If no shard can be sampled, collection must not wait, because learning would wait for collection.
+        If no shard can be sampled, collection must not wait for learning, because learning itself waits for collection.
         """
         counted = self._states.added - self._learning_starts
         return (not self.is_draining and counted > 0
@@ -183,7 +183,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each call of `get` since the last call, the number of batches that were still waiting then."""
+        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
         return self.sampler.take_levels()
 
     @property

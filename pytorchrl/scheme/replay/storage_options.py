@@ -69,7 +69,7 @@ def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
 
 
 def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Factory[UserPart]:
-    """Return a factory of the storage in which the options in `given` replace the storage's own options.
+    """Return a factory of the agent's storage, with its own options replaced by the options in `given`.
 
     Args:
         factory: Factory of a replay storage.

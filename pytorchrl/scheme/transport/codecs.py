@@ -157,7 +157,7 @@ def _decode_none(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor that may share memory with the array; torch needs a copy of read-only (shared) arrays."""
+    """Return a tensor that shares memory with the array, or with a copy if the array is read-only."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

@@ -123,7 +123,7 @@ class Traffic:
                    sent.fallbacks, sent.relative_error)
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Return the sum of two totals. The relative error is not summed: it is the more recent measurement."""
+        """Return the sum of two totals. Its relative error is not a sum, but the latest measured relative error."""
         if later == _NOTHING:  # common within a process, where nothing is encoded
             return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)

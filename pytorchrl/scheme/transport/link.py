@@ -14,7 +14,7 @@ P = TypeVar("P", bound="Peer")
 
 # Sizes of the probes in bytes. Ray does not send smaller messages through shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
-# A difference of this many seconds between a large and the small probe is well above the noise of a call.
+# A large probe that takes this many seconds longer than the small one does so because of its size, not by chance.
 _ENOUGH_S = 0.02
 # Number of probes of each size, of which the fastest counts: the first probe of a size, or a disturbed probe, takes
 # longer, never shorter. If a probe takes this many seconds, it is not repeated.

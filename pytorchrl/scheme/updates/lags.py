@@ -1,4 +1,4 @@
-"""Histograms of lags: numbers of updates between the weights that produced data and the weights trained on them."""
+"""Histograms of lags: numbers of updates made between the production and the use of data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Lags:
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
-        self._phases: Counter[str] = Counter()  # updates during each phase, summed over the data in `_policy`
+        self._phases: Counter[str] = Counter()  # phase -> sum of the lags that arose in the phase
         self._gradients: Counter[int] = Counter()
 
     def receive(self, gradients: Gradients) -> None:

@@ -42,7 +42,7 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return the numbers of a gradient that a replayed run must repeat; return () for other answers."""
+    """Return the numbers of a gradient that must be the same in a replayed run; return () for other answers."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 

@@ -317,7 +317,7 @@ class UWorker(Worker):
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # The ledger must be read before a worker whose state was just saved can be lost.
+        # Read the ledger now: if a worker were lost in between, the ledger would not fit the worker's saved state.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
