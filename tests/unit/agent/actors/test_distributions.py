@@ -210,7 +210,7 @@ def test_a_multi_discrete_component_without_allowed_actions_raises():
 
 
 def test_log_probabilities_stay_on_the_device_of_the_parameters():
-    """Check that log-probabilities stay on the device of the parameters, because rollouts are completed on the CPU."""
+    """Check that log-probabilities are on the device of the parameters, even if the distribution is on the CPU."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
     params, action = torch.empty(4, 5, device="meta"), torch.empty(4, 2, dtype=torch.int64, device="meta")
     assert distribution.log_prob(params, action, None).device.type == "meta"

@@ -192,7 +192,7 @@ class ScriptedEpisodes:
 
 @pytest.fixture
 def play_script():
-    """Return a function that plays scripted episodes, and returns the advantages of valid steps by environment."""
+    """Return a function that plays scripted episodes, and returns the advantages of valid steps in each environment."""
     def run(parts, mode):
         endings = [(3, "terminated"), (4, "truncated"), (2, "truncated"), (3, "terminated")]
         episodes = ScriptedEpisodes(

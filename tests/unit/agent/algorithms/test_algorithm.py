@@ -192,7 +192,8 @@ def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_u
     monkeypatch.setattr("pytorchrl.agent.algorithms.on_policy._CHUNK_BYTES", 5 * 4 * 3)
     for chunked, expected in zip(parts.algorithm.compute_values(rollout), whole, strict=True):
         torch.testing.assert_close(chunked, expected)
-    torch.testing.assert_close(rollout.other["value"], whole[0])  # values come from acting, except in the last row
+    # All rows of the stored values except the last row were computed while acting.
+    torch.testing.assert_close(rollout.other["value"], whole[0])
 
 
 # Current parameters
@@ -268,7 +269,7 @@ def test_received_read_only_arrays_are_loaded_and_never_written(build):
     sender, receiver = build(PPO, seed=5, actor={"normalize_obs": True}), build(PPO, actor={"normalize_obs": True})
     arrays = {name: value.numpy() for name, value in sender.algorithm.acting_state().items()}
     for array in arrays.values():
-        array.flags.writeable = False  # read-only like arrays from Ray, which torch would alias with a warning
+        array.flags.writeable = False  # arrays received from Ray are read-only too
     receiver.algorithm.load_acting_state(arrays)
     assert torch.equal(receiver.params, sender.params)
     receiver.params.add_(1.0)

@@ -1,4 +1,4 @@
-"""Test a user-defined loss term: gradients in one pass, in slices, with masks and with compilation; errors."""
+"""Test a user-defined loss term: its gradients (also sliced, masked or compiled), and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COEF = 0.7
 
 
 def with_reconstruction(base):
-    """Return a subclass of `base` with another loss term: the squared error of decoding features to observations."""
+    """Return a subclass of `base` with an additional loss term: the squared error of decoded observations."""
     class Reconstructing(base):
         @dataclass(frozen=True, kw_only=True)
         class Options(base.Options):
@@ -47,7 +47,7 @@ class DecodingActor(OnPolicyActor):
 
 @pytest.fixture
 def make_batch(build, collect, made_up_steps):
-    """Return a function that builds the parts of a worker, whose actor has a decoder, and one batch."""
+    """Return a function that returns the parts of a worker and one batch; the worker's actor has a decoder."""
     def make(cls, masked=False, ragged=False, **options):
         parts = build(cls, num_epochs=1, num_mini_batch=1, actor_class=DecodingActor, **options)
         parts.storage.insert_data_slice([collect(parts, made_up_steps(4, masked=masked, next_step=ragged))])

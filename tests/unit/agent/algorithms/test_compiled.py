@@ -17,7 +17,10 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationW
 
 @pytest.fixture(scope="module")
 def pair():
-    """Equal parts without and with compilation; compiling takes seconds, so tests share both and keep them equal."""
+    """Parts of an uncompiled worker and of a compiled worker, with equal weights.
+
+    Compiling takes seconds. Therefore, all tests share these parts, and each test leaves the weights equal.
+    """
     return [build_parts(PPO, compile=flag) for flag in (False, True)]
 
 

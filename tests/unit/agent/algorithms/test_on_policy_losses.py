@@ -1,4 +1,4 @@
-"""Compare losses of PPO and A2C with a plain reference in float64, and check properties of their first batches."""
+"""Compare losses of PPO and A2C with a plain reference in float64, and check properties of gradients and info."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ def test_first_batch_has_ratio_1(train, settings):
 
 @pytest.mark.parametrize("cls", [PPO, APPO])
 def test_invalid_steps_do_not_affect_the_gradient(build, collect, made_up_steps, cls):
-    """Check an invalid step with an infinite probability ratio, whose gradient would be NaN even after masking."""
+    """Check that invalid steps do not affect the gradient, even if their probability ratio is infinite.
+
+    Multiplying the loss of such a step by 0 is not enough, because its gradient would be NaN.
+    """
     options = {"kl_coef": 0.5} if cls is APPO else {}
     parts = build(cls, actor={"recurrent_net": "gru", "recurrent_size": 5}, storage={"sequence_length": 3},
                   num_mini_batch=1, **options)
@@ -177,10 +180,10 @@ def test_skip_remaining_accepts_averaged_info(build):
 
 
 def test_advantages_are_equal_under_both_autoreset_modes(build, play_script):
-    """Check two environments that play the same scripted episodes in opposite orders.
+    """Check that both modes give equal advantages for two environments with scripted episodes.
 
-    The episodes have 3 (terminated), 4 (truncated), 2 (truncated) and 3 (terminated) steps; then 2 unfinished steps
-    follow.
+    The first environment plays episodes of 3 steps (terminated), 4 (truncated), 2 (truncated) and 3 (terminated); the
+    second environment plays them in reverse order. Both end with 2 steps of an unfinished episode.
     """
     advantages = {mode: play_script(build(PPO, num_envs=2, size=40), mode) for mode in ("same_step", "next_step")}
     assert len(advantages["same_step"]) == 2 * 14

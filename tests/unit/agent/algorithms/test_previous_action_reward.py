@@ -64,7 +64,7 @@ def reference(actor, episode):
 
 
 def collect(algorithm, envs, storage, num_rollouts):
-    """Insert rollouts of two environments into the storage, and return their episodes as `reference` expects them."""
+    """Insert rollouts of two environments into the storage; return their episodes in the format of `reference`."""
     storage.start(*envs.reset())
     running, episodes = [[], []], []
     for _ in range(num_rollouts):

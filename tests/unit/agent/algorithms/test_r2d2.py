@@ -34,7 +34,10 @@ def test_rescaling_on_golden_values(x, h):
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_inverse_rescaling_restores_values(dtype, error):
-    """Check both directions, also for small float32 values, where the usual inverse is wrong in the fourth digit."""
+    """Check that each of the two functions inverts the other.
+
+    This also holds for small float32 values, for which rounding makes the published formula inaccurate.
+    """
     size = torch.logspace(-6, 6, 200, dtype=dtype)
     x = torch.cat([-size, torch.zeros(1, dtype=dtype), size])
     torch.testing.assert_close(unrescale(rescale(x)), x, rtol=error, atol=0.0)
@@ -180,7 +183,7 @@ def rows_of(count=COUNT, seed=0):
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 def test_the_memory_sees_every_observation_for_any_choice_of_actions(net):
-    """Check that states equal those of an unrolled sequence after random start, exploring and greedy actions."""
+    """Check that memory states equal those of an unrolled sequence, whether actions are random or greedy."""
     states = []
     for options in ({"start_steps": 100}, {"epsilon_per_worker": False, "final_epsilon": 1.0},
                     {"epsilon_per_worker": False, "initial_epsilon": 0.0, "final_epsilon": 0.0}):

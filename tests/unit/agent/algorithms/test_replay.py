@@ -278,7 +278,7 @@ def test_every_parameter_is_in_one_group(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_give_the_gradient_of_the_whole_batch(kind):
-    # The losses of td3, sac and noisy_dqn sample noise, so that slices would differ.
+    # The losses of td3, sac and noisy_dqn sample noise. The noise of slices would differ from that of the batch.
     algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")
     whole = make_batch(algorithm)
     halves = [copy.copy(whole) for _ in range(2)]

@@ -108,7 +108,7 @@ def test_in_float64_gradients_agree_to_twelve_digits(make_batch, monkeypatch, cl
 
 
 def test_normalizing_each_slice_separately_would_differ(make_batch):
-    """Check that gradients would differ if advantages were normalized after the batch is cut into slices."""
+    """Check that gradients differ if advantages are normalized in each slice instead of in the whole batch."""
     parts, batch = make_batch(PPO)
     whole, _ = in_one(parts.algorithm, batch)
     parts.algorithm.prepare_batch = lambda batch: batch

@@ -50,10 +50,11 @@ class Walk(gym.Env):
 
 
 class Planned(gym.Wrapper):
-    """Wrapper that raises in planned calls, each given as (number of the copy, name of the method, number of the call).
+    """Wrapper that raises in the calls that `plan` lists as (number of the environment, method, number of the call).
 
-    Copy 0 is the factory's probe; copies 1 to E are the first environments. The entry ("step", "always") makes every
-    call of `step` raise, except in the probe. `log` receives (number of the copy, name of the method) for each call.
+    Environments are numbered as they are built: number 0 is the factory's probe, and 1 to E are the first environments
+    of the vector. The entry ("step", "always") makes every call of `step` raise, except in the probe. Each call appends
+    (number of the environment, method) to `log`.
     """
 
     def __init__(self, env, plan, log, copies, error=lambda: RuntimeError("planned")):
@@ -70,7 +71,7 @@ class Planned(gym.Wrapper):
 
     def _place_is_spoilt(self):
         if isinstance(self.unwrapped, Walk):
-            self.unwrapped._place[:] = 1e6  # simulate a call that changes its state before it raises
+            self.unwrapped._place[:] = 1e6  # simulate a call that changes the observation before it raises
 
     def reset(self, **kwargs):
         self._maybe_raise("reset", next(self._calls["reset"]))
@@ -94,7 +95,10 @@ def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lamb
 
 
 def play(env, num_steps):
-    """Play random actions; return copies of the results of the reset and of each step as (obs, mask, step or None)."""
+    """Play random actions; return (obs, mask, None) of the reset, and (obs, mask, step) of each step.
+
+    Observations and masks are copies.
+    """
     obs, mask = env.reset()
     rows = [({name: leaf.copy() for name, leaf in obs.items()}, None if mask is None else mask.copy(), None)]
     rng = np.random.default_rng(0)

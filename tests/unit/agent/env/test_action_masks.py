@@ -73,7 +73,7 @@ def test_action_mask_matches_the_observation(autoreset, env, cut):
             np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
             ends += 1
         obs, mask = step.obs, step.mask
-        ended = step.terminated  # the mask is kept after truncation, where learners bootstrap with it
+        ended = step.terminated  # masks are kept after truncation, because learners bootstrap with them
     assert ends == (2 if autoreset == "same_step" else 0)
 
 

@@ -14,7 +14,7 @@ SCRIPT = {"rewards": (1.0, 2.0, 3.0, 4.0, 5.0), "terminations": (1, 3), "truncat
 
 
 def vector_of(env_fn, mode):
-    """Return a function that builds Gymnasium's vector environment, so that VecEnv must detect `mode`."""
+    """Return a function that builds a Gymnasium vector environment with autoreset mode `mode`."""
     return lambda num_envs, **kwargs: SyncVectorEnv([lambda: env_fn(**kwargs)] * num_envs, autoreset_mode=mode)
 
 
@@ -67,8 +67,8 @@ def test_all_modes_give_the_same_transitions(env_fn, kwargs):
 
 def test_scripted_transitions_match_the_script():
     rows = transitions(VecEnv.create_factory(ScriptedEnv, SCRIPT, 1)(seed=0), 10)[0]
-    # Each row is (episode, t, action, reward, terminated, truncated, next episode, next t). The script both terminates
-    # and truncates step 3, which then counts as terminated only.
+    # Each row is (episode, t, action, reward, terminated, truncated, next episode, next t). In the script, step 3 is
+    # both terminated and truncated; such a step counts as terminated only.
     assert rows[:6] == [
         (0, 0, 0, 1, False, False, 0, 1),
         (0, 1, 1, 2, True, False, 0, 2),
@@ -119,7 +119,8 @@ def test_reset_after_an_episode_end_cancels_the_invalid_row():
 
 
 def test_masked_reset_does_not_affect_other_episodes():
-    # Gymnasium's SyncVectorEnv removes the reset mask from the options, so a statistics wrapper discards all episodes.
+    # SyncVectorEnv removes the reset mask from `options`. Gymnasium's statistics wrapper then finds no mask, and resets
+    # the statistics of all environments.
     lengths = iter([1, 2, 5])  # the first length is for the factory's probe
     factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
     env = factory(seed=0)

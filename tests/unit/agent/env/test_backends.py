@@ -38,7 +38,7 @@ def test_auto_uses_other_native_vectors_of_any_size():
 
 
 def cartpole(**options):
-    """Run one CartPole for 300 steps; return (class of the vector, autoreset mode, rows of the reset and all steps)."""
+    """Run one CartPole for 300 steps; return (class of the vector environment, autoreset mode, rows of results)."""
     env = VecEnv.create_factory("CartPole-v1", **options)(seed=5)
     rows = [(env.reset()[0]["obs"].tolist(),)]
     for k in range(300):
@@ -50,7 +50,7 @@ def cartpole(**options):
 
 
 def test_one_environment_gives_the_results_of_the_native_vector():
-    """Check that all results equal those of the native vector environment, and that SAME_STEP is the default."""
+    """Check that one environment gives the results of the native vector environment; the default mode is SAME_STEP."""
     cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
     native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
     assert cls is not native_cls

@@ -1,4 +1,4 @@
-"""Test faults that end in errors: exceeded restart budgets, logs, and contract violations, which cause no restart."""
+"""Test exceeded restart budgets, contract violations (which never cause a restart), and the logs of faults."""
 
 from __future__ import annotations
 

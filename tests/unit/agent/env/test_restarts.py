@@ -90,7 +90,10 @@ def rollout_of(rows):
 @MODES
 @pytest.mark.parametrize("cut_at", [1, 4, 5, 19])
 def test_advantages_across_a_cut_equal_brute_force(autoreset, cut_at):
-    """Compare with advantages by definition: a fault cuts the episode, which bootstraps from the last observation."""
+    """Compare advantages with their definition in episodes that a fault cuts.
+
+    A cut episode bootstraps from the last observation before the fault.
+    """
     gamma, lam, num_steps = 0.9, 0.8, 20
     env, _ = planned({(2, "step", cut_at), (4, "step", 3)}, Walk, autoreset=autoreset)
     rows = play(env, num_steps)
@@ -127,7 +130,7 @@ def episodes_of(rows, e):
     for t in range(len(rows) - 1):
         step = rows[t + 1][2]
         if not step.valid[e]:
-            if episode:  # after a fault, bootstrap from the observation that the failed step received
+            if episode:  # after a fault, bootstrap from the observation before the failed step
                 yield episode, rows[t][0]["obs"][e]
             episode = []
             continue
@@ -175,7 +178,7 @@ def test_faults_have_equal_effects_in_processes_and_leave_none(autoreset, caplog
 
 
 def test_the_last_observation_of_a_process_is_a_copy():
-    """Check that the last observation survives an environment that overwrites its array before it raises."""
+    """Check that the last observation is unchanged if the environment overwrites its array and then raises."""
     wrap = functools.partial(Planned, plan={(0, "step", 1)}, log=[], copies=itertools.count())
     env = RememberingEnv(RestartingEnv(wrap(Walk()), "env 0", lambda: wrap(Walk()), Restarts(3, logs=False)))
     env.reset(seed=0)
@@ -245,7 +248,7 @@ def test_a_fault_does_not_count_as_a_lost_life(autoreset, num_envs):
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_each_restart_has_its_own_seed(seed):
-    """Check that each restart resets the environment with a new seed, which the first seed determines."""
+    """Check that each restart uses a new seed, and that the seed of the factory determines all of them."""
     def seeds():
         found = []
 

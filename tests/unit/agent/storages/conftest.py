@@ -121,7 +121,7 @@ class PlainReplay:
         self.capacity, self.rows, self.streams = capacity, [], {}
 
     def insert(self, collector, num_steps):
-        """Insert the rows of the collector's last `num_steps` steps."""
+        """Insert the rows of the collector's latest `num_steps` steps."""
         for made in collector.made:
             rows = [row for row in made if row is not None][-num_steps:]
             self.rows += rows

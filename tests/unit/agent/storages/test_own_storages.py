@@ -1,4 +1,4 @@
-"""Test user-defined storages: custom estimates, custom sampling, a storage from scratch; errors name the class."""
+"""Test user-defined storages (custom returns, custom sampling, and a storage from scratch), and error messages."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def rollout_of(numbers, valid=None):
 
 @pytest.mark.parametrize("num_rollouts", [3, 5, 6, 9, 12])
 def test_sampleable_rows_are_listed_from_oldest_to_newest(num_rollouts):
-    """Check that sampling is correct, also after the ring has wrapped and with invalid rows."""
+    """Check the list of rows, and samples from it, with invalid rows and after the ring has wrapped."""
     storage = replay(Recent)
     for number in range(num_rollouts):
         storage.insert_data_slice([rollout_of([2 * number, 2 * number + 1], valid=[True, number % 3 != 1])], ["here"])

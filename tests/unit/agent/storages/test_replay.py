@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError
 
 
 def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float32):
-    """Return a rollout of one environment; observation t is `obs[t]` or t, and last observations are 100 + t."""
+    """Return a rollout of one environment; observation t is `obs[t]` (by default t), and a final one is 100 + t."""
     count = len(reward)
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     ends = sorted({*terminated, *truncated})
@@ -96,7 +96,7 @@ def test_batches_equal_those_of_a_list_implementation(
                 assert not storage.num_items
                 continue
             assert_batch_equals(batch, plain, n_step, 0.9)
-            if turn % 8 == 7 and storage.num_items:  # check that most drawable rows can be sampled
+            if turn % 8 == 7 and storage.num_items:  # check that a large sample contains most drawable rows
                 drawn = {int(a) for a in storage.sample(1000).action}
                 assert len(drawn) > 0.8 * storage.num_items
                 assert len(drawn) <= storage.num_items

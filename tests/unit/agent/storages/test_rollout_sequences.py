@@ -226,7 +226,10 @@ def test_states_count_as_memory(build, make_collector):
 
 
 def test_targets_end_with_an_episode_without_a_last_observation(build):
-    """Check targets where the first step of the next episode follows, without a row for the last observation."""
+    """Check that targets end at a termination for which the rollout has no last observation.
+
+    The row after the termination is the first step of the next episode.
+    """
     count = 5
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     done = torch.zeros(count + 1, 1, dtype=torch.bool)

@@ -20,7 +20,7 @@ LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_valu
 
 
 def rollout_of(reward, ratio, terminated=None, truncated=None, valid=None, final_index=None):
-    """Return a rollout, and log-probabilities of the learned policy for which the importance ratio is `ratio`."""
+    """Return a rollout, and log-probabilities under the learned policy that give the importance ratios `ratio`."""
     reward = torch.as_tensor(np.asarray(reward), dtype=torch.float32)
     shape = reward.shape
     flags = [torch.as_tensor(np.zeros(shape, bool) if flag is None else np.asarray(flag))
@@ -205,7 +205,7 @@ def opened(storage, rollout, num_parts=1):
     ({}, None), ({"shared_policy_value_network": True}, None), (GRU, None), (GRU, 5), (LSTM_SHARED, None),
     (LSTM_SHARED, 5)], ids=str)
 def test_learner_and_collector_agree_if_their_weights_are_equal(actor, masked, sequence_length):
-    """Check that unrolled sequences equal single acting steps, and that values equal those of `compute_values`."""
+    """Check that `evaluate_rollout` gives the log-probabilities of acting and the values of `compute_values`."""
     _, algorithm, storage = parts_of(actor=actor, storage={"sequence_length": sequence_length})
     rollout = collect(algorithm, storage, masked)
     assert len(rollout.final_index) > 3
