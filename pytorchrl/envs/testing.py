@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
+from pytorchrl.deprecation import renamed, renamed_attribute
 from pytorchrl.errors import ConfigError
 
 AgentsReset = tuple[dict[str, np.ndarray], dict[str, Info]]
@@ -329,3 +331,9 @@ class ChangingAgents:
     def _infos(self, agents: list[str]) -> dict[str, Info]:
         allowed = np.arange(3) != self._t % 3
         return {agent: {"action_mask": allowed} if self._masks else {} for agent in agents}
+
+
+def __getattr__(name: str) -> object:
+    """Return the class that has replaced `name`, and warn."""
+    renames = [renamed("ComingAndGoing", "ChangingAgents", since="0.2", removed_in="0.3")]
+    return renamed_attribute(sys.modules[__name__], name, renames)

@@ -66,3 +66,10 @@ def test_faulty_env_fails_at_the_given_step_and_refuses_unknown_faults():
         env.step(0)
     with pytest.raises(ConfigError, match="fault must be one of"):
         testing.FaultyEnv(fault="typo")
+
+
+def test_the_old_name_of_an_environment_warns():
+    with pytest.warns(DeprecationWarning, match="ComingAndGoing is deprecated .*use ChangingAgents"):
+        assert testing.ComingAndGoing is testing.ChangingAgents
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        testing.Nothing  # noqa: B018
