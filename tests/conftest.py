@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -181,7 +182,8 @@ def shared_ray(fork_server):
     directory = tempfile.mkdtemp(prefix="prl-test-", dir="/tmp")
     python = fork_server.write_executable(
         "python-of-ray",
-        f'case "$1" in */default_worker.py) exec {fork_server.python} "$@";; *) exec {sys.executable} "$@";; esac')
+        f'case "$1" in */default_worker.py) exec {shlex.quote(fork_server.python)} "$@";; esac\n'
+        f'exec {shlex.quote(sys.executable)} "$@"')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python)  # Ray starts its processes with this executable
         ray.init(
