@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import partial
 from operator import attrgetter
 
 
@@ -29,6 +30,10 @@ def _total(help: str) -> dict[str, object]:
     return {"kind": Kind.TOTAL, "help": help}
 
 
+# The default of totals by key. It is copied faster than a `Counter`.
+_zeros = partial(defaultdict, int)
+
+
 @dataclass(kw_only=True, slots=True)
 class WorkerCounters:
     """The counters of a gradient worker and of the collection workers and replay shards below it."""
@@ -41,10 +46,10 @@ class WorkerCounters:
     preempted_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `preempted_episodes`.")
     full_episodes: int = counter(Kind.TOTAL, "Episodes that ended in full rollouts.")
     full_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `full_episodes`.")
-    preempted_by_worker: Counter[int] = field(
-        default_factory=Counter, metadata=_total("Rollouts cut short, by index of the collection worker."))
-    agent_steps: Counter[str] = field(
-        default_factory=Counter, metadata=_total("Decisions of each policy's agents, if there are several policies."))
+    preempted_by_worker: defaultdict[int, int] = field(
+        default_factory=_zeros, metadata=_total("Rollouts cut short, by index of the collection worker."))
+    agent_steps: defaultdict[str, int] = field(
+        default_factory=_zeros, metadata=_total("Decisions of each policy's agents, if there are several policies."))
     envs_restarted: int = counter(Kind.TOTAL, "Environments that were replaced because they raised an error.")
     bytes_raw: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients before compression.")
     bytes_sent: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients after any compression.")
@@ -66,20 +71,32 @@ class WorkerCounters:
 
     @classmethod
     def merge(cls, parts: Iterable[WorkerCounters]) -> WorkerCounters:
-        """Return the counters of several workers, or of several parts of one worker, merged field by field."""
+        """Return the counters of several workers, merged field by field."""
         parts, merged = list(parts), cls()
         for name, values in zip(_SUMMED, zip(*map(_SUMMED_OF, parts), strict=True), strict=bool(parts)):
             setattr(merged, name, sum(values))
         for name in _LARGEST:
             setattr(merged, name, max((getattr(part, name) for part in parts), default=0))
         for name in _BY_KEY:
-            for counts in [counts for part in parts if (counts := getattr(part, name))]:
-                getattr(merged, name).update(counts)
+            total = getattr(merged, name)
+            for part in parts:
+                for key, count in getattr(part, name).items():
+                    total[key] += count
         return merged
 
+    def copy(self) -> WorkerCounters:
+        """Return a copy, which later counts do not change."""
+        copied: WorkerCounters = object.__new__(WorkerCounters)
+        for name, value in zip(_NUMBERS, _NUMBERS_OF(self), strict=True):
+            setattr(copied, name, value)
+        for name in _BY_KEY:
+            setattr(copied, name, getattr(self, name).copy())
+        return copied
 
-# Every update merges counters, so the fields are grouped by their rules only once, here.
-_BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is Counter]
+
+# Every update copies counters, so the fields are grouped by their rules only once, here.
+_BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is _zeros]
+_NUMBERS = [declared.name for declared in fields(WorkerCounters) if declared.name not in _BY_KEY]
 _LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]
-_SUMMED = [declared.name for declared in fields(WorkerCounters) if declared.name not in (*_BY_KEY, *_LARGEST)]
-_SUMMED_OF = attrgetter(*_SUMMED)
+_SUMMED = [name for name in _NUMBERS if name not in _LARGEST]
+_NUMBERS_OF, _SUMMED_OF = attrgetter(*_NUMBERS), attrgetter(*_SUMMED)

@@ -106,6 +106,10 @@ class Ledger:
         for place in ("in_flight", "queued"):
             self.drop(self._places[place], place, reason)
 
+    def __getitem__(self, place: str) -> int:
+        """Return the number of steps in a place."""
+        return self._places[place]
+
     def consume(self, num_steps: int) -> None:
         """Count the steps used in one pass, without moving them."""
         with self._lock:

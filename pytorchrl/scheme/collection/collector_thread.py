@@ -220,13 +220,15 @@ class CollectorThread(threading.Thread):
 
     # Statistics
 
-    def counters(self) -> WorkerCounters:
-        """Return counts of workers and messages, which are either totals so far or current numbers."""
-        return WorkerCounters(
-            weight_pushes=self._weights.num_sent, bytes_out=self._weights.bytes_out, restarts=self.supervisor.restarts,
-            collectors=max(1, self.num_workers), workers=self.num_workers,
-            workers_missing=max(0, self.num_workers - self.strategy.num_live()),
-            requests_in_flight=self.strategy.num_in_flight())
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of workers and messages to `counters`: totals so far and current numbers."""
+        counters.weight_pushes += self._weights.num_sent
+        counters.bytes_out += self._weights.bytes_out
+        counters.restarts += self.supervisor.restarts
+        counters.collectors += max(1, self.num_workers)
+        counters.workers += self.num_workers
+        counters.workers_missing += max(0, self.num_workers - self.strategy.num_live())
+        counters.requests_in_flight += self.strategy.num_in_flight()
 
     def take_times(self) -> Times:
         """Return the times for delivering rollouts ("receive") and for sending weights ("push") since the last call."""

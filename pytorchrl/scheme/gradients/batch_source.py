@@ -40,8 +40,8 @@ class TrainBatchSource(Protocol):
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""
 
-    def counters(self) -> WorkerCounters:
-        """Return counts of train batches, which are either totals so far or current numbers."""
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of train batches to `counters`: totals so far and current numbers."""
 
     def take_times(self) -> Times:
         """Return the durations of the source's operations since the last call."""
@@ -111,9 +111,9 @@ class RoundSource:
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Do nothing, because each train batch is used only once."""
 
-    def counters(self) -> WorkerCounters:
-        """Return the counters of the queue to which users may add train batches."""
-        return self._by_hand.counters()
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of the queue to which users may add train batches."""
+        self._by_hand.count(counters)
 
     def take_times(self) -> Times:
         """Return an empty mapping, because the gradient worker itself measures the wait for a round."""
@@ -172,7 +172,8 @@ class QueueSource:
                 self._starve()
 
     def _starve(self) -> None:
-        counters = self._collector.counters()
+        counters = WorkerCounters()
+        self._collector.count(counters)
         text = (f"no train batch for {self._timeout_s:.1f} s: {counters.workers - counters.workers_missing} of "
                 f"{counters.workers} collection workers alive, {counters.requests_in_flight} requests in flight")
         if self._on_starved == "raise":
@@ -183,9 +184,9 @@ class QueueSource:
         """Cancel the remaining uses of a train batch."""
         self._samples.discard(batch)
 
-    def counters(self) -> WorkerCounters:
-        """Return the counters of the sample queue."""
-        return self._samples.counters()
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of the sample queue to `counters`."""
+        self._samples.count(counters)
 
     def take_times(self) -> Times:
         """Return an empty mapping, because the gradient worker itself measures the wait for a train batch."""
@@ -347,12 +348,11 @@ class BatchSource:
         """Copy the number of evicted steps from the storage, which was just restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
-    def counters(self) -> WorkerCounters:
-        """Return the counters of the source and the storage."""
-        counters = self._source.counters()
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of the source and the storage to `counters`."""
+        self._source.count(counters)
         if self._storage.provides.is_kept:
             counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)
-        return counters
 
     def take_times(self) -> Times:
         """Return the durations of the source's operations since the last call."""

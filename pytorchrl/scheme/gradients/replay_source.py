@@ -90,14 +90,16 @@ class ReplaySource:
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Do nothing, because each sampled batch is used only once."""
 
-    def counters(self) -> WorkerCounters:
-        """Return counts of shards and sampled batches, which are either totals so far or current numbers."""
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of shards and sampled batches to `counters`: totals so far and current numbers."""
         shards, states = self._shards, self._shards.states
-        return WorkerCounters(
-            restarts=shards.restarts, workers=len(states), workers_missing=shards.num_missing,
-            queued_items=shards.num_waiting, draws_in_flight=shards.num_pending,
-            replay_items_dropped=shards.items_dropped,
-            stale_priorities=sum(state.contents["stale_priorities"] for state in states))
+        counters.restarts += shards.restarts
+        counters.workers += len(states)
+        counters.workers_missing += shards.num_missing
+        counters.queued_items += shards.num_waiting
+        counters.draws_in_flight += shards.num_pending
+        counters.replay_items_dropped += shards.items_dropped
+        counters.stale_priorities += sum(state.contents["stale_priorities"] for state in states)
 
     def take_times(self) -> Times:
         """Return the times spent on sampling and on messages to shards since the last call."""

@@ -427,7 +427,8 @@ class SampleQueue:
         levels, self._levels = tuple(self._levels), []
         return levels
 
-    def counters(self) -> WorkerCounters:
-        """Return counts of train batches, which are either totals so far or current numbers."""
-        return WorkerCounters(queued_items=self.queue.qsize(), dropped_items=self.num_dropped,
-                              passes_cancelled=self.passes_cancelled)
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the numbers of train batches to `counters`: totals so far and current numbers."""
+        counters.queued_items += self.queue.qsize()
+        counters.dropped_items += self.num_dropped
+        counters.passes_cancelled += self.passes_cancelled

@@ -47,8 +47,8 @@ def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Conc
 class Counted(Protocol):
     """A component of a gradient worker that counts and times its own work."""
 
-    def counters(self) -> WorkerCounters:
-        """Return new counters that contain this component's numbers; all other numbers are 0."""
+    def count(self, counters: WorkerCounters) -> None:
+        """Add this component's numbers to `counters`."""
 
     def take_times(self) -> Times:
         """Return the durations of the component's operations since the last call."""
@@ -173,17 +173,17 @@ class WorkerStats:
                 message.
             weights_traffic: Total traffic of weights that were sent to collection workers.
         """
-        own, counters = self.watch.take(), [self.counters]
+        own, counters = self.watch.take(), self.counters.copy()
         times: Times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values()))}
         for part in parts:
             times |= part.take_times()
-            counters.append(part.counters())
+            part.count(counters)
         times |= {name: own[part] for part, name in (("wait", "dequeue"), ("grad", "grad")) if part in own}
         add_seconds(self._timings, {"collection": {"send": send_s}})
         fields = ReportFields(
             lags=tuple(self._lags), drawn_lags=tuple(self._drawn_lags), episodes=tuple(self._episodes),
             moments=tuple(self.moments),
-            times={name: time for name, time in times.items() if time[0]}, counters=WorkerCounters.merge(counters),
+            times={name: time for name, time in times.items() if time[0]}, counters=counters,
             timings={level: dict(seconds) for level, seconds in self._timings.items()},
             traffic={**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + weights_traffic})
         self._start(self.watch.now)

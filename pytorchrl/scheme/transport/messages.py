@@ -170,6 +170,11 @@ class Gradients:
             object.__setattr__(self, "samples", {"": self.num_samples})
 
     @property
+    def has_policies(self) -> bool:
+        """Whether the agent has several policies, whose gradients have their own numbers of samples."""
+        return "" not in self.samples
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to learn from: no samples, or no samples of a policy that learns."""
         has_samples = any(self.samples.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -58,10 +58,12 @@ class WeightedMeans:
         self._totals: dict[str, float] = {}
         self._weights: dict[str, float] = {}
 
-    def add(self, name: str, value: float, weight: float) -> None:
-        """Add a number with its weight."""
-        self._totals[name] = self._totals.get(name, 0.0) + weight * value
-        self._weights[name] = self._weights.get(name, 0.0) + weight
+    def add(self, numbers: Mapping[str, float], weight: float) -> None:
+        """Add numbers by name, all with the same weight."""
+        totals, weights = self._totals, self._weights
+        for name, value in numbers.items():
+            totals[name] = totals.get(name, 0.0) + weight * value
+            weights[name] = weights.get(name, 0.0) + weight
 
     def take(self) -> dict[str, float]:
         """Return the means of the numbers since the last call."""

@@ -138,19 +138,17 @@ class Statistics:
             self._new_updates += 1
             self._empty_in_a_row = 0
             self._nan_policy.made()
-            has_policies = any(gradient.samples for gradient in gradients)
-            weight = sum(gradient.num_samples for gradient in gradients)
-            for name, value in info.items():
-                if has_policies:
-                    weight = sum(gradient.weight_of(name) for gradient in gradients)
-                self._info.add(name, value, weight)
+            if any(gradient.has_policies for gradient in gradients):
+                for name, value in info.items():
+                    self._info.add({name: value}, sum([gradient.weight_of(name) for gradient in gradients]))
+            else:
+                self._info.add(info, sum([gradient.num_samples for gradient in gradients]))
         totals = self._totals()
         with self._lock:
             self._rates.add(totals)
 
     def _totals(self) -> tuple[int, ...]:
-        own = self.tree_ledger.own
-        return self.tree_ledger.collected, own.consumed, own.consumed_unique, self.counters.updates
+        return (*self.tree_ledger.collected_and_consumed(), self.counters.updates)
 
     def skip(self, gradients: Sequence[Gradients]) -> None:
         """Record that no update was made from these gradients, because their mean is not finite.

@@ -83,10 +83,9 @@ class TreeLedger:
         self._own.drop(max(0, self.total().in_flight), "in_flight", DropReason.SHUTDOWN)
         return self.total()
 
-    @property
-    def own(self) -> LedgerSnapshot:
-        """The ledger of the steps that have arrived at the update worker."""
-        return self._own.snapshot()
+    def collected_and_consumed(self) -> tuple[int, int, int]:
+        """Return the numbers of env steps that are `collected`, `consumed` and `consumed_unique`; cheap to call."""
+        return self.collected, self._own["consumed"], self._own["consumed_unique"]
 
     @property
     def env_steps(self) -> int:

@@ -27,12 +27,20 @@ def test_nothing_merged_is_zero():
     assert WorkerCounters.merge([]) == WorkerCounters()
 
 
-def test_merged_counters_are_a_copy():
+@pytest.mark.parametrize("copy", [WorkerCounters.copy, lambda counted: WorkerCounters.merge([counted])])
+def test_later_counts_do_not_change_a_copy(copy):
     counted = WorkerCounters(rollouts=1, agent_steps=Counter(a=1))
-    sent = WorkerCounters.merge([counted])
+    sent = copy(counted)
     counted.rollouts += 1
     counted.agent_steps["a"] += 1
     assert sent == WorkerCounters(rollouts=1, agent_steps=Counter(a=1))
+
+
+def test_a_copy_has_the_value_of_every_counter():
+    counted = WorkerCounters(**{
+        declared.name: Counter(a=place) if declared.name in ("preempted_by_worker", "agent_steps")
+        else place for place, declared in enumerate(fields(WorkerCounters), 1)})
+    assert counted.copy() == counted
 
 
 def test_a_counter_that_is_not_declared_is_an_error():

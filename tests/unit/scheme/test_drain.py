@@ -9,6 +9,7 @@ import pytest
 from pytorchrl import ASYNC, PPO, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.errors import ConfigError, InjectedFault
+from pytorchrl.scheme.counters import WorkerCounters
 
 LEARNER_THREAD = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC}
 SHARDS = {**LEARNER_THREAD, "num_replay_workers": 2, "train_batch_size": 8}
@@ -39,8 +40,11 @@ def drained(scheme, check_ledger):
         if worker is None:  # lost, and not replaced yet
             continue
         assert worker.collector.queue.empty()
-        assert worker.collector.counters().requests_in_flight == 0
-        assert worker.shards is not None or worker.batch_source.counters().queued_items == 0
+        counters = WorkerCounters()
+        worker.collector.count(counters)
+        worker.batch_source.count(counters)
+        assert counters.requests_in_flight == 0
+        assert worker.shards is not None or counters.queued_items == 0
         assert worker.shards is None or worker.shards.is_idle
     return ledger
 

@@ -145,7 +145,7 @@ def test_only_the_worker_that_delivered_receives_new_weights(make_scheme, one_ba
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, algo=one_batch, col_in_flight=1, queue_size=1)
     for _ in range(12):
         scheme.step()
-    pushes = scheme.update_worker.local_worker.collector.counters().weight_pushes
+    pushes = scheme.metrics()["weight_pushes"]
     scheme.stop()
     assert len([index for index in received if index > 0]) in (pushes, pushes - 1, pushes - 2, pushes + 1, pushes + 2)
 

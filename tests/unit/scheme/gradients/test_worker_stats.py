@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,11 +116,20 @@ def test_traffic_is_summed_by_kind(clock):
 
 
 def test_times_and_counters_of_parts_are_added(clock):
-    parts = [SimpleNamespace(counters=lambda: WorkerCounters(restarts=2), take_times=lambda: {"draw": (3, 0.5)}),
-             SimpleNamespace(counters=lambda: WorkerCounters(restarts=5), take_times=lambda: {"fetch": (0, 0.0)})]
-    fields = take(WorkerStats(clock), parts)
-    assert fields["counters"].restarts == 7
-    assert fields["times"] == {"draw": (3, 0.5)}
+    class Part:
+        def __init__(self, restarts, times):
+            self.restarts, self.times = restarts, times
+
+        def count(self, counters):
+            counters.restarts += self.restarts
+
+        def take_times(self):
+            return self.times
+    stats = WorkerStats(clock)
+    parts = [Part(2, {"draw": (3, 0.5)}), Part(5, {"fetch": (0, 0.0)})]
+    first, second = take(stats, parts), take(stats, parts)
+    assert first["counters"].restarts == second["counters"].restarts == 7
+    assert first["times"] == {"draw": (3, 0.5)}
 
 
 def test_methods_are_timed_by_part(clock):

@@ -49,10 +49,10 @@ def test_statistics_of_a_policy_are_averaged_over_workers_with_data():
 
 def test_weighted_means_are_reset_when_they_are_returned():
     means = WeightedMeans()
-    means.add("loss", 1.0, 1)
-    means.add("loss", 4.0, 2)
-    means.add("absent", 5.0, 0)
-    assert means.take() == {"loss": pytest.approx(3.0), "absent": 0.0}
+    means.add({"loss": 1.0, "unweighted": 5.0}, 0)
+    means.add({"loss": 1.0}, 1)
+    means.add({"loss": 4.0}, 2)
+    assert means.take() == {"loss": pytest.approx(3.0), "unweighted": 0.0}
     assert means.take() == {}
 
 
