@@ -160,7 +160,7 @@ class Learner:
             logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
 
     def step(self) -> dict[str, float]:
-        """Make one step of the scheme: `updates_per_step` updates.
+        """Call the scheme's `step` once, which makes `updates_per_step` updates.
 
         Returns:
             The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).

@@ -7,10 +7,11 @@ that the types in this module equal the types of the fields of those classes.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import Communication, Execution
 
 
@@ -86,6 +87,38 @@ class UpdateKeywords(TypedDict, total=False):
     worker_timeout_s: float
     record: str | os.PathLike[str] | None
     replay: str | os.PathLike[str] | None
+
+
+# Function that accepts options in a tree of nested factories -> its keywords, and further options that it accepts.
+_FACTORIES = {
+    "CWorkerSet.create_factory": (CollectionKeywords, ()),
+    "RWorkerSet.create_factory": (ReplayKeywords, ("prefetch", "queue_size")),
+    "GWorkerSet.create_factory": (GradientKeywords, (
+        "col_execution", "col_communication", "col_fraction_workers", "compress_grads_to_send",
+        "grad_worker_resources")),
+    "Scheme.from_factory": (UpdateKeywords, ()),
+}
+_COUNTS = {"num_col_workers": "CWorkerSet", "num_replay_workers": "RWorkerSet", "num_grad_workers": "GWorkerSet"}
+
+
+def refuse_other_levels(function: str, given: Iterable[str]) -> None:
+    """Refuse options that another function of a tree of nested factories accepts.
+
+    Args:
+        function: The function that got the options, such as "CWorkerSet.create_factory".
+        given: Names of the options.
+
+    Raises:
+        ConfigError: An option is not for this function. The message names the right function.
+    """
+    problems = [f"{name} is the first argument of {_COUNTS[name]}.create_factory, num_workers; give it there"
+                for name in given if name in _COUNTS]
+    for name in given:
+        homes = [home for home, (keywords, more) in _FACTORIES.items() if name in {*keywords.__annotations__, *more}]
+        if homes and function not in homes:
+            problems.append(f"{function} does not accept {name}; give it to {' or '.join(homes)}")
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 class StorageKeywords(TypedDict, total=False):

@@ -96,6 +96,10 @@ def _is_repeated(settings: Settings) -> bool:
     return settings.recording.record is not None or settings.recording.replay is not None
 
 
+# The settings with which workers of a level are remote, for error messages.
+_REMOTE_COLLECTION = "num_col_workers >= 2 or col_execution='Parallel'"
+_REMOTE_GRADIENTS = "num_grad_workers >= 2 or grad_execution='Parallel'"
+
 _ASYNCHRONOUS_GRADIENTS = ("aggregate", "max_grad_lag", "lag_policy")
 
 
@@ -118,10 +122,10 @@ RULES = (
     # Remote workers
     Rule(lambda s: not s.has_parallel_collection and not is_default(s.collection.col_worker_resources),
          lambda s: "col_worker_resources is for remote collection workers, but there are none; give "
-                   "num_col_workers >= 2, or leave it out"),
+                   f"{_REMOTE_COLLECTION}, or leave col_worker_resources out"),
     Rule(lambda s: not s.has_parallel_gradients and not is_default(s.gradients.grad_worker_resources),
          lambda s: "grad_worker_resources is for remote gradient workers, but there are none; give "
-                   "num_grad_workers >= 2, or leave it out"),
+                   f"{_REMOTE_GRADIENTS}, or leave grad_worker_resources out"),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.address is not None and not s.has_remote_workers,
          lambda s: "address is for a Ray cluster, but a scheme without remote workers uses none; leave address out"),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.placement is not None
@@ -135,7 +139,7 @@ RULES = (
          lambda s: "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
     Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and s.on_ray),
          lambda s: f"col_num_threads={s.collection.col_num_threads} is for collection workers in separate processes; "
-                   "give num_col_workers >= 2 on Ray"),
+                   f"give {_REMOTE_COLLECTION}, and run on Ray"),
     # Gradients
     Rule(lambda s: bool(_changed_of_asynchronous_gradients(s)),
          lambda s: ", ".join(f"{name}={getattr(s.gradients, name)!r}" for name in _changed_of_asynchronous_gradients(s))
@@ -153,19 +157,21 @@ RULES = (
                    "distribute_gradients=True: gradient workers sum gradients among themselves in float32, and send "
                    "no encoded gradients; leave one of the two out"),
     Rule(lambda s: not s.has_parallel_gradients and _is_sent(GRADS, s.gradients.compress_grads_to_send),
-         lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} needs num_grad_workers >= 2: "
-                   "central gradients are not sent"),
+         lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} needs "
+                   f"{_REMOTE_GRADIENTS}: central gradients are not sent"),
     Rule(lambda s: not s.has_parallel_collection and _is_sent(DATA, s.collection.compress_data_to_send),
-         lambda s: f"compress_data_to_send={s.collection.compress_data_to_send!r} needs num_col_workers >= 2: "
-                   "rollouts of the local worker are not sent"),
+         lambda s: f"compress_data_to_send={s.collection.compress_data_to_send!r} needs "
+                   f"{_REMOTE_COLLECTION}: rollouts of the local worker are not sent"),
     Rule(lambda s: _is_sent(WEIGHTS, s.updates.compress_weights_to_send) and not s.has_parallel_collection
          and (isinstance(s.gradients, DecentralisedGradients) or not s.has_parallel_gradients),
-         lambda s: f"compress_weights_to_send={s.updates.compress_weights_to_send!r} needs num_col_workers >= 2, or "
-                   "num_grad_workers >= 2 without distribute_gradients: otherwise weights are not sent"),
+         lambda s: f"compress_weights_to_send={s.updates.compress_weights_to_send!r} needs remote workers: otherwise "
+                   f"weights are not sent; give {_REMOTE_COLLECTION}, or give {_REMOTE_GRADIENTS} without "
+                   "distribute_gradients"),
     # Prefetch
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.prefetch == 1
          and not s.has_parallel_collection,
-         lambda s: "prefetch=1 needs num_col_workers >= 2: the local worker cannot collect while the learner computes"),
+         lambda s: f"prefetch=1 needs {_REMOTE_COLLECTION}: the local worker cannot collect while the learner "
+                   "computes"),
 )
 """Rules that concern several levels."""
 

@@ -22,6 +22,7 @@ from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
+from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
-    from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords
 
 _CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
 # A resumed run may change these settings, in addition to the settings in which a replayed run may differ from its
@@ -139,6 +139,7 @@ class Scheme(Architectures):
         """
         if not isinstance(gradients, GWorkerSetFactory):
             raise ConfigError(f"from_factory needs the result of GWorkerSet.create_factory(...), got {gradients!r}")
+        refuse_other_levels("Scheme.from_factory", settings)
         keywords: dict[str, object] = {**settings}
         kind = gradients_of(keywords, gradients.options)
         chosen = {*kind.declarations(), *GradientPattern.declarations()}

@@ -67,7 +67,7 @@ class RolloutRows:
         return 0 if self._taken else self._t
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
-        """Write the observations after a reset to row 0; every environment starts an episode."""
+        """Start a rollout after a reset of all environments, with their first observations in row 0."""
         if not self._obs:
             self._allocate(obs, mask)
         self._t, self._num_finals, self._taken = 0, 0, False

@@ -14,6 +14,7 @@ from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker, Role
 from pytorchrl.scheme.collection.recipe import CWorkerOptions, CWorkerRecipe, ReplayCWorkerOptions
 from pytorchrl.scheme.devices import check_device
+from pytorchrl.scheme.keywords import CollectionKeywords, refuse_other_levels
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
-    from pytorchrl.scheme.keywords import CollectionKeywords
 
 # Time limit, in seconds, within which workers must build new environments.
 _RESEED_TIMEOUT_S = 60.0
@@ -123,6 +123,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         Raises:
             ConfigError: An option is unknown or has an invalid value.
         """
+        refuse_other_levels("CWorkerSet.create_factory", options)
         given = {**options, "num_col_workers": num_workers}
         return CWorkerSetFactory(
             from_keywords("CWorkerSet", cls.ReplayOptions if "initial_priority" in options else cls.Options, given),

@@ -19,6 +19,7 @@ from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection, collection_of
 from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.keywords import GradientKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, Compression
@@ -27,7 +28,6 @@ from pytorchrl.tracebacks import brief_errors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pytorchrl.scheme.keywords import GradientKeywords
 
 
 class GWorkerSet(WorkerSet[GWorker]):
@@ -158,6 +158,7 @@ class GWorkerSet(WorkerSet[GWorker]):
                 raise FactoryError(f"{name} must be the result of "
                                    f"{kind.__name__.removesuffix('Factory')}.create_factory(...), got "
                                    f"{given_factory!r}")
+        refuse_other_levels("GWorkerSet.create_factory", options)
         grad_device = options.pop("grad_device", None)
         check_execution("col", col_execution, col_workers_factory.options.num_workers)
         given = {**as_keywords(col_workers_factory.options), **options, "col_execution": col_execution,

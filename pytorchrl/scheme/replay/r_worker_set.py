@@ -12,6 +12,7 @@ from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.levels import from_keywords
 from pytorchrl.scheme.base.options import PrefetchOptions, QueueOptions
 from pytorchrl.scheme.base.worker_set import WorkerSet, check_resources
+from pytorchrl.scheme.keywords import ReplayKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.routing import ROUTINGS
 from pytorchrl.scheme.replay.storage_options import kept_by_shards
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.storages.base import Storage
-    from pytorchrl.scheme.keywords import ReplayKeywords
 
 FREE = {"num_cpus": 0}
 """Default Ray resources of a shard. It reserves no CPU, because it is idle between calls."""
@@ -117,6 +117,7 @@ class RWorkerSet(WorkerSet[RWorker]):
         Raises:
             ConfigError: An option is unknown or has an invalid value.
         """
+        refuse_other_levels("RWorkerSet.create_factory", options)
         given = {**options, "num_replay_workers": num_workers}
         return RWorkerSetFactory(from_keywords("RWorkerSet", cls.Options, given), algo_factory, actor_factory,
                                  storage_factory)

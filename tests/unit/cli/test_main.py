@@ -189,8 +189,8 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
     (["--col-execution", "Paralel"], "['Central', 'Parallel'], got 'Paralel'"),  # codespell:ignore
     (["--distribute-gradients", "--num-grad-workers", "2", "--grad-communication", "asynchronous"],
      "distribute_gradients=True contradicts grad_communication"),
-    (["--compress-data-to-send"], "compress_data_to_send=True needs num_col_workers >= 2"),
-    (["--compress-weights-to-send", "bf16"], "compress_weights_to_send='bf16' needs num_col_workers >= 2"),
+    (["--compress-data-to-send"], "compress_data_to_send=True needs num_col_workers >= 2 or col_execution='Parallel'"),
+    (["--compress-weights-to-send", "bf16"], "compress_weights_to_send='bf16' needs remote workers"),
     (["--compress-grads-to-send", "int4"], "compress_grads_to_send must be False, True (lz4), 'none', 'lz4'"),
     (["--col-worker-resources", '{"num_gpus": 1.5}'], "num_gpus"),
     (["--device", "gpu"], "['cpu'"),

@@ -133,6 +133,21 @@ WRONG = {
     "an unknown option of collection": (
         lambda: collection(2, compress_data="lz4"), ConfigError,
         "CWorkerSet has no option 'compress_data'; .*compress_data_to_send"),
+    "an option of the gradient workers at the collection workers": (
+        lambda: collection(2, col_execution=PARALLEL), ConfigError,
+        "CWorkerSet.create_factory does not accept col_execution; give it to GWorkerSet.create_factory"),
+    "an option of the scheme at the gradient workers": (
+        lambda: GWorkerSet.create_factory(2, collection(), grad_execution=PARALLEL), ConfigError,
+        "GWorkerSet.create_factory does not accept grad_execution; give it to Scheme.from_factory"),
+    "an option of the collection workers at the gradient workers": (
+        lambda: GWorkerSet.create_factory(1, collection(), compress_data_to_send="lz4"), ConfigError,
+        "does not accept compress_data_to_send; give it to CWorkerSet.create_factory"),
+    "an option of the gradient workers at the scheme": (
+        lambda: Scheme.from_factory(GWorkerSet.create_factory(1, collection()), queue_size=3), ConfigError,
+        "Scheme.from_factory does not accept queue_size; give it to RWorkerSet.create_factory or GWorkerSet.create_factory"),
+    "a number of workers by keyword": (
+        lambda: RWorkerSet.create_factory(2, *Q_AGENT, num_replay_workers=3), ConfigError,
+        "num_replay_workers is the first argument of RWorkerSet.create_factory"),
     "a wrong resource": (
         lambda: GWorkerSet.create_factory(2, collection(), grad_worker_resources={"num_cpu": 1}), ConfigError,
         "grad_worker_resources has 'num_cpu'; did you mean 'num_cpus'"),
