@@ -343,8 +343,7 @@ class Scheme(Architectures):
         agent = {name: part for name, part in self.agent.as_dict().items() if name != "test_envs_factory"}
         problems = differences(checkpoint["settings"], self.settings, checkpoint["agent"], agent, _FREE_TO_RESUME)
         if problems:
-            raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use the settings with "
-                                  "which it was made")
+            raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings")
         self._checkpoint = checkpoint
 
     @property

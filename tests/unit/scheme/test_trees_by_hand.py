@@ -144,7 +144,8 @@ WRONG = {
         "does not accept compress_data_to_send; give it to CWorkerSet.create_factory"),
     "an option of the gradient workers at the scheme": (
         lambda: Scheme.from_factory(GWorkerSet.create_factory(1, collection()), queue_size=3), ConfigError,
-        "Scheme.from_factory does not accept queue_size; give it to RWorkerSet.create_factory or GWorkerSet.create_factory"),
+        "Scheme.from_factory does not accept queue_size; give it to RWorkerSet.create_factory or "
+        "GWorkerSet.create_factory"),
     "a number of workers by keyword": (
         lambda: RWorkerSet.create_factory(2, *Q_AGENT, num_replay_workers=3), ConfigError,
         "num_replay_workers is the first argument of RWorkerSet.create_factory"),
