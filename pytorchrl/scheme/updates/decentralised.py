@@ -50,7 +50,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = 0
         self._pulled = True  # whether the local worker has the state of the ranks
         # The indices, in order, of the ranks in the current group that are not lost. Between two steps, these ranks
-        # have made the same updates. If the group is broken, they may differ, and the next step first forms a new group.
+        # have made the same updates. If the group is broken, they may differ, and the next step first forms a new one.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
         self._aborted: list[Gradients] = []  # gradients of an aborted update, which counts as made if any rank made it
