@@ -3,8 +3,8 @@
     python benchmarks/a3c.py [--workers 1,2,4,8,16] [--seconds 20] [--sleep-ms 5] [--runtime ray]
 
 The algorithm is A2C. Each worker has one environment, whose step sleeps, and each gradient uses 20 steps. One worker
-means the central scheme, which has no asynchronous gradients. The ideal rate is workers / (20 x 5 ms); it assumes that
-workers never wait, although one process applies all updates.
+means the central scheme, which has no asynchronous gradients. The ideal rate is workers / (20 x 5 ms). It ignores the
+time that workers wait for the single process that applies all updates.
 
 Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
 asserts nothing.

@@ -1,4 +1,4 @@
-"""Compare env steps per second of this source tree with those of an earlier one, to find the cost of a change.
+"""Compare the env steps per second of this source tree and an earlier one, to find the cost of a change.
 
     git worktree add ../before COMMIT
     python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping]
@@ -54,15 +54,15 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
-# Task -> (function that makes the scheme, updates before the measurement, updates per round of all workers, seconds per
-# turn of a source tree). If the seconds are None, the source trees do not take turns, but run one after the other.
+# Task -> (function that makes the scheme, number of updates before the measurement, divisor of the number of measured
+# updates, seconds per turn of a source tree). Without seconds, the source trees run one after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 
 def serve(task: str) -> None:
     """Print the path of the package, and then answer each line of stdin.
 
-    A line is a number of seconds. The answer is the rate, in env steps per second, measured for at least that long.
+    A line is a number of seconds. The answer is the env steps per second, measured over at least that many seconds.
     """
     import pytorchrl
 
@@ -111,7 +111,7 @@ class Served:
 
 
 def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, float]]:
-    """Yield the rates of both trees; both processes run at the same time and take turns."""
+    """Yield the rates of both trees once per turn. Both processes stay alive, but only one works at a time."""
     served = {tree: Served(tree, task) for tree in (before, HERE)}
     for turn in range(round(seconds / TASKS[task][3])):
         order = (before, HERE) if turn % 2 else (HERE, before)
@@ -121,7 +121,7 @@ def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, floa
 
 
 def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[dict[Path, float]]:
-    """Yield the rates of both trees; only one process runs at a time."""
+    """Yield the rates of both trees once per pair of measurements. Only one process exists at a time."""
     for pair in range(pairs):
         rates = {}
         for tree in (before, HERE) if pair % 2 else (HERE, before):
@@ -133,7 +133,7 @@ def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[
 
 
 def compare(before: Path, task: str, seconds: float, pairs: int) -> dict[str, Any]:
-    """Return the ratios of this tree's rate to the other tree's, and their geometric mean with its standard error."""
+    """Return statistics of the ratio of the rates (this tree / the earlier one), and the median rate of each tree."""
     rates = list(one_by_one(before, task, seconds, pairs) if TASKS[task][3] is None else in_turn(before, task, seconds))
     logs = [math.log(rate[HERE] / rate[before]) for rate in rates]
     import scipy.stats  # imported here, so that the measured processes do not load it

@@ -1,4 +1,4 @@
-"""Measure the cost of a checkpoint: seconds without training, bytes, and seconds to resume until the first update.
+"""Measure the cost of checkpoints: the pause in training, the size, and the seconds from resuming to the first update.
 
     python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
 

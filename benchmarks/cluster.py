@@ -1,4 +1,4 @@
-"""Measure the cost of losing a machine: one of three nodes of a Ray cluster on this machine dies while PPO trains.
+"""Measure the cost of losing a node: PPO trains on a Ray cluster of three nodes on this machine, and one node dies.
 
     python benchmarks/cluster.py [--cases collectors,rounds,gradients,colocated,no-room] [--seconds 5]
     [--default-health-checks]
@@ -8,11 +8,11 @@ processes of the node that has gradient worker 1 or, without remote gradient wor
 two times from that moment:
 
     noticed_s  seconds until the supervisor logs that a worker of the outermost level is lost
-    back_s     seconds until every place of that level has a worker again, and each worker has sent a result
+    back_s     seconds until all lost workers of that level are replaced, and each replacement has sent a result
 
-Ray's default health checks need fifteen seconds to detect a dead node. Here a node is dead after three failed checks,
-half a second apart, unless --default-health-checks is given. In `no-room` the workers request all CPUs, so that lost
-workers cannot be replaced; the measured time is the time until an error reports this.
+Ray's default health checks need fifteen seconds to detect a dead node. Unless --default-health-checks is given, a node
+counts as dead after three failed checks at intervals of half a second. In `no-room`, the workers request all CPUs, so
+that lost workers cannot be replaced; the script measures the time until training ends with an error.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from typing import Any
 
-# These variables must be set before Ray is imported: a directory for this run, and authenticated connections.
+# Ray reads these variables during its import. They select a directory for this run and authenticate connections.
 os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -90,7 +90,7 @@ def nodes_below(handles: list[Any]) -> list[list[str]]:
 
 
 def places(scheme: Scheme) -> dict[str, Any]:
-    """Return the workers per node, and how many gradient workers share a node with all their collection workers."""
+    """Count the workers of each node, and the gradient workers that share a node with all their collectors."""
     root = scheme.update_worker
     above, below = nodes_of(root.remote_workers), nodes_below(root.remote_workers) if root.remote_workers else []
     collectors = [node for nodes in below for node in nodes] if below else nodes_of(root.local_worker.remote_workers)
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--default-health-checks", action="store_true",
                         help="keep Ray's default intervals of health checks")
     options = parser.parse_args()
-    # Ray prints messages about lost nodes, whatever its log level.
+    # Ray prints messages about lost nodes at any log level.
     with contextlib.redirect_stdout(sys.stderr):
         found = measure_all(options.cases.split(","), options.seconds, options.default_health_checks)
     print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},

@@ -3,18 +3,20 @@
     python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...]
     [--namespaces]
 
-The arrays are gradients, weights and rollouts of PPO after some updates, on CartPole-v1 (MLP of 64-64) and, if ale-py
-is installed, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in
-this process on one thread.
+The arrays are gradients, weights and rollouts of PPO after only ten updates, on CartPole-v1 (MLP of 64-64) and, if
+ale-py is installed, on Space Invaders (Nature CNN, 4 frames of 84 x 84). Each codec is timed in this process on one
+thread.
 
 Then Ray workers send gradients and rollouts and receive weights, through the same code as in training. There are three
-variants: without a codec, with the codec, and with `auto`. Each variant has its own worker, and the variants alternate
-in random order. The time of a message is measured from its request until it is decoded. The link "unlimited" is the
-connection within this machine; for a slower link, the worker also sleeps for the time that the bytes would take. With
-`--namespaces` (Linux, as root) the workers run on a second node of a Ray cluster, in a separate network namespace. The
-kernel limits the rate of the link to this namespace in both directions, so that no sleep is needed. `auto_over_best` is
-the mean time with `auto` divided by the mean time of the faster of the other two variants, with its standard error over
-ten sections of the run. `codec_share` is the share of encoding and decoding in the time of a message.
+variants: without a codec, always with a codec, and with `auto`. Each variant has its own worker, and the variants
+alternate in random order. The time of a message is measured from its request until it is decoded. The link "unlimited"
+is the connection within this machine; for a slower link, the worker also sleeps for the time that the bytes would take.
+With `--namespaces` (Linux, as root), the workers run on a second node of a Ray cluster, in a separate network
+namespace. The kernel limits the rate of the link to this namespace in both directions, so the workers need not sleep.
+
+`auto_over_best` is the mean time with `auto` divided by the mean time of the faster of the other two variants;
+`standard_error` is its standard error over ten sections of the run. `codec_share` is the share of a message's time that
+encoding and decoding take.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -101,9 +103,9 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
 
 
 class Peer(LinkEnd):
-    """A worker that sends the same message repeatedly, encoded by its codec option, or receives weights.
+    """A worker that sends the same message repeatedly or receives weights; `option` selects the codec of a message.
 
-    In both directions, it sleeps for the time that the bytes of a message would take at the rate of the link.
+    For each message in either direction, the worker sleeps for the time that the bytes would take on the link.
     """
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float) -> None:
@@ -115,7 +117,7 @@ class Peer(LinkEnd):
         self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
 
     def echo(self, payload: np.ndarray) -> np.ndarray:
-        """Answer a probe of the link after sleeping for the time of both directions."""
+        """Return `payload`, after sleeping for the time that it would take over the link and back."""
         time.sleep(2 * payload.nbytes / self._rate)
         return super().echo(payload)
 
@@ -128,7 +130,7 @@ class Peer(LinkEnd):
         return message, sent, seconds
 
     def take(self, weights: Any) -> tuple[float, float]:
-        """Receive weights; return the seconds of decoding or copying, and the total seconds."""
+        """Receive weights; return the seconds of decoding or copying twice, because `Requests` reads the last value."""
         from pytorchrl.scheme.transport.receive import receive_tensor
 
         time.sleep(weights.num_bytes / self._rate)
@@ -180,7 +182,7 @@ class Namespaces:
             subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False,
                            stderr=subprocess.DEVNULL)
             if rate < float("inf"):
-                # The burst is the number of bytes in one millisecond, but at least a few packets.
+                # The burst is the number of bytes that the link sends in one millisecond, but at least a few packets.
                 burst = max(16_000, int(rate / 1000))
                 subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
                                 f"{int(8 * rate)}bit",
@@ -196,9 +198,9 @@ class Namespaces:
 
 @contextlib.contextmanager
 def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
-    """Start Ray on this machine, or in two network namespaces of this machine, and yield the namespaces."""
+    """Start Ray on this machine and yield None, or start it in two network namespaces and yield a `Namespaces`."""
     if namespaces:
-        # Ray reads this variable during its import; nothing outside can connect to these namespaces.
+        # Ray reads this variable during its import. Connections need no token, because only this machine can open them.
         os.environ["RAY_AUTH_MODE"] = "disabled"
     import ray
 
@@ -301,7 +303,7 @@ def over_link(
              for way, option in {"none": False, name: name, "auto": f"auto:{name}"}.items()}
     rng = random.Random(0)
     for sequence in range(number + 1):
-        # The order is random, because it affects the times.
+        # A random order prevents a bias, because the order affects the times.
         for line in rng.sample(list(lines.values()), len(lines)):
             line.exchange(sequence)
     for line in lines.values():

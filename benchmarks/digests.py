@@ -6,8 +6,8 @@
 The digests show whether two source trees give equal results. The sixteen patterns train a tiny PPO, and the eight
 architectures train an algorithm that suits them, with fixed seeds. For each run, the JSON object contains the number of
 updates, the ledger (without drop reasons whose count is 0), the SHA-256 of the acting parameters, their norm, the norm
-of their change, and some parameters. On one machine, the hashes of two trees agree if no bit differs. Another processor
-or another version of torch rounds differently; there, compare the other numbers, as
+of their change, and some parameters. On one machine, the hashes of two trees agree if no bit differs. Other processors
+and other versions of torch round differently. To compare results across them, compare the other numbers, as
 `tests/unit/scheme/test_digests.py` does. With `--against`, the exit code is 1 if anything differs, and the differences
 are printed on stderr.
 """

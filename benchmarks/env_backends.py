@@ -3,9 +3,9 @@
     python benchmarks/env_backends.py --envs CartPole-v1 --sizes 1 4
 
 The implementations are a loop over single environments, Gymnasium's `SyncVectorEnv`, and `VecEnv` with
-`backend="sync"`, `"vector"` (if there is a native vector environment) and `"auto"`. They alternate in short blocks, so
-that other load on the machine affects all of them equally. The results are the fastest and the median block. The script
-prints one line of JSON for each environment and number of environments.
+`backend="sync"`, `"vector"` (if there is a native vector environment) and `"auto"`. The implementations alternate in
+short blocks of steps, so that other load on the machine affects all of them equally. The results are the times of the
+fastest block and of the median block. The script prints one line of JSON for each environment and vector size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Block = Callable[[int], float]
 
 
 def bare(name: str, size: int) -> Block:
-    """Return a function that makes a number of steps of `size` single environments and returns the seconds."""
+    """Return a function that steps `size` single environments a given number of times and returns the seconds."""
     envs = [gym.make(name, disable_env_checker=True) for _ in range(size)]
     for index, env in enumerate(envs):
         env.reset(seed=index)
@@ -47,7 +47,7 @@ def bare(name: str, size: int) -> Block:
 
 
 def gymnasium_block(name: str, size: int) -> Block:
-    """Return a function that makes a number of steps of Gymnasium's `SyncVectorEnv` and returns the seconds."""
+    """Return a function that steps Gymnasium's `SyncVectorEnv` a given number of times and returns the seconds."""
     envs = SyncVectorEnv([lambda: gym.make(name)] * size, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
     envs.reset(seed=0)
     envs.action_space.seed(0)
@@ -62,9 +62,9 @@ def gymnasium_block(name: str, size: int) -> Block:
 
 
 def ours(name: str, size: int, backend: str) -> Block:
-    """Return a function that makes a number of steps of `VecEnv` and returns the seconds.
+    """Return a function that steps `VecEnv` a given number of times and returns the seconds.
 
-    `VecEnv` also counts episodes and checks the environments' results.
+    The time includes work that the other implementations do not do: `VecEnv` counts episodes and checks results.
     """
     env = VecEnv.create_factory(name, vec_env_size=size, backend=backend)(seed=0)
     env.reset()

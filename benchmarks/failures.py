@@ -5,12 +5,12 @@
 
 Each row is one kind of failure, which is injected `--count` times while PPO trains asynchronously. Processes are killed
 (SIGKILL) or stopped (SIGSTOP) from outside; environments, gradients and evaluations fail inside their processes.
-Environments count their steps in files, and the learner writes the identity of each step that it receives to a file, so
-that lost and repeated steps are found.
+Environments count their steps in files. The learner also has a file, to which it writes the identity of each received
+step. A comparison of these files shows how many steps were lost or used twice.
 
 `--learn` trains PPO on CartPole-v1, with two gradient workers that have two collection workers each, until an
-evaluation reaches 475: once without failures, and once while each collection worker and a gradient worker are killed
-and environments raise errors with p = 0.001.
+evaluation reaches 475. It trains once without failures. In a second run, each collection worker and a gradient worker
+are killed, and environments raise errors with probability 0.001.
 
 The script shows its progress on stderr, prints one JSON object (or a Markdown table), and asserts nothing.
 """
@@ -100,7 +100,7 @@ class LateEnv(FiledEnv):
 
 
 class FiledBuffer(GAEBuffer):
-    """Storage that writes the identity of each step that the learner receives to a file."""
+    """Storage that writes to a file the identity of each step that the learner receives."""
 
     directory = ""
 
@@ -144,7 +144,7 @@ def pid_of(handle: Any) -> int:
     """Return the process id of a remote worker."""
     import ray
 
-    # The group "control" answers even while the worker is busy.
+    # Calls in the concurrency group "control" are answered even while the worker is busy.
     ask = handle.native.__ray_call__.options(concurrency_group="control")
     return int(ray.get(ask.remote(lambda _self: os.getpid()), timeout=60))
 
@@ -172,11 +172,11 @@ def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -
 
 
 def workers_lost(settings: dict[str, Any], number: int, count: int, directory: str) -> dict[str, Any]:
-    """Return the row for signals that are sent to each worker of the outermost remote level in turn."""
+    """Return the table row for a signal that is sent to the workers of the outermost remote level, one at a time."""
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True
-    # Each worker is hit once per run, because the delay of its replacement doubles with each loss.
+    # Each run sends one signal to each worker, because the delay before a replacement doubles with each loss.
     while len(rows) < count:
         with tempfile.TemporaryDirectory(dir=directory) as run:
             scheme = counting_scheme(run, **settings)
@@ -196,7 +196,7 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
 
 
 def environment_raises(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for an environment that sometimes raises an error and is then restarted."""
+    """Return the table row for an environment that sometimes raises an error and is then restarted."""
     envs = VecEnv.create_factory(
         FiledEnv, {"directory": directory}, NUM_ENVS, wrappers=(functools.partial(RaisingEnv, probability=0.001),),
         on_env_error="restart", max_env_restarts=1000)
@@ -212,7 +212,7 @@ def environment_raises(count: int, directory: str) -> dict[str, Any]:
 
 
 def error_arrives(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for an environment that fails permanently: seconds until a call raises, and for `stop()`."""
+    """Return the table row for an error that ends training: seconds until a call raises it, seconds of `stop()`."""
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:
@@ -232,7 +232,7 @@ def error_arrives(count: int, directory: str) -> dict[str, Any]:
 
 
 def nan_gradients(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for gradients that sometimes become NaN, with the number of skipped updates."""
+    """Return the table row for gradients that are sometimes NaN, including the number of skipped updates."""
     scheme = counting_scheme(directory, faults="nan grad.* p=0.1", **GRADIENTS)
     while scheme.metrics()["updates_skipped_nan"] < count:
         scheme.step()
@@ -245,7 +245,7 @@ def nan_gradients(count: int, directory: str) -> dict[str, Any]:
 
 
 def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for an evaluator that is killed: training continues, and another evaluator repeats its work."""
+    """Return the table row for a killed evaluator; training continues, and a new evaluator repeats the evaluation."""
     scheme = counting_scheme(directory, **COLLECTION)
     scheme.start()
     rows = []
@@ -267,7 +267,7 @@ def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
 
 
 def stopping(count: int, directory: str) -> dict[str, Any]:
-    """Return the row for `stop()` at a random moment of training."""
+    """Return the table row for `stop()` at a random moment of training."""
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:
@@ -376,7 +376,7 @@ def main() -> None:
     options = parser.parse_args()
     import ray  # one Ray cluster for all schemes
 
-    # Ray prints messages about lost workers, whatever its log level.
+    # Ray prints messages about lost workers at any log level.
     with contextlib.redirect_stdout(sys.stderr):
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
         result = learn() if options.learn else matrix(options.rows.split(","), options.count)

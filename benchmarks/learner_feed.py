@@ -1,4 +1,4 @@
-"""Measure whether the sample queue keeps the learner busy: compare its updates per second with and without the queue.
+"""Compare the learner's updates per second with and without the sample queue, to see if the queue keeps it busy.
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 
@@ -11,16 +11,16 @@ IMPALA learns in three cases:
   this learner is faster than two collectors of this environment.
 
 With vectors, 64 environments are stepped together, so that collection takes little processor time from the learner.
-Each case is measured in three ways, which take turns:
+Each case is measured in three modes, which alternate:
 
 - through the queue: collection workers on Ray fill the queue, and the learner thread empties it;
-- on repeated data: the same learner of the same scheme uses its first train batch repeatedly, while the queue is full
+- on repeated data: the same scheme runs, but the learner uses its first train batch repeatedly, while the queue is full
   and collectors wait;
-- without a scheme: a loop computes only the V-trace targets, the gradient and the update of the same train batch,
-  without statistics and without collectors.
+- without a scheme: a loop only computes the V-trace targets and the gradient of one train batch and applies the
+  update, without statistics and without collectors.
 
-If the queue is empty, the learner waits for collection. `--pin` reserves the last core for the learner thread, as on a
-machine with enough cores; all other threads and processes share the remaining cores.
+`--pin` reserves the last core for the learner thread; all other threads and processes share the remaining cores. This
+imitates a machine on which the learner always has a free core.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -79,7 +79,7 @@ def through_queue(
         num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int,
         num_passes: int,
         **network: Any) -> tuple[dict[str, Any], Any]:
-    """Train after a warm-up; return (updates per second and statistics of the queue, stopped worker)."""
+    """Measure training after a warm-up; return (updates per second and queue statistics, stopped gradient worker)."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
     envs = VecEnv.create_factory(env, vec_env_size=num_envs)
@@ -105,7 +105,7 @@ def through_queue(
 
 
 def bare(worker: Any, seconds: float) -> float:
-    """Reuse the worker's latest train batch in a loop without a scheme; return the updates per second."""
+    """Train on the worker's latest train batch in a loop without a scheme; return the updates per second."""
     data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
 
     def update() -> int:

@@ -4,10 +4,10 @@
     python benchmarks/message_paths.py --tree ../before
 
 A call counts if one of its arguments, or its result, is the message or contains the message. A rollout is traced until
-its data is removed. Methods of the message and of a train batch do not count. Wrappers that only time a call do not
-count either, nor do the runtime and the agent, except for the storage of the agent, which counts as one file. The
-script prints JSON: for each message, the files in the order of the first visit, the number of functions, and how often
-the message returns to a file that it has left. The counts do not depend on the machine.
+its data is removed. Some calls do not count: methods of the message and of a train batch, wrappers that only time a
+call, and calls in the runtime and the agent. The agent's storage is an exception and counts as one file. The script
+prints JSON. For each message, it contains the files in the order of the first visit, the number of functions, and how
+often the message returns to a file that it has left. The counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 SOURCES = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
 CONTAINERS = ("Item", "Part", "TrainBatch", "QueuedRollout")
-# After this many updates, the first message of each kind has been used.
+# Number of updates after which the first message of each kind has been used.
 UPDATES = 8
 ASYNC = {"col_communication": "asynchronous"}
 PATHS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,12 +47,12 @@ class Tracer:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._key: tuple[Any, ...] | None = None
-        self._kept: dict[int, Any] = {}  # data of the message by id; the references prevent reuse of ids
+        self._kept: dict[int, Any] = {}  # id -> data of the message; the references prevent the reuse of ids
         self._lock = threading.Lock()
         self.visits: list[tuple[str, str]] = []
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Record a call or a return of a call; this is the profile function of all threads."""
+        """Record a call or the return from a call; Python calls this profile function in all threads."""
         name = frame.f_code.co_filename
         file = next((name[name.index(source):] for source in SOURCES if source in name), None)
         if file is None or event not in ("call", "return") or frame.f_code.co_name.startswith("<"):

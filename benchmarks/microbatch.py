@@ -66,7 +66,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
     worker = scheme.start().local_worker
     peaks, seconds = [], []
     for _ in range(updates + 1):
-        # `get_data` collects the batch, so that only the update is measured.
+        # Collect the batch before the measurement, which should contain only the update.
         worker.get_data()
         before = reset_peak(device)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The table of mutations for `mutations.py`: a text that occurs once in a file, its replacement, and tests to run."""
+"""Mutations for `mutations.py`: each has a text that occurs once in a file, its replacement, and the tests to run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mutation:
 
 
 def _of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str]) -> list[Mutation]:
-    """Return the mutations of one file; the optional third text of a change is the reason why it is equivalent."""
+    """Return the mutations of one file. A change is (old, new), or (old, new, why no test can notice the mutation)."""
     paths, dash, only = tests.partition(" -k ")
     tests = " ".join(f"tests/unit/{path}" for path in paths.split()) + dash + only
     return [Mutation(f"pytorchrl/{file}", old, new, tests, *reason) for old, new, *reason in changes]

@@ -55,7 +55,7 @@ def copy_of(tree: Path, to: Path) -> Path:
 
 
 def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, str]:
-    """Run the tests of a mutation in a copy of the tree; return "passed", "failed" or "error", and the last output."""
+    """Run a mutation's tests in a copy of the tree; return "passed", "failed" or "error", and the end of the output."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-q", "-p", "no:cacheprovider", *mutation.files]
     if mutation.only:
@@ -90,7 +90,7 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
             if mutation.tests not in unchanged:
                 unchanged[mutation.tests] = run_tests(copy, mutation, timeout_s)
             outcome, tail = unchanged[mutation.tests]
-            # If the tests fail without a mutation, every mutation would count as killed.
+            # If the tests failed without a mutation, every mutation would count as killed.
             if outcome != "passed":
                 yield {**result, "result": "not applied", "why": f"the tests fail without it: {tail}"}
                 continue

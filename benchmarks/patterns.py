@@ -2,7 +2,7 @@
 
     python benchmarks/patterns.py [--runtime ray|threads] [--steps 150000] [--seeds 3] [--patterns central-sync/...]
 
-A pattern is named by the execution and communication of collection and of gradients, e.g.
+The name of a pattern contains the execution and communication of collection and then of gradients, e.g.
 `parallel-async/central-sync`. Each run trains PPO on CartPole-v1 until an evaluation of 20 episodes reaches the goal,
 or for `--steps` env steps at most. `leftovers` are threads and child processes of this process that the run started and
 that still exist after `stop()`.
@@ -25,7 +25,7 @@ from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
 NUM_WORKERS = 2
 ROUND_STEPS = 1024
-"""Env steps of one round of training, whatever number of workers collects them."""
+"""Env steps of one round of training, for any number of workers."""
 PATTERNS = {
     f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}/"
     f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}": {
@@ -44,7 +44,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
         pattern: A key of `PATTERNS`.
         seed: Seed of the scheme.
         runtime: "ray" or "threads".
-        num_envs: Environments of each collection worker.
+        num_envs: Number of environments of each collection worker.
         options: Further settings of the scheme.
     """
     settings: dict[str, Any] = dict(PATTERNS[pattern])
