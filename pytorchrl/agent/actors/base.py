@@ -1,4 +1,4 @@
-"""The base class of actors, with the normalizers of observations and rewards, and the function `load_checkpoint`."""
+"""The base class of actors, which also normalizes observations and rewards, and the function `load_checkpoint`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Actor(Part, nn.Module, ABC):
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
     network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
-    """Options that only `build_networks` reads. It is an error to set an option that a subclass's method ignores."""
+    """Options that only `build_networks` reads. Setting one is an error if a subclass's `build_networks` ignores it."""
     is_recurrent = False
 
     @classmethod
@@ -79,7 +79,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return a requirement that an action space does not meet, such as "a Box of floats"; None if all are met."""
+        """Return a requirement that `space` does not meet, such as "a Box of floats", or None if it meets them all."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -110,8 +110,8 @@ class Actor(Part, nn.Module, ABC):
         group also train all of them. The attributes that `__init__` sets, such as `options`, can be used here.
 
         Args:
-            generator: CPU generator for initial weights. Layers of torch draw from torch's global generator instead,
-                whose seed during this call is derived from the actor's seed.
+            generator: CPU generator for initial weights. PyTorch's own layers draw from its global generator instead;
+                during this call, the seed of the global generator is derived from the actor's seed.
         """
 
     def check_networks(self) -> None:
@@ -231,7 +231,7 @@ def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # Any, because leaves
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # fields of subclasses of `Options`
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # Any, because subclasses have more fields
     if not options.normalize_obs:
         return {}
     return {

@@ -150,7 +150,7 @@ class MultiCategorical(Distribution):
     """
 
     index: Tensor
-    """(D * max n,) int64, the position in the params of each entry of the padded logits; 0 for padding."""
+    """(D * max n,) int64; for each entry of the padded logits, its position in the params; 0 for padding."""
     present: Tensor
     """(D, max n) bool, false for padding."""
 
@@ -172,7 +172,7 @@ class MultiCategorical(Distribution):
 
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)
-        # Rollouts are completed on the CPU, so `params` may be on a different device from this module.
+        # `finish_rollout` passes `params` on the CPU, even if this module is on another device.
         index, present = self.index.to(params.device), self.present.to(params.device)
         logits = params.index_select(-1, index).view(shape)
         if mask is None:
@@ -201,7 +201,7 @@ class MultiCategorical(Distribution):
 
 
 class Bernoulli(Distribution):
-    """n independent bits. Params: (..., n), for each bit the logit of the probability that the bit is 1.
+    """n independent bits. Params: (..., n), the logit of each bit's probability of being 1.
 
     Log-probabilities and entropies are summed over the bits.
     """

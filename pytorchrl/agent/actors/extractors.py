@@ -63,7 +63,7 @@ def conv(
 
 
 def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> Layer:
-    """Initialize a layer's weight orthogonally and its bias, if any, with 0; return the layer."""
+    """Initialize the weight of a layer orthogonally, set its bias, if any, to 0, and return the layer."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -71,7 +71,7 @@ def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> 
 
 
 def is_image(space: gym.Space[object]) -> bool:
-    """Return whether an observation leaf is an image, for which `auto` uses a convolutional network.
+    """Return whether a leaf is an image, for which `feature_extractor="auto"` selects a convolutional network.
 
     An image is a Box (C, H, W) with H and W of at least 16 pixels. Its values are unsigned bytes, or floats whose
     bounds are 0 and 1 everywhere.
@@ -155,8 +155,8 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.out_features = size
         self._activation = ACTIVATIONS[activation]
-        # A second list of the same parameters: in small networks, looking parameters up in modules takes as long as
-        # computing with them.
+        # `forward` reads the parameters from this list, because in small networks, looking them up in modules takes as
+        # long as computing with them.
         self._weights = [(layer.weight, layer.bias) for layer in layers]
 
     def forward(self, x: Tensor) -> Tensor:

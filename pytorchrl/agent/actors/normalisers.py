@@ -87,7 +87,10 @@ class RunningMoments(nn.Module):
         self.scale.copy_((m2 / count + _EPSILON).rsqrt())
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor; compute wide dtypes in float64."""
+        """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor.
+
+        If the dtype of `x` is in `_WIDE`, the result is computed in float64 and then converted.
+        """
         if x.dtype in _WIDE:
             return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()
         if x.dtype is torch.bool:  # torch cannot subtract from a bool tensor

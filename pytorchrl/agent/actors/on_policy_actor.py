@@ -92,8 +92,8 @@ class OnPolicyActor(Actor):
         if isinstance(self.distribution, Gaussian):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
         self.build(seed)
-        # Plain tuples of the same modules and parameters, because looking them up in modules is slow: with small
-        # networks, lookups would take up to a third of the time of `act`.
+        # Modules and parameters are also stored in plain tuples, because looking them up in modules is slow: with
+        # small networks, the lookups would take up to a third of the time of `act`.
         self._trunks: tuple[Any, Any] = (  # Any, because networks of a subclass may have any interface
             getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
@@ -164,7 +164,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return network -> zeros (E, H), or {} without memory; an LSTM's state is its output, followed by its cell."""
+        """Return network -> zeros (E, H), or {} without memory; an LSTM's state is its output, then its cell state."""
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
@@ -183,7 +183,7 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions; do not compute results that are faster to compute later, for a whole rollout at once.
+        """Choose actions. Results that are faster to compute for a whole rollout at once are computed later.
 
         Args:
             obs: Leaf -> (E, ...).

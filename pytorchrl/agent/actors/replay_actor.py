@@ -27,7 +27,7 @@ _NOISE_SCALE = 0.5
 
 
 class ReplayNetworkOptions(NetworkOptions, Protocol):
-    """The options from which `replay_trunk` builds a trunk; their class is a dataclass."""
+    """The options from which `replay_trunk` builds a trunk; their class must be a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # declared as in typeshed
 
@@ -67,7 +67,7 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw actions (E, ...) uniformly from those that the mask (E, n) allows, in the form of stored actions."""
+        """Return random actions (E, ...) as they are stored, drawn uniformly from those that the mask (E, n) allows."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Return actions (E, ...) as environments receive them."""
@@ -78,7 +78,9 @@ def replay_trunk(
     options: ReplayNetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
     num_previous: int = 0,
 ) -> Trunk:
-    """Return a trunk whose extractor has PyTorch's default initialization; a user's extractor is not initialized again.
+    """Return a trunk whose extractor has PyTorch's default initialization.
+
+    An extractor that the user provides keeps its own initial weights.
 
     Args:
         options: Options of the actor.
@@ -90,7 +92,7 @@ def replay_trunk(
         options = dataclasses.replace(options, hidden_sizes=hidden_sizes)
     trunk = Trunk(options, generator, num_previous)
     if isinstance(options.feature_extractor, str):
-        default_init(trunk.extractor, generator)  # a memory keeps its orthogonal weights
+        default_init(trunk.extractor, generator)  # the memory, if any, keeps its orthogonal weights
     return trunk
 
 
@@ -99,7 +101,7 @@ def default_init(module: nn.Module, generator: torch.Generator) -> None:
 
     `inputs` is the number of inputs of one unit.
 
-    Fixup networks keep their weights, because they depend on a special initialization.
+    A Fixup network keeps its weights, because it depends on a special initialization.
     """
     if isinstance(module, FixupCNN):
         return
@@ -130,7 +132,7 @@ class NoisyLinear(nn.Module):
         self.bias_sigma = nn.Parameter(torch.full((outputs,), _NOISE_SCALE * bound))
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return (B, outputs) for (B, inputs), with one draw of noise for all rows; no generator means no noise."""
+        """Return (B, outputs) for `x` (B, inputs). All rows share one draw of noise; no generator means no noise."""
         mean = F.linear(x, self.weight, self.bias)
         if generator is None:
             return mean
@@ -158,7 +160,7 @@ class DiscreteQNet(nn.Module):
 
         Args:
             obs: Leaf -> (B, ...), normalized.
-            mask: (B, n) bool, true for the actions over which a dueling network takes the mean of the advantages.
+            mask: (B, n) bool, true for the actions over which a dueling network averages the advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
         """
         return self.unroll(obs, None, None, mask, generator)[0]
@@ -173,7 +175,7 @@ class DiscreteQNet(nn.Module):
             obs: Leaf -> (B, ...) or (L, B, ...), normalized.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
-            mask: (B, n) or (L, B, n) bool, true for the actions over which a dueling network takes the mean of the
+            mask: (B, n) or (L, B, n) bool, true for the actions over which a dueling network averages the
                 advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
             previous: (B, n + 1) or (L, B, n + 1); see `PREVIOUS`. None if the memory does not have this input.
@@ -198,7 +200,7 @@ class ContinuousQNet(nn.Module):
 
     def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # without hidden layers, vectors stay unchanged
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # returns vectors unchanged
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

@@ -37,7 +37,7 @@ class SmallPolicy:
     """
 
     def __init__(self, actor: OnPolicyActor) -> None:
-        """Prepare to act for an actor for which `suits` returns True."""
+        """Prepare to choose the actions of `actor`; `suits` must return True for this actor."""
         layers = [*actor.policy.extractor.layers, actor.policy_head]  # type: ignore[misc] # an MLP has layers
         arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
@@ -54,7 +54,7 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether this class can act for an actor; the policy must be fully connected and without memory."""
+        """Return whether this class can choose the actor's actions; its policy must be an MLP without memory."""
         policy = getattr(actor, "policy", None)
         if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(policy, Trunk):
             return False
