@@ -173,7 +173,7 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone():
 
 
 def test_actions_start_at_zero_and_are_clipped_to_bounds():
-    # The environments add the start of their space; the actor must not add it a second time.
+    # Environments add the `start` of the action space; the actor must not add it too.
     assert distribution_of(gym.spaces.Discrete(3, start=5)).clip(torch.tensor([0, 2])).tolist() == [0, 2]
     shifted = gym.spaces.MultiDiscrete([2, 3], start=[1, -1])
     assert distribution_of(shifted).clip(torch.tensor([[0, 2]])).tolist() == [[0, 2]]

@@ -16,7 +16,7 @@ from pytorchrl.agent.data import Step
 from pytorchrl.agent.storages import GAEBuffer, VTraceBuffer
 from pytorchrl.agent.storages.returns import gae
 
-torch.set_num_threads(1)  # more threads would slow such small networks down
+torch.set_num_threads(1)  # small networks are slower with several threads
 
 OBS_SIZE, NUM_ACTIONS = 3, 2
 
@@ -71,7 +71,7 @@ class Parts:
         def walk(value):
             if isinstance(value, dict):
                 return [leaf for key in sorted(value) for leaf in walk(value[key])]
-            if isinstance(value, list):  # a schedule is a list of its name and its numbers
+            if isinstance(value, list):  # the state of a schedule is [name, *numbers]
                 return [torch.tensor(value[1:]).double()]
             return [] if value is None else [torch.as_tensor(value).double().flatten()]
         return torch.cat(walk(self.algorithm.state_dict()))
@@ -149,7 +149,7 @@ def train():
 
 
 class ScriptedEpisodes:
-    """Source of scripted steps: each environment plays a list of (length, end), in SAME_STEP or NEXT_STEP mode."""
+    """Source of scripted steps: each environment plays episodes (length, end), in SAME_STEP or NEXT_STEP mode."""
 
     def __init__(self, scripts, next_step):
         self.scripts, self.next_step = scripts, next_step

@@ -56,7 +56,7 @@ def act(algorithm, times=1, **how):
 def leaves(value):
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in leaves(value[key])]
-    if isinstance(value, list):  # a schedule is a list of its name and its numbers
+    if isinstance(value, list):  # the state of a schedule is [name, *numbers]
         return [torch.tensor(value[1:])]
     return [] if value is None else [torch.as_tensor(value).clone()]
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationW
 
 @pytest.fixture(scope="module")
 def pair():
-    """Parts of an uncompiled worker and of a compiled worker, with equal weights.
+    """Return the parts of an uncompiled worker and of a compiled worker, with equal weights.
 
     Compiling takes seconds. Therefore, all tests share these parts, and each test leaves the weights equal.
     """

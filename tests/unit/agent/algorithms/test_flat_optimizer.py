@@ -84,7 +84,7 @@ def test_restored_state_continues_identically_and_keeps_the_gradient(kind):
 
 
 def test_a_state_is_on_the_cpu_for_moments_on_any_device(monkeypatch):
-    """Check that a state is on the CPU, because it may be sent to a process without the device.
+    """Check that a state is on the CPU, because the process that receives it may lack the device of the moments.
 
     The test replaces `Tensor.cpu`, because tensors on the `meta` device cannot be copied to the CPU.
     """

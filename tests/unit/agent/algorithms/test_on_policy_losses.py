@@ -25,7 +25,7 @@ def random_batch(seed, size, has_valid):
 
 
 def reference(new, recorded, normalise, clipped_value, dual_clip):
-    """Compute the loss, its measures and its gradients in float64, one sample at a time."""
+    """Compute the loss, the reported measures and the gradients in float64, one sample at a time."""
     logp, entropy, value = [x.detach().double().requires_grad_() for x in new]
     valid = range(len(logp)) if recorded.valid is None else recorded.valid.nonzero().flatten().tolist()
     old_logp, old_value, ret, advantage = [

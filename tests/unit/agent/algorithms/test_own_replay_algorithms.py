@@ -1,4 +1,4 @@
-"""Test user-defined replay algorithms, and the errors for invalid ones."""
+"""Test user-defined replay algorithms, and the errors that invalid algorithms raise."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_actions_are_uniform_during_the_start_steps_of_all_collectors(kind):
     algorithm.follow_schedules(1000, 10**6)
     assert algorithm.parameters["random_actions"] == 0
     collector = make(kind, start_steps=1000)
-    collector.load_gradient_state(algorithm.gradient_state())  # this state includes the parameters
+    collector.load_gradient_state(algorithm.gradient_state())  # the gradient state includes `parameters`
     assert collector.parameters["random_actions"] == 0
 
 

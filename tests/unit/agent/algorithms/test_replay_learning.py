@@ -11,7 +11,7 @@ from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
 from pytorchrl.agent.data import ReplayBatch
 
-torch.set_num_threads(1)  # more threads would slow such small networks down
+torch.set_num_threads(1)  # small networks are slower with several threads
 
 
 class Transitions:

@@ -12,7 +12,10 @@ from tests.unit.agent.algorithms.replay_agents import make, make_batch
 
 
 def test_target_entropy_is_that_of_allowed_actions():
-    """With 2 of 4 actions allowed, the entropy is at most log 2, so a target for 4 actions would make alpha diverge."""
+    """Check that the target entropy depends on the number of allowed actions, here 2 of 4.
+
+    The entropy is at most log 2, so a target for 4 actions would make alpha diverge.
+    """
     algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
     mask = torch.tensor([[True, False, False, True]] * 8)
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,

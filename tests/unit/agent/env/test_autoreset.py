@@ -1,4 +1,4 @@
-"""Test that all three autoreset modes give equal transitions, and that these follow the environment's script."""
+"""Test that all three autoreset modes give equal transitions, which follow the environment's script."""
 
 import gymnasium as gym
 import numpy as np
@@ -180,7 +180,7 @@ def test_same_step_without_final_observations_is_an_error():
 
 
 class SameMemory(gym.Env):
-    """Environment whose observations share one array, which counts steps; episodes are truncated after 3 steps."""
+    """Environment whose observations share one array, a counter of steps; episodes are truncated after 3 steps."""
 
     action_space = gym.spaces.Discrete(2)
 

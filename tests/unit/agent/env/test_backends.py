@@ -50,7 +50,10 @@ def cartpole(**options):
 
 
 def test_one_environment_gives_the_results_of_the_native_vector():
-    """Check that one environment gives the results of the native vector environment; the default mode is SAME_STEP."""
+    """Check that the backend for one environment and the native vector environment give equal results.
+
+    By default, the autoreset mode is SAME_STEP.
+    """
     cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
     native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
     assert cls is not native_cls
@@ -136,7 +139,7 @@ faulty_elsewhere.__module__ = "__main__"
     (FaultyEnv, {"fault": "step", "at": 1},
      r"GWorker 0/CWorker 0, env 0: step raised after 2 steps.*faulty step; number of other environments "
      "that failed: 1", "raise RuntimeError("),
-    # Functions that are pickled by value lose the name of their file, and so their source, from cloudpickle 3.1.3 on.
+    # Since cloudpickle 3.1.3, a function pickled by value has no file name, so tracebacks lack its source code.
     (faulty_elsewhere, {}, "env 0: the constructor raised: RuntimeError: no license here",
      f"line {faulty_elsewhere.__code__.co_firstlineno + 6}, in faulty_elsewhere"),
 ])

@@ -203,7 +203,10 @@ def test_too_many_faults_in_processes_are_an_error_with_the_traceback(autoreset)
 
 
 def test_statistics_and_monitor_exclude_episodes_cut_by_a_fault(tmp_path):
-    """Episodes have 5 steps; the environment raises in step 8, so the 2 steps of its second episode are discarded."""
+    """Check an environment with episodes of 5 steps that raises in step 8.
+
+    The 2 steps of its second episode are discarded.
+    """
     env, _ = planned({(1, "step", 7)}, CountingEnv, {"episode_length": 5}, num_envs=1, autoreset="same_step",
                      log_dir=str(tmp_path))
     rows = play(env, 18)
@@ -229,7 +232,7 @@ def test_action_masks_stay_correct_after_a_fault(autoreset, kind, num_envs):
             if is_next and step.terminated[e]:
                 assert mask[e].all()
             elif is_next and step.truncated[e] and kind == "info_mask":
-                assert mask[e].sum() in (1, 3)  # a fault leaves no mask, so all 3 actions are allowed
+                assert mask[e].sum() in (1, 3)  # there is no mask after a fault, so all 3 actions are allowed
             elif kind == "dict":
                 assert mask[e].tolist() == [obs["count"][e] % 3 == k for k in range(3)]
             else:

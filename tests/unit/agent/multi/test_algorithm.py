@@ -75,7 +75,7 @@ def test_a_policy_learns_only_from_valid_steps_of_its_agents(make_agent, truncat
 
 
 def test_an_update_equals_separate_updates_of_each_policy(make_agent):
-    """Check that each policy's update equals that of a single-policy algorithm with the same batch, bit by bit."""
+    """Check that each policy's update equals that of a single-policy algorithm with the same batch, bit for bit."""
     agent, alone = make_agent(), make_agent()
     rollout = agent.collect()
     agent.storage.insert_data_slice([rollout])

@@ -16,7 +16,7 @@ LIVES = ((0, 6), (0, 3), (2, 6))
 def test_a_policy_with_few_samples_is_absent_from_the_last_batches(make_agent):
     """Check the batches of 2 epochs with up to 4 batches each.
 
-    Policy `early` has only 2 samples, so it has 2 batches per epoch, 4 in all; policy `shared` has 8.
+    Policy `early` has only 2 samples, so it has 2 batches per epoch, 4 in all. Policy `shared` has 8 batches.
     """
     algorithm = PPO.create_factory(num_epochs=2, num_mini_batch=4)
     agent = make_agent(algorithm, env_kwargs={"lives": ((0, 1), (0, 6), (0, 6))}, size=6)

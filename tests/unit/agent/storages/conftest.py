@@ -20,7 +20,7 @@ class Row:
 
 
 class Collector:
-    """Simulated collector of random episodes from E environments, which fills a `RolloutRows` and plain lists.
+    """Simulated collector that records random episodes of E environments, in a `RolloutRows` and in plain lists.
 
     Each transition has a unique number as its action. Images are random, and many are black. At the start of an
     episode, the stack is padded with zeros, copies of the first frame or noise, or it keeps the old frames.

@@ -92,7 +92,10 @@ def test_weights_over_the_buffer_are_relative_to_all_rows(per):
 
 
 def test_two_storages_equal_one_given_their_mass_and_smallest_leaf(per):
-    """Check that two storages give the weights of one after scaling by (smallest leaf of both / own smallest)^beta."""
+    """Check that two storages give the weights of a single storage with all transitions.
+
+    Each weight is scaled by (smallest leaf of both trees / smallest leaf of its own tree)^beta.
+    """
     parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
     mass, smallest = [part.mass for part in parts], min(part.min_priority for part in parts)
     np.testing.assert_allclose(np.array(mass) / sum(mass), [0.3, 0.7])

@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError
 
 
 def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float32):
-    """Return a rollout of one environment; observation t is `obs[t]` (by default t), and a final one is 100 + t."""
+    """Return a rollout of one environment; observation t is `obs[t]` (by default t), and a final observation is 100 + t."""
     count = len(reward)
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     ends = sorted({*terminated, *truncated})
@@ -68,7 +68,10 @@ def assert_extras_belong_to_rows(ring):
 @pytest.mark.parametrize("n_step", [1, 4])
 def test_batches_equal_those_of_a_list_implementation(
         cls, frames, padding, same_step, n_step, build_replay, make_collector, make_plain_replay, assert_batch_equals):
-    """Two collectors of different sizes take random turns; some rollouts are short, and environments restart."""
+    """Check the batches of two collectors of different sizes, which insert rollouts in random order.
+
+    Some rollouts are short, and environments restart.
+    """
     rng = np.random.default_rng([n_step, frames, same_step])
     collectors = [make_collector(
         seed=s, num_envs=2 + s, num_steps=6, same_step=same_step, num_frames=frames, padding=padding, p_life=0.1,
@@ -187,7 +190,7 @@ def test_counters_include_rows_that_were_never_sampled(build_replay):
 
 def test_an_overwritten_row_counts_as_never_sampled(build_replay):
     storage = build_replay(ReplayBuffer, 4)
-    for unused in (0, 0, 4):  # number of rows that are never sampled before the next insertion
+    for unused in (0, 0, 4):  # number of rows left unsampled before the next insertion
         storage.insert_data_slice([rollout_of([1] * 4)])
         assert storage.counters["evicted_unused"] == 0
         if not unused:

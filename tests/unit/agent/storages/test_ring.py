@@ -32,7 +32,7 @@ def test_a_rollout_continues_the_last_one_if_their_observations_match():
     beginning = rollout_of([0.0, 0.0], obs=[2, 3, 4])
     beginning.done[0] = False  # the episode continues from the previous rollout
     assert ring.insert(beginning, "collector").continued.tolist() == [True]
-    assert ring.columns["link"][[0, 1, 2, 3]].tolist()[:2] == [1, 4]  # rows 2 and 3 are from the other source
+    assert ring.columns["link"][[0, 1, 2, 3]].tolist()[:2] == [1, 4]  # rows 2 and 3 are from source "another"
     elsewhere = rollout_of([0.0, 0.0], obs=[6, 7, 8])
     elsewhere.done[0] = False
     assert ring.insert(elsewhere, "collector").continued.tolist() == [False]

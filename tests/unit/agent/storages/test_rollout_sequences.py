@@ -91,7 +91,10 @@ def check_column(batch, b, rows, n_step):
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.3), (0, 0.03), (3, 0.1)])
 def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, make_collector):
-    """Collectors of different sizes take turns; rollouts have different lengths, and environments restart."""
+    """Check the batches of two collectors of different sizes, which insert rollouts in random order.
+
+    Rollouts have different lengths, and environments restart.
+    """
     rng = np.random.default_rng([n_step, same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
         seed=s, num_envs=1 + s, num_steps=9, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,

@@ -182,7 +182,10 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])
 def test_batches_equal_those_of_a_list_implementation(rule, same_step, frames, p_end, build_replay, make_collector,
                                                       make_plain_replay):
-    """Collectors of different sizes take turns and are replaced; environments restart; some rollouts are short."""
+    """Check the batches of two collectors of different sizes, which insert rollouts in random order.
+
+    Collectors are replaced, environments restart, and some rollouts are short.
+    """
     rng = np.random.default_rng([*rule.values(), same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
         seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,

@@ -104,7 +104,7 @@ def test_vtrace_golden_values():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_vtrace_without_episode_ends_equals_that_of_rllib(seed):
-    """Compare with the formula of `from_importance_weights` in the V-trace code of RLlib and DeepMind."""
+    """Compare `vtrace` with the formula of `from_importance_weights`, a function of RLlib and DeepMind."""
     _, rollout, logp, value, final_value = random_case(seed, ends=False)
     rho, discount = (logp.double() - rollout.other["logp"].double()).exp().clamp(max=1.0).numpy(), 0.9
     values, bootstrap = value[:-1].double().numpy(), value[-1].double().numpy()
@@ -205,7 +205,7 @@ def opened(storage, rollout, num_parts=1):
     ({}, None), ({"shared_policy_value_network": True}, None), (GRU, None), (GRU, 5), (LSTM_SHARED, None),
     (LSTM_SHARED, 5)], ids=str)
 def test_learner_and_collector_agree_if_their_weights_are_equal(actor, masked, sequence_length):
-    """Check that `evaluate_rollout` gives the log-probabilities of acting and the values of `compute_values`."""
+    """Check that `evaluate_rollout` returns the recorded log-probabilities and the values of `compute_values`."""
     _, algorithm, storage = parts_of(actor=actor, storage={"sequence_length": sequence_length})
     rollout = collect(algorithm, storage, masked)
     assert len(rollout.final_index) > 3
