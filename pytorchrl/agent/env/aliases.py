@@ -30,4 +30,4 @@ EnvWrapper = Callable[[AnyEnv], AnyEnv]
 ResetResult = tuple[Observation, Info]
 """Observation and info."""
 StepResult = tuple[Observation, Any, bool, bool, Info]
-"""Observation, reward (a number of Python or NumPy), terminated, truncated and info of one environment."""
+"""Observation, reward (a Python or NumPy number), terminated, truncated and info of one environment."""

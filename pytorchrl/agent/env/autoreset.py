@@ -25,7 +25,7 @@ NO_INDEX = np.empty(0, dtype=np.int64)
 class ResolvedStep(NamedTuple):
     """A vector step in which an episode ended or began.
 
-    E = environments, K = environments whose last observation is not in `observations`.
+    E = number of environments, K = number of ended episodes whose last observation is not in `observations`.
     """
 
     observations: Observation
@@ -37,9 +37,9 @@ class ResolvedStep(NamedTuple):
     first: np.ndarray
     """(E,) bool, whether each observation is the first of an episode."""
     final_index: np.ndarray
-    """(K,) int64, indices of these K environments."""
+    """(K,) int64, indices of the environments to which the last observations in `final_obs` belong."""
     final_obs: dict[str, np.ndarray]
-    """Leaf -> (K, ...), last observations of these K environments."""
+    """Leaf -> (K, ...), last observations of the episodes that ended, unless `observations` contains them."""
     last_info_of: Callable[[int], Mapping[str, object]]
     """Function from the index of an environment to the `info` of the last step of its episode."""
     final_mask: np.ndarray | None = None
@@ -53,7 +53,7 @@ class Autoreset(Protocol):
     """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret a step in which episodes ended (`done`, (E,) bool), or before which `pending` was true."""
+        """Interpret a step in which episodes ended (`done`, (E,) bool), or a step that `pending` announced."""
 
     def reset(self) -> None:
         """Discard pending resets, because the caller has reset all environments."""
@@ -122,7 +122,7 @@ class MaskedReset:
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Reset the environments whose episodes ended, and interpret the step; see `Autoreset`."""
         index = np.flatnonzero(done)
-        # Indexing with an array copies, so the vector environment may reuse the memory for the new observations.
+        # Indexing with an array copies the rows, so the vector environment may write new observations to the memory.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
         mask = self._reader.mask(observations)
         final_mask = None if mask is None else mask[index]
@@ -147,10 +147,10 @@ def make_autoreset(mode: AutoresetMode, reader: ObservationReader, envs: AnyVect
 
 
 def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
-    """Return the mode of a vector environment that does not take the mode as an argument.
+    """Return the autoreset mode of a vector environment whose constructor has no argument for the mode.
 
     The attribute `autoreset_mode` takes precedence over the metadata of the class. `VectorEnv.metadata` is ignored,
-    because all classes without metadata share this dictionary, and some of them write their mode into it. The default
+    because all classes without metadata share this dictionary, and some of them store their mode in it. The default
     is NEXT_STEP, as in Gymnasium.
     """
     mode = getattr(envs, "autoreset_mode", None)

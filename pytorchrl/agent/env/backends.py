@@ -32,8 +32,8 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 VectorMaker = Callable[..., AnyVectorEnv]
 
 # A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments. Stepping single
-# environments takes 17 us for the first and 10 us for each further one (benchmarks/env_backends.py), so from this
-# number on, the NumPy vector environments are faster.
+# environments takes 17 us for the first and 10 us for each further one (benchmarks/env_backends.py). With this many
+# environments or more, the NumPy vector environments are therefore faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
@@ -113,7 +113,7 @@ def _build_native(
     if "num_threads" in accepted:
         kwargs.setdefault("num_threads", blueprint.num_threads)
     if "reward_clipping" in accepted:
-        # Statistics need raw rewards, which `info` does not contain; reward_transform="sign" clips learners' rewards.
+        # Statistics need raw rewards, and `info` does not contain them, so the environment must not clip rewards.
         kwargs.setdefault("reward_clipping", False)
     if blueprint.max_episode_steps is not None:
         kwargs |= _time_limit(blueprint, spec, accepted)
@@ -132,7 +132,7 @@ def _build_native(
             "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
             f"{name_of(blueprint)} returned {envs}")
     _check_spaces(envs, blueprint.where)
-    # The argument is more reliable than the environment's metadata, because classes may share one metadata dictionary.
+    # The keyword argument is more reliable than the metadata, because classes may share one metadata dictionary.
     mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
         envs.close()
@@ -178,7 +178,7 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
     first.close()
     makers = [functools.partial(env_or_failure, maker, observation_space, action_space) for maker in makers]
     try:
-        # The context is spawn, because a fork of a process with threads, such as torch's, may deadlock.
+        # The processes are spawned, because forking a process with threads may deadlock, and torch starts threads.
         envs = ProcessesVectorEnv(makers, copy=False, context="spawn", autoreset_mode=mode)
     except (RuntimeError, ValueError, OSError, EOFError) as failure:
         raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
@@ -215,7 +215,7 @@ def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMake
 
 
 def _time_limit(blueprint: Blueprint, spec: EnvSpec | None, accepted: set[str]) -> dict[str, int]:
-    """Return `max_episode_steps` as an argument of the native environment."""
+    """Return the keyword argument that sets `max_episode_steps` in the native vector environment."""
     assert blueprint.max_episode_steps is not None
     if "max_episode_steps" in accepted:
         return {"max_episode_steps": blueprint.max_episode_steps}
@@ -245,7 +245,7 @@ def _parameters(function: EnvFn) -> set[str]:
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Gymnasium's `SyncVectorEnv` with a different `step`, which has a third of the overhead in the usual case."""
+    """Gymnasium's `SyncVectorEnv` with a third of the overhead per step, for array observations in SAME_STEP mode."""
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
@@ -254,7 +254,7 @@ class InProcessVectorEnv(SyncVectorEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
 
     def step(self, actions: Action) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
-        """Step all environments; the next step overwrites the observations."""
+        """Step all environments; the next step overwrites the returned observations."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP or not isinstance(self._observations, np.ndarray):
             return super().step(actions)
         rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
@@ -271,7 +271,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of an environment's last observation, which the buffer contains until the step is over."""
+        """Return a copy of the last observation of environment `index`, which this step has not yet overwritten."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 
@@ -283,14 +283,14 @@ class ProcessesVectorEnv(AsyncVectorEnv):
     """Restart budget shared by all environments; None if restarts are off."""
 
     def _add_info(self, vector_infos: Info, env_info: Info, env_num: int) -> Info:
-        """Count the restarts that the `info` of one environment reports, remove the report, and add the `info`."""
+        """Count the restarts reported in `env_info`, remove the report, and add `env_info` to `vector_infos`."""
         if self.restarts is not None:
             for fault in env_info.pop(RESTARTS, ()):
                 self.restarts.spend(fault, None)
         return super()._add_info(vector_infos, env_info, env_num)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise an `EnvError` with the first error and the number of others; Gymnasium would raise the last error."""
+        """Raise an `EnvError` with the error of the first failed environment and the number of other failed ones."""
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EnvPoolVector(AnyVectorEnv):
-    """Vector environment that steps in EnvPool's threads; it resets an environment in the step after an episode.
+    """Vector environment that EnvPool steps in threads; an environment resets in the step after its episode ends.
 
     The constructor seeds the pool, so `reset` ignores seeds.
 
@@ -30,7 +30,7 @@ class EnvPoolVector(AnyVectorEnv):
         pool: The EnvPool object that contains the environments.
 
     Raises:
-        ConfigError: EnvPool is not installed, does not have the task, or refuses an option.
+        ConfigError: EnvPool is not installed, does not have the task, or rejects an option.
     """
 
     autoreset_mode = AutoresetMode.NEXT_STEP

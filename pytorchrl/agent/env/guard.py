@@ -74,7 +74,7 @@ class GuardedEnv(AnyWrapper):
             result = self.env.step(action)
         except Exception as failure:  # noqa: BLE001 - the exception is raised again or causes a restart
             return self._step_failed(failure)
-        # The first step is checked fully; later steps with a result of the same form need no check.
+        # The first step is checked fully; a later step is checked only if its result has a different form.
         if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
             problem = step_problem(self.observation_space, result)
             if problem:
@@ -93,7 +93,7 @@ class GuardedEnv(AnyWrapper):
 
 
 def _form(observation: Observation) -> object:
-    """Return the dtype and shape of an array, or the type of any other observation; all steps share this form."""
+    """Return the form of an observation: the dtype and shape of an array, or the type of any other observation."""
     if isinstance(observation, np.ndarray):
         return observation.dtype, observation.shape
     return type(observation)
@@ -120,7 +120,7 @@ def _text(failure: BaseException) -> str:
 def space_problem(
     env: AnyEnv | AnyVectorEnv, names: tuple[str, ...] = ("observation_space", "action_space"),
 ) -> str | None:
-    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; None if all are."""
+    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; otherwise None."""
     for name in names:
         space = getattr(env, name, None)
         if not isinstance(space, spaces.Space):
@@ -130,14 +130,14 @@ def space_problem(
 
 
 def reset_problem(space: AnySpace, result: object) -> str | None:
-    """Return an error text if the result of a first `reset` violates the contract; otherwise None."""
+    """Return an error text if the `result` of `reset` violates the contract; otherwise None."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         return f"expected (observation, info), got {_kind(result)}; return both; info may be empty"
     return observation_problem(space, result[0])
 
 
 def step_problem(space: AnySpace, result: object) -> str | None:
-    """Return an error text if the result of a first `step` violates the contract; otherwise None."""
+    """Return an error text if the `result` of `step` violates the contract; otherwise None."""
     if not (isinstance(result, tuple) and len(result) == 5):
         return (f"expected (observation, reward, terminated, truncated, info), got {_kind(result)}; "
                 "split a single `done` into terminated and truncated")
@@ -211,8 +211,8 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     """
     for key, leaf in leaves.items():
         array = np.asarray(leaf)
-        # A sum is infinite or NaN if any of its terms is, and takes a fraction of the time that isfinite takes. If a
-        # sum of finite terms has overflowed, isfinite finds no bad value.
+        # The sum is infinite or NaN if any value is, and computing it is several times as fast as isfinite. If the sum
+        # of finite values overflows, isfinite finds no bad value.
         with np.errstate(over="ignore", invalid="ignore"):
             if array.dtype.kind != "f" or np.isfinite(array.sum()):
                 continue

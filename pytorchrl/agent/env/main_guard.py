@@ -10,16 +10,16 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
-# In an `if` condition, these names distinguish running a script from importing it in a new process.
+# An `if` condition that contains one of these names distinguishes the script from its import in a new process.
 _GUARDS = {"__name__", "current_process"}
 
 
 def check_main_guard(setting: str) -> None:
     """Refuse to start processes from a line of the script that those processes would run again.
 
-    A spawned process imports the main script first. If the line of the script that leads here is not inside
-    `if __name__ == "__main__":`, the new process reaches the same line and fails, and this process waits forever for
-    the new process.
+    A spawned process first imports the main script. If the line of the script that leads to this call is not inside
+    `if __name__ == "__main__":`, the new process executes this line, too, and fails. The process that spawned it would
+    then wait forever.
 
     Args:
         setting: The setting that starts processes, for the message.
@@ -44,7 +44,7 @@ def check_main_guard(setting: str) -> None:
 
 
 def _main_frame() -> FrameType | None:
-    """Return the frame of the main script if spawned processes run it; None for `python -m`, `-c` and notebooks."""
+    """Return the main script's frame if spawned processes run the script; None for `python -m`, `-c` and notebooks."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     is_module = spec is not None and spec.name.split(".")[-1] == "__main__"
@@ -57,7 +57,7 @@ def _main_frame() -> FrameType | None:
 
 
 def is_guarded(tree: ast.Module, line: int) -> bool:
-    """Return whether the line is inside an `if` that is true when the script runs, but not when it is imported."""
+    """Return whether `line` is inside an `if` that is true when the script runs, but not when it is imported."""
     return any(
         isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line)
         and any(getattr(part, name, None) in _GUARDS for part in ast.walk(node.test) for name in ("id", "attr"))

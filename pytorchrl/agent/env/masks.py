@@ -1,6 +1,6 @@
 """Action masks of a vector environment: the actions allowed after each observation.
 
-E = environments, n = actions.
+E = number of environments, n = number of actions.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class ActionMasks:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
         Under NEXT_STEP, the mask of an episode's last observation is replaced by a mask that allows all actions,
-        because the action is ignored, and a terminated environment may allow no action. A mask that a learner needs for
-        a bootstrap is kept.
+        because a terminated environment may allow no action, and the environment ignores the next action. The mask is
+        kept if the episode was truncated and learners need the mask to bootstrap.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
             return mask
-        # Learners bootstrap with masks only if an action is one choice. Otherwise, all actions are allowed, because an
-        # action then consists of several choices, and each of them needs an allowed action.
+        # Learners bootstrap with masks only if an action is a single choice. An action of several choices needs an
+        # allowed value for each choice, which the mask may lack, so all actions are then allowed.
         is_used = truncated & mask.any(axis=1) & self._has_one_choice
         return np.where((done & ~is_used)[:, None], True, mask)
 
@@ -91,7 +91,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Add masks to `info` for environments that raised exceptions (`cut`, (E,) bool); those allow all actions."""
+        """Add masks that allow all actions to `info`, for environments that raised exceptions (`cut`, (E,) bool)."""
         if self._is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

@@ -55,7 +55,7 @@ class Restarts:
     Args:
         limit: Number of restarts allowed within `WINDOW` steps.
         now: Function that returns the number of the vector's current step.
-        logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that logs.
+        logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that does.
 
     Attributes:
         total: Number of restarts so far.

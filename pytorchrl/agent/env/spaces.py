@@ -39,9 +39,9 @@ def flatten_space(
     float64 stays float64 if `keep_float64` is true, or if `space` is a plain dictionary of leaves, because an
     environment factory has already chosen the dtypes of such leaves.
 
-    An image has three axes; the last axis has length 1, 3 or 4, and the first axis has another length. The values are
-    unsigned bytes, or floats whose bounds are 0 and 1 everywhere. Images of floats have at least 16 pixels in both
-    directions.
+    An image has three axes. The length of the last axis is 1, 3 or 4, and the length of the first axis is not. The
+    values are unsigned bytes, or floats whose bounds are 0 and 1 everywhere. An image of floats is at least 16 pixels
+    high and wide.
 
     Raises:
         SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, a leaf has no elements, or there are no

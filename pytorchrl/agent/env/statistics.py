@@ -74,7 +74,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, cut: np.ndarray) -> None:
-        """Discard the sums of the environments whose episodes a fault has ended, as marked by `cut`, (E,) bool."""
+        """Discard the sums of the environments whose episodes were ended by an exception (`cut`, (E,) bool)."""
         self._returns[cut] = 0.0
         self._lengths[cut] = 0
 

@@ -120,7 +120,7 @@ class VecEnv(Part):
             (), help="Entries of an episode's last info that are written to the CSV file.")
 
         def __post_init__(self) -> None:
-            """Check combinations of fields, and the contents of fields."""
+            """Check each field and the combinations of fields."""
             super().__post_init__()
             if not (isinstance(self.env_fn, (str, gym.envs.registration.EnvSpec)) or callable(self.env_fn)):
                 raise ConfigError(
@@ -328,7 +328,10 @@ class VecEnv(Part):
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info`; under NEXT_STEP, add lives and masks for environments with exceptions (`cut`, (E,) bool)."""
+        """Return `info`; under NEXT_STEP, add the lives and masks that environments did not return.
+
+        `cut`, (E,) bool, marks these environments, which raised exceptions.
+        """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info
         info = dict(info)
@@ -421,5 +424,5 @@ class EnvFactory(Factory[VecEnv]):
 
 def _is_large(leaf: np.ndarray) -> bool:
     """Return whether the leaf contains a number so large that float32 stores at most six of its fractional bits."""
-    # The largest value becomes a Python float, because float16 cannot represent the bound.
+    # The largest value is converted to a Python float, because float16 cannot represent `_LARGE`.
     return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE
