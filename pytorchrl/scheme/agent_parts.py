@@ -64,7 +64,7 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
     """Check that the parts of an agent fit together and match the settings.
 
     Returns:
-        The texts of warnings.
+        The warning messages.
 
     Raises:
         FactoryError: A part is not a factory of the right kind.
@@ -101,9 +101,9 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
-    """Refuse parts that are for different policies.
+    """Refuse parts that do not all have the same policies.
 
-    With several policies, also refuse a weight norm over a replay buffer of several shards.
+    With several policies, also refuse `weight_norm="buffer"` if there are several replay shards.
     """
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
@@ -119,7 +119,7 @@ def _check_policies(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_spaces(agent: AgentParts) -> None:
-    """Raise `SpaceError` unless the actor and the test environments have the spaces of the training environments."""
+    """Raise `SpaceError` unless the actor and the test environments have the training environments' spaces."""
     train, test = agent.train_envs_factory, agent.test_envs_factory
     for name in ("observation_space", "action_space"):
         of_actor, of_envs = getattr(agent.actor_factory.options, name, None), getattr(train, name)
@@ -138,9 +138,9 @@ def _layout(space: object) -> object:
 
 
 def _check_sequences(agent: AgentParts, settings: Settings) -> None:
-    """Refuse replay that is too small for a sequence, and routing that splits sequences over several shards.
+    """Refuse a replay buffer that is too small for a sequence, and routing that splits sequences over shards.
 
-    Storages need no check if each of their sequences lies within one rollout.
+    A storage is not checked if each of its sequences lies within one rollout.
     """
     storage: Factory[UserPart] = agent.storage_factory
     if kind_of(storage) != "sequence":
@@ -155,7 +155,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """Refuse options that only apply to rollouts that are discarded after use, if the storage keeps its data."""
+    """Refuse options for rollouts that are discarded after use, if the storage keeps its data."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
@@ -176,7 +176,10 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse mini-batch options above the train batch size, and replay slots that hold at most one train batch."""
+    """Refuse a number or size of minibatches above the train batch size, and too few `replay_slots`.
+
+    The slots must contain more than one train batch.
+    """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if provided_kind(storage).is_kept or size is None:

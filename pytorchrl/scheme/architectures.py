@@ -33,8 +33,8 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Setting -> (smallest value allowed, reason).
-        learner: Whether the default of `grad_communication` depends on the number of gradient workers: asynchronous for
-            one, which then learns in a separate thread, and synchronous for several.
+        learner: If True, `grad_communication` is by default asynchronous for one gradient worker, which then learns in
+            a separate thread, and synchronous for several. If False, the default is that of `Scheme`.
         kinds: Kinds of data from which the algorithm may learn.
     """
 
@@ -46,11 +46,11 @@ class Preset:
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
-        """Return the flat settings of `Scheme`: the settings of the architecture, with defaults replaced by `given`.
+        """Return flat settings for `Scheme`: the settings of this architecture, in which `given` replaces the defaults.
 
         Raises:
-            ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from its data. The
-                message lists all problems.
+            ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from the data that
+                the architecture provides. The message lists all problems.
         """
         problems = [f"{self.name} means {name}={_shown(value)}, got {_shown(given[name])}; leave it out, or build a "
                     "plain Scheme" for name, value in self.fixed.items() if name in given and given[name] != value]
@@ -60,7 +60,7 @@ class Preset:
         problems += [
             f"{why}: {name}={value} is too small; give {low} or more" for name, (low, why) in self.least.items()
             if isinstance(value := settings[name], int) and value < low]
-        # The scheme itself refuses anything that is not a factory.
+        # `Scheme` itself refuses an algorithm that is not a factory.
         if isinstance(algo_factory, Factory):
             found = learned_kind(algo_factory)
             if found not in self.kinds:
@@ -117,7 +117,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
 
 @brief_errors_of(*PRESETS)
 class Architectures:
-    """Constructors of `Scheme` for architectures from the literature. Printing a scheme shows all of its settings."""
+    """Constructors of `Scheme` for architectures from the literature. Printing the scheme shows all of its settings."""
 
     home: ClassVar[str] = "scheme"
 
@@ -140,10 +140,10 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`, with different defaults: `num_grad_workers=2`, `updates_per_step=100`.
+            **settings: Settings of `Scheme`; some defaults differ: `num_grad_workers=2`, `updates_per_step=100`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("a3c", agent, settings)
@@ -157,8 +157,8 @@ class Architectures:
         Gradient workers average gradients among themselves. Once the fraction `col_fraction_workers` of them
         have collected their data, the others stop collecting early.
 
-        Each gradient worker collects its own data by default. With `num_col_workers >= 2`, `col_fraction_workers`
-        refers to the collection workers of each gradient worker instead of the gradient workers.
+        By default, each gradient worker collects its own data. With `num_col_workers >= 2`, each gradient worker has
+        that many collection workers, and `col_fraction_workers` is a fraction of these collection workers.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -166,10 +166,10 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`, with different defaults: `num_grad_workers=2`, `col_fraction_workers=0.6`.
+            **settings: Settings of `Scheme`; some defaults differ: `num_grad_workers=2`, `col_fraction_workers=0.6`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("ddppo", agent, settings)
@@ -180,7 +180,7 @@ class Architectures:
                    test_envs_factory: EnvFactory | None = None, **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme for train batches that are too large for memory.
 
-        The data of one optimizer step are collected, and their gradient is computed, in microbatches.
+        The data of each update are collected in microbatches, whose gradients are accumulated.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -188,10 +188,10 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`, with different defaults: `train_batch_size=10000`, `microbatch_size=1000`.
+            **settings: Settings of `Scheme`; some defaults differ: `train_batch_size=10000`, `microbatch_size=1000`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("microbatch", agent, settings)
@@ -202,8 +202,8 @@ class Architectures:
                **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme in which collection never waits for the learner (IMPALA, Espeholt et al. 2018).
 
-        The algorithm must correct its targets for the policy lag of the data. A single gradient worker makes
-        asynchronous updates by default, in a separate thread.
+        The algorithm must correct its targets for the policy lag of the data. By default, a single gradient worker
+        makes asynchronous updates in a separate thread.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -211,10 +211,10 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`, with different defaults: `num_col_workers=2`, `train_batch_size=500`.
+            **settings: Settings of `Scheme`; some defaults differ: `num_col_workers=2`, `train_batch_size=500`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("impala", agent, settings)
@@ -234,7 +234,7 @@ class Architectures:
             **settings: Settings of `Scheme`, with the defaults of `impala`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("appo", agent, settings)
@@ -254,11 +254,11 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`, with different defaults: `num_col_workers=2`, `num_replay_workers=1`,
+            **settings: Settings of `Scheme`; some defaults differ: `num_col_workers=2`, `num_replay_workers=1`,
                 `max_weight_sync_delay=400`, and, if the storage has priorities, `initial_priority="worker"`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         if has_priorities(storage_factory, settings):
             settings.setdefault("initial_priority", "worker")
@@ -284,7 +284,7 @@ class Architectures:
                 `routing` is always `"by_stream"`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("r2d2", agent, settings)
@@ -303,11 +303,11 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`, with different defaults: `num_grad_workers=2`, `num_col_workers=2`,
+            **settings: Settings of `Scheme`; some defaults differ: `num_grad_workers=2`, `num_col_workers=2`,
                 `queue_size=4`, `distribute_gradients=True`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
+            ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("rapid", agent, settings)

@@ -87,7 +87,7 @@ class WorkerCounters:
         return merged
 
     def copy(self) -> WorkerCounters:
-        """Return a copy, which later counts do not change."""
+        """Return a copy that later changes to these counters do not affect."""
         copied: WorkerCounters = object.__new__(WorkerCounters)
         for name, value in zip(_NUMBERS, _NUMBERS_OF(self), strict=True):
             setattr(copied, name, value)
@@ -96,7 +96,7 @@ class WorkerCounters:
         return copied
 
 
-# Every update copies counters, so the fields are grouped by their rules only once, here.
+# The fields are grouped by merging rule here, only once, because counters are copied at every update.
 _BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is _zeros]
 _NUMBERS = [declared.name for declared in fields(WorkerCounters) if declared.name not in _BY_KEY]
 _LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]

@@ -89,7 +89,7 @@ class UpdateKeywords(TypedDict, total=False):
     replay: str | os.PathLike[str] | None
 
 
-# Function that accepts options in a tree of nested factories -> its keywords, and further options that it accepts.
+# Function that accepts options -> (class of its keywords, names of other options that it accepts).
 _FACTORIES = {
     "CWorkerSet.create_factory": (CollectionKeywords, ()),
     "RWorkerSet.create_factory": (ReplayKeywords, ("prefetch", "queue_size")),
@@ -102,14 +102,14 @@ _COUNTS = {"num_col_workers": "CWorkerSet", "num_replay_workers": "RWorkerSet", 
 
 
 def refuse_other_levels(function: str, given: Iterable[str]) -> None:
-    """Refuse options that another function of a tree of nested factories accepts.
+    """Refuse options that this function does not accept, but another function in `_FACTORIES` does.
 
     Args:
-        function: The function that got the options, such as "CWorkerSet.create_factory".
+        function: The function that received the options, such as "CWorkerSet.create_factory".
         given: Names of the options.
 
     Raises:
-        ConfigError: An option is not for this function. The message names the right function.
+        ConfigError: An option belongs to another function, which the message names.
     """
     problems = [f"{name} is the first argument of {_COUNTS[name]}.create_factory, num_workers; give it there"
                 for name in given if name in _COUNTS]

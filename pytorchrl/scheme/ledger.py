@@ -45,11 +45,12 @@ class LedgerSnapshot:
     queued: int = 0
     consumed_unique: int = 0
     consumed: int = 0
-    """Steps used, counted once for each pass; this is not a place in the equation."""
+    """Steps used, counted once for each pass; this count is not a term of the ledger's equation."""
     resident: int = 0
     evicted: int = 0
     sent: int = 0
-    """Steps from which sent gradients were computed; the receiver counts them as in flight, then in other places."""
+    """Steps whose gradients were sent. The receiver counts these steps as in flight, and later as consumed or
+    dropped."""
     dropped: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -59,7 +60,7 @@ class LedgerSnapshot:
         return self.collected - places - sum(self.dropped.values())
 
     def check(self) -> LedgerSnapshot:
-        """Return the snapshot if the equation holds and no place is negative, else raise `LedgerError`."""
+        """Return the snapshot if the equation holds and no count is negative, else raise `LedgerError`."""
         places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted,
                   *self.dropped.values())
         if self.imbalance or min(places) < 0:
@@ -95,7 +96,7 @@ class Ledger:
             self._places[target] += num_steps
 
     def drop(self, num_steps: int, source: str, reason: DropReason) -> None:
-        """Drop steps that are in the place `source`."""
+        """Move steps from the place `source` to `dropped`."""
         if num_steps:
             with self._lock:
                 self._places[source] -= num_steps

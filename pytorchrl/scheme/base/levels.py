@@ -1,7 +1,7 @@
-"""Convert options of several owners to flat keywords, and back.
+"""Convert the options of several classes to flat keywords, and back.
 
-Each owner declares its options in its own `Options` class. A kind, such as asynchronous collection, inherits from the
-classes of all owners that it involves, so an option that has no effect in a kind is not a field of that kind.
+A class with options declares them in its own `Options` class. A kind, such as asynchronous collection, inherits from
+the `Options` classes that it needs, so an option that has no effect in a kind is not a field of that kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kind(Options):
 
 
 def own_names(options: type[Options]) -> list[str]:
-    """Return the names of the options that a class itself declares, in order of declaration."""
+    """Return the names of the options that a class declares and does not inherit, in order of declaration."""
     inherited = {name for base in options.__bases__ if issubclass(base, Options) for name in base.declarations()}
     return [name for name in options.declarations() if name not in inherited]
 
@@ -51,13 +51,15 @@ def build(options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
 
 
 def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
-    """Build an object of the class `options` from keywords; raise `ConfigError` if one of them is not a field."""
+    """Build an object of the class `options` from keywords; raise `ConfigError` if a keyword is not a field."""
     refuse_unknown(given, {name: ("scheme", name) for name in options.declarations()}, f"{owner} has no option")
     return options(**given)
 
 
 def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
-    """Return a problem for each changed option that `chosen` lacks but another kind of the same level has.
+    """Return an error message for each given option that only kinds other than `chosen` have.
+
+    An option that has its default value is accepted.
 
     Args:
         given: Flat keywords, name -> value.
@@ -110,13 +112,13 @@ class Reader:
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Refuse flat keywords of a level whose options are given as a kind."""
+        """Refuse flat keywords of a level if the options of this level are given as a kind."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
     def with_execution(self, options: Any, level: str) -> Any:  # `options` is a kind of any level, or None
-        """Return a level's options; if their execution is None, set it according to the number of workers."""
+        """Return a level's options; replace an execution of None according to the number of workers."""
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

@@ -1,4 +1,4 @@
-"""Options that several owners share; each is declared once."""
+"""Options that several classes share; each option is declared once."""
 
 from __future__ import annotations
 

@@ -68,19 +68,20 @@ def check_count(name: str, value: object, low: int = 1) -> int:
 
 
 _LARGEST_BLOCK = 2**25 - 2**13
-"""Size in bytes of the largest block that raises glibc's thresholds, minus its header and a page."""
+"""Size in bytes of a block that is just small enough to raise glibc's thresholds: 32 MB, minus the block's header and a
+page."""
 
 
 @functools.cache  # runs once per process
 def keep_freed_memory() -> None:
-    """Make this process keep the memory that it frees, which glibc would return to the system and soon request again.
+    """Prevent glibc from returning freed memory to the system, because this process soon requests it again.
 
     Every update allocates and frees arrays of the same sizes, up to some megabytes. glibc returns free memory at the
     end of the heap to the system if it exceeds one threshold, and allocates a block with `mmap` if the block exceeds
     another threshold. Both thresholds grow with the largest block that was ever freed, up to 32 MB (mallopt(3),
     `M_MMAP_THRESHOLD`), so this function allocates and frees a block of that size, without writing to it. Each thread
-    then keeps at most 64 MB that glibc would have returned. Thresholds set by the environment (`MALLOC_*`) stay in
-    effect; other C libraries are not affected.
+    then keeps at most 64 MB that glibc would have returned. Thresholds that are set by environment variables
+    (`MALLOC_*`) stay in effect; other C libraries are not affected.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 

@@ -16,15 +16,15 @@ from pytorchrl.untyped import OptionValue
 
 W = TypeVar("W", bound=Worker)
 
-# Seconds allowed for workers to start, import torch and build environments: a constant, and an allowance for each
-# worker, because many workers may start at once on few cores.
+# Time limit in seconds for workers to start, import torch and build environments. It increases with the number of
+# workers, because many workers may start at the same time on few cores.
 _START_TIMEOUT_S = 60.0
 _START_TIMEOUT_PER_WORKER_S = 10.0
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
 
 def check_resources(name: str, resources: Mapping[str, object]) -> None:
-    """Raise `ConfigError` unless resources are amounts that Ray accepts.
+    """Raise `ConfigError` if an amount is invalid, or if the name of a resource seems misspelled.
 
     Args:
         name: Name of the option.

@@ -92,13 +92,13 @@ def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
 
 
 class RecordWriter:
-    """Writes a record. If the run is killed, only the events of its last moments are missing.
+    """Writes a record. If the run is killed, only its latest events are missing.
 
     Args:
         path: Path of the file, which must not exist yet.
         settings: Settings of the scheme.
         agent: Name -> factory of each part of the agent.
-        target_steps: Env steps at which schedules end.
+        target_steps: Number of env steps at which schedules end.
 
     Raises:
         ConfigError: The file exists, or cannot be written.
@@ -207,7 +207,7 @@ class Record:
                               "the agent of that run")
 
     def warning(self) -> str:
-        """Return a warning if a replay on this machine may give other results, else an empty string."""
+        """Return a warning if a replay on this machine may produce different results, else an empty string."""
         now = _machine()
         other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now
                  if self.machine.get(name) != now[name]]
@@ -267,7 +267,7 @@ def _mapping(value: object) -> dict[str, Json]:
 def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
     """Return the options of each factory as strings: name -> option -> string.
 
-    The strings contain no memory addresses. The directory for logs is left out.
+    The strings contain no memory addresses. The option `log_dir` is omitted.
     """
     def texts(factory: Factory[object]) -> dict[str, str]:
         options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}
@@ -278,7 +278,7 @@ def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
 
 
 def _text(value: object) -> str:
-    """Return a string that is the same in every process, although the order of a set differs between processes."""
+    """Return a `repr` that is the same in every process; sets are sorted, because their order varies."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
     return repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)
@@ -292,5 +292,5 @@ def _machine() -> dict[str, str]:
 
 
 def as_json(value: object) -> Json:
-    """Return a value in the form in which it would be read from a JSON file."""
+    """Return a value as it would be read back from a JSON file."""
     return json.loads(json.dumps(value))
