@@ -1,8 +1,8 @@
 """Check the values that methods of a user's classes return. B = samples of a batch, E = environments.
 
-The checks of batches, steps and networks run only for the first batch, step or network of each part. The checks of
-rollouts are cheap and run for every rollout. Each error names the class, the method, the returned value and the
-expected value.
+For each part, batches and steps are checked only the first time, and networks once, after they have been built.
+Rollouts are always checked, because these checks are cheap. Each error names the class, the method, the returned value
+and the expected value.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def check_acting_step(algorithm: object, acting: object, num_envs: int) -> None:
 # Actors
 
 NUM_EXAMPLES = 3
-"""Number of observations of zeros on which a network is tested."""
+"""Number of all-zero observations on which a network is tested."""
 
 
 def overrides(part: object, base: type, *methods: str) -> bool:

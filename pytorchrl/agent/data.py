@@ -24,7 +24,7 @@ OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
 PREVIOUS = "q/previous"
-"""Key in `rhs` of the previous action and reward as inputs of the memory: (E, n + 1), one-hot action, then reward."""
+"""Key of `rhs` whose value (E, n + 1) is an input of the memory: the previous action, one-hot, and its reward."""
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
@@ -46,12 +46,12 @@ class DataKind(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether storages of this kind are replays, which keep data for repeated draws until newer data replace it."""
+        """Whether storages of this kind are replays, which store data for repeated draws and evict the oldest data."""
         return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards (E,) of a step into `rhs`, the states from which the next actions are chosen."""
+    """Write the rewards (E,) of a step into `rhs`, the states for the next step, if the memory has them as an input."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -93,9 +93,9 @@ class Step:
     """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...), the next observations; if SAME_STEP has reset an environment, the first of the new episode."""
+    """Leaf -> (E, ...), the next observations; after a reset in the same step, the first of the new episode."""
     reward: np.ndarray
-    """(E,) float32, transformed for the learner."""
+    """(E,) float32, rewards after the option `reward_transform`."""
     terminated: np.ndarray
     """(E,) bool; a step that both terminates and truncates an episode counts as terminated only."""
     truncated: np.ndarray
@@ -105,7 +105,7 @@ class Step:
     first: np.ndarray
     """(E,) bool; whether `obs` is the first observation of an episode, so that memory is reset before it."""
     final_index: np.ndarray
-    """(K,) int64, indices of the environments whose last observation is not in `obs`."""
+    """(K,) int64, indices of the environments whose episode ended with an observation that is not in `obs`."""
     final_obs: dict[str, np.ndarray]
     """Leaf -> (K, ...), the last observations of the environments in `final_index`."""
     mask: np.ndarray | None
@@ -113,7 +113,7 @@ class Step:
     episodes: list[Episode]
     """Episodes that ended in this step."""
     final_mask: np.ndarray | None = None
-    """(K, n) bool, actions that are allowed after `final_obs`; None if all are allowed or masks do not exist."""
+    """(K, n) bool, actions that are allowed after `final_obs`; None if all are allowed or there are no masks."""
 
 
 class ActingStep(NamedTuple):
@@ -144,7 +144,7 @@ class RolloutData:
     action: Tensor
     """(T, E, ...) int64 or float32, as drawn."""
     reward: Tensor
-    """(T, E) float32, transformed for the learner."""
+    """(T, E) float32, rewards after the option `reward_transform`."""
     terminated: Tensor
     """(T, E) bool; whether the environment ended the episode."""
     truncated: Tensor
@@ -193,7 +193,7 @@ class RolloutData:
         return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
-        """Return NumPy arrays that share memory with the tensors; sending them to another process makes one copy."""
+        """Return the rollout with NumPy arrays that share memory with the tensors, for sending with a single copy."""
         return self.map(lambda tensor: tensor.numpy())
 
 
@@ -215,7 +215,7 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return how many valid samples contribute to each gradient of a batch: the gradient's weight in a mean.
+    """Return the weight of each gradient of a batch in a mean of gradients: its number of valid samples.
 
     Every policy has the same number of gradients: an agent with one policy has one gradient for each parameter group of
     its algorithm, and an agent with several policies has one gradient for each policy.
@@ -228,7 +228,7 @@ def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list
 
 
 class OnePolicyBatch:
-    """The interface that batches of one policy share with `MultiBatch`."""
+    """The interface that `Batch`, `ReplayBatch` and `SequenceBatch` share with `MultiBatch`."""
 
     __slots__ = ()
     num_samples: int
@@ -317,11 +317,11 @@ class ReplayBatch(OnePolicyBatch):
     discount: Tensor
     """(B,) float32, the factor of the value at `next_obs` in a target: gamma^m, or 0 after a termination."""
     next_obs: Obs
-    """Leaf -> (B, ...), the observations after the m steps, also at the end of an episode."""
+    """Leaf -> (B, ...), the observations m steps after o, including the last observations of episodes."""
     weight: Tensor
     """(B,) float32, importance weights, at most 1; 1 without priorities."""
     ids: Tensor
-    """(B,) int64, ids of the drawn items, with which their priorities are updated later."""
+    """(B,) int64, ids of the drawn items, which identify them when priorities are updated."""
     mask: Tensor | None = None
     """(B, n) bool, actions that are allowed after o."""
     next_mask: Tensor | None = None
@@ -367,7 +367,7 @@ class SequenceBatch(OnePolicyBatch):
     weight: Tensor
     """(B,) float32, importance weights, at most 1."""
     ids: Tensor
-    """(B,) int64, ids of the drawn items, with which their priorities are updated later."""
+    """(B,) int64, ids of the drawn items, which identify them when priorities are updated."""
     burn_in: int
     """W, the number of burn-in steps."""
     mask: Tensor | None = None
@@ -383,7 +383,7 @@ class SequenceBatch(OnePolicyBatch):
 
 
 class BatchStorage(Protocol):
-    """The members of a storage that algorithms use; see `Storage`."""
+    """The members of `Storage` that algorithms use."""
 
     num_learned_from: int
 

@@ -19,7 +19,7 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of
 from pytorchrl.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
-# Besides tuples and mappings, these are the types whose items are checked.
+# The items of these types are checked, and so are the items of tuples and mappings.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 # Type -> its names in errors, in the singular and the plural.
 _NAMES: dict[object, tuple[str, str]] = {
@@ -51,7 +51,7 @@ class Declaration:
 
     @functools.cached_property
     def is_default_sound(self) -> bool:
-        """Whether the default needs neither a conversion nor a check; always False for mutable defaults."""
+        """Whether the default passes all checks without a conversion; always False for mutable defaults."""
         default = self.field.default
         return (default is not dataclasses.MISSING and self.converted(default) is default
                 and self.problem(default) is None)
@@ -83,7 +83,7 @@ class Declaration:
 
     @property
     def choices(self) -> tuple[object, ...] | None:
-        """All allowed values (for an enum, the values of its members); None if the set of values is open."""
+        """All allowed values (for an enum, the values of its members); None if the option has no list of values."""
         declared = self.field.metadata.get("choices")
         if declared is not None:
             return declared
@@ -101,8 +101,8 @@ class Declaration:
     def converted(self, value: object) -> object:
         """Convert a value to the form in which options store it.
 
-        Depending on the type of the option, a schedule replaces a function or a list of points, a tuple replaces a
-        list, and an enum member replaces its value.
+        Depending on the type of the option, a function or a list of points becomes a schedule, a list becomes a tuple,
+        and the value of an enum member becomes the member.
 
         Raises:
             ConfigError: The value cannot be converted to a schedule.
@@ -141,7 +141,7 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # `choices` contains values, so members of enums and functions are not in it; they only need the right type.
+        # `choices` contains values of enum members. Functions and the members themselves only need the right type.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))

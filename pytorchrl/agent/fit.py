@@ -40,7 +40,7 @@ class StorageDeclarations(Protocol):
 
 
 def learned_kind(algorithm: Factory[object]) -> DataKind:
-    """Return the kind of data that an algorithm learns from; for several policies, the kind that must be freshest.
+    """Return the kind of data that an algorithm learns from; for several policies, the kind with the freshest data.
 
     Raises:
         ConfigError: Neither the algorithm's options nor its class declares `learns_from`.
@@ -49,7 +49,7 @@ def learned_kind(algorithm: Factory[object]) -> DataKind:
 
 
 def provided_kind(storage: Factory[object]) -> DataKind:
-    """Return the kind of data that a storage provides; for several policies, the kind that must be freshest.
+    """Return the kind of data that a storage provides; for several policies, the kind with the freshest data.
 
     Raises:
         ConfigError: Neither the storage's options nor its class declares `provides`.
@@ -93,7 +93,7 @@ def check_fit(
         _check_options(algorithm, actor, storage, num_envs)
         return
     for problem in problems:
-        if isinstance(problem, SpaceError):  # choosing another storage would not help
+        if isinstance(problem, SpaceError):  # a different storage would not solve this problem
             raise problem
     kind = provided_kind(storage)
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
@@ -291,7 +291,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
     return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "provides", None), DataKind)]
 
 
-def _parts(*homes: str) -> list[type[Any]]:  # callers read declarations of the classes
+def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
     """Return all imported classes of these kinds of parts (keys of `names_elsewhere.HOMES`) that are not abstract."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]

@@ -11,7 +11,7 @@ from pytorchrl.errors import WeightsError
 
 
 class FlatParameters:
-    """A vector of parameters and a vector of gradients; parameters of modules become views of both.
+    """A vector of parameters and a vector of gradients; each parameter and its gradient become views of these vectors.
 
     The parameters keep their identity, names and shapes, and share memory with the vector. Gradients exist from the
     start and are accumulated in place. Clear the gradients with `zero_grad()` of this class and not with
@@ -61,7 +61,7 @@ class FlatParameters:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the parameters, in the order of the vector."""
+        """Name -> shape of each parameter, in the order of the vector."""
         return {name: tuple(param.shape) for name, param in self._params.items()}
 
     @property
@@ -74,7 +74,7 @@ class FlatParameters:
         return self.data.numel()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return views of `vector` (P,), each with the shape of a parameter, by the parameter's name."""
+        """Return name -> view of the scalars of `vector` (P,) that belong to a parameter, in the parameter's shape."""
         self.check(vector)
         pieces = torch.split(vector, [param.numel() for param in self._params.values()])
         return {name: piece.view(param.shape) for (name, param),

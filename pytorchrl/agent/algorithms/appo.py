@@ -115,7 +115,7 @@ class APPO(VTraceAlgorithm, PPO):
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
         """Return the weights of the terms; see `OnPolicyAlgorithm`.
 
-        The weight of `kl` adapts to `kl_target` and is not one of the `parameters`.
+        The weight of `kl` is not in `parameters`, because `apply_gradients` adapts it to `kl_target`.
         """
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights

@@ -71,7 +71,7 @@ class Algorithm(Part, Updatable, ABC):
         gamma: float = option(0.99, help="Discount of rewards.", low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse an optimizer that cannot update a vector, and options that the chosen optimizer does not use."""
+            """Refuse an optimizer that cannot update a flat vector, and options that the optimizer does not use."""
             super().__post_init__()
             if not isinstance(self.optimizer, str):
                 check_optimizer(self.optimizer)
@@ -86,7 +86,7 @@ class Algorithm(Part, Updatable, ABC):
     Each class declares or inherits the attribute.
     """
     actor_class: ClassVar[type[nn.Module]]
-    """The class of actor that the algorithm trains, including subclasses.
+    """The class of actor; the algorithm trains actors of this class and of its subclasses.
 
     Each class of algorithm declares or inherits the attribute.
     """
@@ -142,7 +142,7 @@ class Algorithm(Part, Updatable, ABC):
     def take_place(self, index: int, num_collectors: int) -> None:
         """Act as collector number `index` (from 0) of the `num_collectors` collectors in the whole worker tree.
 
-        By default, all collectors act alike.
+        By default, `index` has no effect.
         """
 
     @abstractmethod
@@ -192,13 +192,13 @@ class Algorithm(Part, Updatable, ABC):
         """Return the batches that are due after the storage has received new data, one batch for each update."""
 
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
-        """Add all values that depend on the whole batch; called before the batch is split into microbatches."""
+        """Return the batch with all values that depend on the whole batch; called before the batch is split."""
         return batch
 
     @abstractmethod
     def compute_gradients(
         self, batch: Batch,
-    ) -> tuple[list[Tensor], dict[str, Any]]:  # values are numbers, except the tensor `errors` with replay
+    ) -> tuple[list[Tensor], dict[str, Any]]:  # numbers and, for replay algorithms, the tensor `errors`
         """Compute the gradient of the loss over a batch's valid samples, without changing any state.
 
         Returns:
@@ -241,7 +241,7 @@ class Algorithm(Part, Updatable, ABC):
             info[f"grad_norm{suffix}"], info[f"lr{suffix}"] = norm, lr
         return info
 
-    def last_gradients(self) -> list[Any]:  # the gradients are tensors; with several policies, some may be None
+    def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
         """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without gradients applies those of the last "
@@ -258,7 +258,7 @@ class Algorithm(Part, Updatable, ABC):
         """Return whether the next update changes this group; by default, always."""
         return True
 
-    # Parameters that change while training
+    # Parameters that change during training
 
     def update_algorithm_parameter(self, name: str, value: object) -> None:
         """Set an option that may change during training; a number ends a schedule, and a `Schedule` starts a new one.
@@ -308,7 +308,7 @@ class Algorithm(Part, Updatable, ABC):
         self.parameters = dict(state["parameters"])
 
     def state_dict(self) -> StateDict:
-        """Return all that exact resumption needs: gradient state, and states of schedules, optimizers and generator."""
+        """Return the state for exact resumption: gradient state, schedules, optimizers and random generator."""
         return {
             "gradient": self.gradient_state(),
             "schedules": self.schedules_state(),
@@ -327,11 +327,11 @@ class Algorithm(Part, Updatable, ABC):
     # Helpers
 
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the tensor itself, not a copy, of each part of the learning state; by default, nothing."""
+        """Yield each tensor of the learning state as (name, tensor), without copying; by default, yield nothing."""
         yield from ()
 
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the tensor itself, not a copy, of each part of the acting state: groups and buffers."""
+        """Yield each tensor of the acting state (groups and buffers) as (name, tensor), without copying."""
         for name, group in self.groups.items():
             yield name, group.data
         yield from self.actor.state_buffers().items()

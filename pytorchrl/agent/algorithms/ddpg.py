@@ -27,11 +27,11 @@ _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 class DDPG(ReplayAlgorithm):
     """Deterministic policy gradient: critics learn Q of the policy's actions, and the policy maximizes Q.
 
-    With the target networks mu' and Q', and with the n-step return R, the discount DISC and the weight w of each sample
-    from the storage, the target is y = R + DISC * min_j Q'_j(o', mu'(o')). The losses are
-    L_q = 1/2 sum_j mean w (Q_j - y)^2 and L_pi = -mean Q_1(o, mu(o)), which is minimized over the policy alone. The
-    paper uses one critic (`num_critics=1`). For exploration, noise is added to actions; its unit is half the range of
-    an action.
+    The target is y = R + DISC * min_j Q'_j(o', mu'(o')), where mu' and Q' are the target networks. The storage provides
+    the n-step return R, the discount DISC and the weight w of each sample. The losses are
+    L_q = 1/2 sum_j mean w (Q_j - y)^2 and L_pi = -mean Q_1(o, mu(o)); L_pi is minimized over the policy alone. The
+    paper uses one critic (`num_critics=1`). For exploration, noise is added to actions; the unit of the noise is half
+    the range of an action.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class DDPG(ReplayAlgorithm):
     # Learning
 
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """Return the actions (B, D) at the next observations, from which the targets are computed.
+        """Return the actions (B, D) at the next observations; the targets are computed from these actions.
 
         Args:
             next_obs: Leaf -> (B, ...), normalized.

@@ -62,8 +62,8 @@ class DQN(ReplayAlgorithm):
     Q_target(o', a). The loss is the mean of w * l(delta), with the weights w from the storage and the function l that
     the option `loss` selects.
 
-    Epsilon is the parameter `epsilon`, which follows the env steps of the whole experiment (`follow_schedules`);
-    `update_algorithm_parameter` can replace its schedule.
+    Epsilon is the parameter `epsilon`. Its schedule depends on the env steps of the whole experiment
+    (`follow_schedules`); `update_algorithm_parameter` can replace the schedule.
     """
 
     @dataclass(frozen=True, kw_only=True)

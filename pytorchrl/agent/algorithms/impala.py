@@ -26,8 +26,8 @@ class IMPALA(VTraceAlgorithm, A2C):
 
     The loss of the paper is the sum over T * B = 640 samples, whereas the loss of this class is the mean. The paper's
     clipping at 40 therefore corresponds to max_grad_norm 40 / 640, and its epsilon of 0.01 in RMSProp corresponds to
-    rmsprop_eps 0.01 / 640^2. The paper's initial mean square of 1 would correspond to 1 / 640^2, for which there is no
-    option, so the first thousand updates of "rmsprop_tf" are smaller than the paper's.
+    rmsprop_eps 0.01 / 640^2. The paper's initial mean square of 1 would correspond to 1 / 640^2, but "rmsprop_tf"
+    always starts at 1, so its first thousand updates are smaller than the paper's.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalized."
 
 
 _CHUNK_BYTES = 2**25
-"""Largest size, in bytes as float32, of the observations of one forward pass that computes values."""
+"""Maximum number of bytes of observations, as float32, in one forward pass that computes values."""
 
 
 class OnPolicyAlgorithm(Algorithm):
@@ -113,7 +113,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._term_names: tuple[str, ...] = ()
         # With V-trace, the learner computes values with its own weights, so collectors compute none.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
-        # `with_value` is passed only if it is False, because a user's actor need not have the argument.
+        # `with_value` is passed only if it is False, because `act` of a user's actor may lack the argument.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
@@ -339,7 +339,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _precision(self) -> AbstractContextManager[object]:
         if self.options.mixed_precision:
             return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()  # a disabled autocast would take as long as a small layer
+        return nullcontext()  # even a disabled `torch.autocast` takes as long as a small layer
 
     def _to_device(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None,

@@ -43,9 +43,9 @@ class OptimizerSettings:
     adam_eps: float
     """Epsilon of Adam and AdamW, added to the root of the second moment."""
     weight_decay: float
-    """Weight decay of AdamW: each step subtracts this share of the parameters, times the learning rate."""
+    """Weight decay of AdamW: each step first multiplies the parameters by 1 - lr * weight_decay."""
     momentum: float
-    """Momentum of SGD: the share of the previous step in the next step."""
+    """Momentum of SGD: each step is lr * m, where m is the gradient plus `momentum` times the previous m."""
     rmsprop_eps: float
     """Epsilon of RMSProp, added to the root of the mean square or, for "rmsprop_tf", inside the root."""
     rmsprop_decay: float
@@ -56,7 +56,7 @@ OPTIONS_OF = MappingProxyType({
     "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
-"""Option of an algorithm, named like the field of `OptimizerSettings` -> optimizers that use it."""
+"""Field of `OptimizerSettings`, which is also an option of algorithms -> names of the optimizers that use it."""
 
 
 def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:
@@ -68,7 +68,7 @@ def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings:
 
 
 def check_optimizer(make: Callable[..., Optimizer]) -> None:
-    """Raise `ConfigError` unless `make(params, lr=...)` returns an optimizer that can update a vector."""
+    """Raise `ConfigError` unless `make(params, lr=...)` returns an optimizer that can update a flat vector."""
     like = torch.zeros(2)
     try:
         TorchOptimizer(make, like).step(like, torch.ones(2), 0.1, 1.0)
@@ -85,7 +85,7 @@ class FlatOptimizer:
         """Allocate the moments for vectors with the shape, dtype and device of `like`.
 
         Args:
-            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum if the setting is
+            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum if `momentum` is
                 not 0), "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (as in TensorFlow:
                 epsilon inside the root, initial mean square 1).
             like: (P,) float32.

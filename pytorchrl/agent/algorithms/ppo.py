@@ -69,7 +69,7 @@ class PPO(OnPolicyAlgorithm):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `OnPolicyAlgorithm`.
 
-        The measures are `kl` and `clip_fraction`, which is 1 if the ratio of a sample is clipped, else 0.
+        The measures are `kl` and `clip_fraction`; the latter is 1 for a sample whose ratio is clipped, else 0.
         """
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp

@@ -79,7 +79,7 @@ def algorithm(
     Args:
         name: A unique name of letters, digits and `_.-` that begins with a letter.
         storage: Class of the storage that the algorithm learns from.
-        actor: Class of the actor that the algorithm trains; None means its `actor_class`.
+        actor: Class of the actor that the algorithm trains; None means the algorithm's `actor_class`.
         prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support it.
         rollout_storage: Class of the storage of whole rollouts, for `kind="batch"`; None means `storage`.
 

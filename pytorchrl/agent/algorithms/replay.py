@@ -140,7 +140,7 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Draw actions (E, ...) uniformly from those that the mask (E, n) allows, in the form of stored actions."""
+        """Return random actions (E, ...) as they are stored, drawn uniformly from those that the mask (E, n) allows."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
@@ -165,7 +165,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how many times `num_updates` updates are due, in total, after `num_transitions` transitions."""
+        """Return the total number of times that `num_updates` updates are due after `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod

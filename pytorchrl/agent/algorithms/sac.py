@@ -26,11 +26,11 @@ class SAC(ReplayAlgorithm):
     """Maximum-entropy reinforcement learning: the policy maximizes Q plus alpha times the policy's entropy.
 
     The actions a and a' are drawn from the policy at o and o', within [-1, 1]; their log-densities are logp and logp'.
-    With alpha = exp(log_alpha), and with the n-step return R, the discount DISC and the weight w of each sample from
-    the storage, the target is y = R + DISC * (min_i Q'_i(o', a') - alpha logp'). The losses are
-    L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the policy alone; and
-    L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete actions, sums over
-    all actions replace the samples a and a'.
+    The target is y = R + DISC * (min_i Q'_i(o', a') - alpha logp'), where alpha = exp(log_alpha), and Q' are the target
+    networks. The storage provides the n-step return R, the discount DISC and the weight w of each sample. The losses
+    are L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the policy alone;
+    and L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete actions, sums
+    over all actions, weighted by their probabilities, replace the samples a and a'.
 
     Attributes:
         log_alpha: (), logarithm of the entropy's weight; trained as group `alpha` if `learn_alpha` is set.
