@@ -1,10 +1,10 @@
 """Train CartPole with A3C: asynchronous gradient workers, each of which collects its own steps.
 
-After each gradient, a worker waits only until the gradient is applied, and receives the new weights.
+After computing a gradient, a worker waits only until this gradient is applied, and then receives the new weights.
 
 Gradient workers do not wait for each other, so parameters may change between the computation of a gradient and its
 application. The number of updates in between is the gradient lag, which is close to the number of other workers.
-`--max-grad-lag` scales down gradients with a larger lag.
+Gradients whose lag exceeds `--max-grad-lag` are scaled down.
 
     python examples/a3c.py --num-grad-workers 4 --max-grad-lag 4
 """

@@ -1,4 +1,4 @@
-"""Train CartPole with Ape-X: collectors fill a prioritized replay buffer, a learner samples from it, and none waits.
+"""Train CartPole with Ape-X: asynchronous collectors fill a prioritized replay buffer, and a learner samples from it.
 
 Each collector explores with its own probability. `--max-replay-ratio` limits how often each step is used; without the
 limit, a learner that is faster than the collectors would repeat the same few steps.
@@ -32,7 +32,7 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
-        # Read the metrics before the evaluation, because the learner thread trains until the end of this block.
+        # Read the metrics now, because the learner thread continues to train during the evaluation.
         metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

@@ -32,7 +32,7 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
         learner.train()
-        # Read the metrics before the evaluation, because the learner thread trains until the end of this block.
+        # Read the metrics now, because the learner thread continues to train during the evaluation.
         metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

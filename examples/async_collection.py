@@ -1,7 +1,8 @@
 """Train PPO with collection workers that wait neither for the learner nor for each other.
 
-Rollouts are therefore some updates old when they are used; this age is their policy lag. Two settings keep the lag low:
-a short queue and one request at a time. At the end, the ledger shows how many of the collected steps were used.
+Rollouts are therefore several updates old when they are used; this number of updates is their policy lag. Two settings
+keep the lag low: a short queue and one request at a time. At the end, the ledger shows how many of the collected steps
+were used.
 
     python examples/async_collection.py --num-col-workers 4
 """

@@ -20,7 +20,10 @@ from pytorchrl.envs import atari_factory
 
 
 class SmallCNN(nn.Module):
-    """A network of two convolutions and one linear layer; actors build it with the space, and read `out_features`."""
+    """Network of two convolutions and one linear layer.
+
+    An actor passes the observation space to the constructor, and reads the attribute `out_features`.
+    """
 
     out_features = 256
 
@@ -60,8 +63,8 @@ def main() -> None:
         lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4)
     storage = GAEBuffer.create_factory(size=num_steps)
 
-    # One thread collects while another one learns from the previous rollout. This uses two cores, at a policy lag of
-    # one or two updates.
+    # One thread collects while another thread learns from the previous rollout. This uses two cores, and causes a
+    # policy lag of one or two updates.
     scheme = Scheme(
         algorithm, actor, storage, train_envs, test_envs,
         col_communication="asynchronous", queue_size=1, col_in_flight=1, seed=args.seed)

@@ -1,4 +1,4 @@
-"""Train PPO in one process, with the four parts of an agent, a scheme without options, and a learner.
+"""Train PPO in one process, with the four parts of an agent, a scheme with default options, and a learner.
 
     python examples/central_ppo.py
     python examples/central_ppo.py --env Acrobot-v1 --log-dir runs/acrobot
@@ -18,7 +18,7 @@ def main() -> None:
     train_envs = VecEnv.create_factory(args.env, vec_env_size=8)
     test_envs = VecEnv.create_factory(args.env, vec_env_size=5)
 
-    # The agent. Each part is given as a factory, whose options are checked here; workers build the part later.
+    # The agent: one factory per part. The options are checked here; workers build the parts later.
     actor = OnPolicyActor.create_factory(
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(64, 64))
     algorithm = PPO.create_factory(

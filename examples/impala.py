@@ -1,6 +1,6 @@
 """Train CartPole with IMPALA: collectors never wait, and the learner corrects its targets for the age of its data.
 
-The policy that collected a rollout is some updates older than the learner's policy; this number of updates is the
+The policy that collected a rollout is several updates older than the learner's policy; this number of updates is the
 policy lag. V-trace corrects targets for the difference between the two policies. A shorter queue or `--max-policy-lag`
 limits the lag.
 
@@ -30,7 +30,7 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
-        # Read the metrics before the evaluation, because the learner thread trains until the end of this block.
+        # Read the metrics now, because the learner thread continues to train during the evaluation.
         metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

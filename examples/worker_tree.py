@@ -1,8 +1,8 @@
 """Train PPO in a worker tree composed by hand, with separate factories for each level.
 
-The first of the two gradient workers has one collection worker, and the second has two. They collect while gradients
-are computed, and wait only if their rollouts would become more than four updates old. The tree runs in threads; with
-`--runtime ray`, each worker has its own process. The page `docs/compose_tree.md` explains the levels.
+The first of the two gradient workers has one collection worker, and the second has two. Collection workers collect
+while gradients are computed, and wait only if their rollouts would become more than four updates old. The tree runs in
+threads; with `--runtime ray`, each worker has its own process. The page `docs/compose_tree.md` explains the levels.
 
     python examples/worker_tree.py --runtime ray
 """
@@ -25,8 +25,8 @@ def main() -> None:
         lr=linear(1e-3, 1e-4), gamma=0.98, num_epochs=4, num_mini_batch=4, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=128, gae_lambda=0.9)
 
-    # Each level takes the factory of the level below. The first gradient worker has 1 collection worker, and the second
-    # has 2.
+    # The factory of each level contains the factory of the level below. The first gradient worker has 1 collection
+    # worker, and the second has 2.
     collection = CWorkerSet.create_factory((1, 2), algorithm, actor, storage, train_envs)
     gradients = GWorkerSet.create_factory(
         2, collection, col_execution=PARALLEL, col_communication=ASYNC, queue_size=1, col_in_flight=1,

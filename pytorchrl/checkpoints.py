@@ -1,9 +1,9 @@
-"""Write and read the checkpoints of a run, which are files in `checkpoints/` of its directory.
+"""Write and read checkpoints, which are files in the subdirectory `checkpoints/` of a run's directory.
 
 step-000000123456.pt    a dictionary of plain values and tensors; the name contains the env steps
 
-A file is written completely or not at all. Reading a file executes no code from it, and detects damage by the checksums
-of its parts.
+A file is written completely or not at all. `read` executes no code from a file, and detects damage by the checksums of
+the file's parts.
 """
 
 from __future__ import annotations

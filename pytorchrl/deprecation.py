@@ -42,7 +42,7 @@ def warn_deprecated(name: str, *, use: str, since: str, removed_in: str) -> None
 
     Args:
         name: The deprecated name, as users write it.
-        use: The replacement, or another way to do the same; the text completes "use ...".
+        use: The replacement, or another way to do the same thing; the text completes "use ...".
         since: The first release that warns, such as "0.2".
         removed_in: The release without the name, such as "0.3".
     """

@@ -45,7 +45,7 @@ class PyTorchRLError(Exception):
 
 
 class ConfigError(PyTorchRLError, ValueError):
-    """A setting is wrong. The message gives its name, the value, the allowed values and a remedy."""
+    """A setting is wrong. The message states its name and value, the allowed values, and a remedy."""
 
 
 class FactoryError(ConfigError, TypeError):
@@ -144,7 +144,7 @@ class NonFiniteDataError(NonFiniteError):
 
 
 class NonFiniteUpdateError(NonFiniteError):
-    """A loss or a gradient is NaN or infinity, and the update was not applied.
+    """A loss or a gradient is NaN or infinite, and the update was not applied.
 
     A scheme skips such an update, and raises this error only after more than five in a row.
     """
@@ -178,7 +178,7 @@ def install_hint(extra: str) -> str:
     """
     try:
         listed = importlib.metadata.requires("pytorchrl") or []
-    except importlib.metadata.PackageNotFoundError:  # the package runs from its source folder, not installed
+    except importlib.metadata.PackageNotFoundError:  # the package is not installed; it runs from its source folder
         listed = []
     packages = [requirement.partition(";")[0].strip() for requirement in listed if f'extra == "{extra}"' in requirement]
     if not packages:

@@ -36,7 +36,7 @@ class Evaluations:
         self._is_running = True
 
     def poll(self) -> bool:
-        """Return whether the running evaluation has finished since the last call; its result is then in `last`."""
+        """Return whether the running evaluation has finished since the last call; if so, its result is in `last`."""
         return self._finish(self._scheme.poll_evaluation)
 
     def wait(self) -> bool:

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM during training: the first requests a clean end, the second forces an immediate end."""
+"""Handle Ctrl-C and SIGTERM during training: the first signal requests a clean end, the second an immediate end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Unblocked(BaseException):
 class Interrupts:
     """Context manager that records signals instead of raising exceptions; it does nothing outside the main thread.
 
-    Only the main thread, in which Python runs signal handlers, uses this object. The exception is the timer's thread,
-    which only sets `_forcing` and sends a signal to the main thread.
+    Python runs signal handlers in the main thread, and only this thread uses the object, except that the timer's thread
+    sets `_forcing` and then sends a signal to the main thread.
     """
 
     def __init__(self) -> None:

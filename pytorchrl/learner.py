@@ -51,7 +51,7 @@ class Learner:
         log_dir: Directory of this run (created if missing) for metrics and models; None writes no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
         recipe: Description from which the agent can be rebuilt; it is stored in `run.json`.
-        run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
+        run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting after every update would be too slow. `scheme.env_steps` is an upper bound: it includes queued steps.
+        # Counting is slow, so count only when something may be due; `scheme.env_steps` is never below the count.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -247,7 +247,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # Native code may replace `Unblocked` by another exception, and the signal may have ended worker processes.
+            # The signal can cause such errors: native code may replace `Unblocked`, and worker processes may have died.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -436,7 +436,7 @@ class Learner:
             self._progress.show(self._measured.status(self._evaluations.last))
 
     def _start_evaluation(self) -> None:
-        """Start the evaluation that is due, unless one is running; `train` runs the last evaluation, at the target."""
+        """Start the due evaluation unless another is running; `train` runs the last evaluation, at the target."""
         self._due.after_evaluation(self.env_steps)
         if self._evaluations.poll():
             self._record()

@@ -12,7 +12,7 @@ from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import DEFAULT, suite_of
 from pytorchrl.untyped import OptionValue
 
-# The arguments of atari_factory, repeated so that --help shows them.
+# Defaults of `atari_factory`, repeated here so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
 # The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers

@@ -60,8 +60,8 @@ class Rule:
         part: "level/part".
         option: Name of the option to change, in `pytorchrl.train` and on the command line.
         advice: Instruction to change the option; `{flag}` is its flag and `{value}` its current value.
-        when: Function of the options in force that returns whether the rule applies. For each part, the first rule that
-            applies is used.
+        when: Function that takes the options in force, and returns whether the rule applies. For each part, the first
+            rule that applies is used.
     """
 
     part: str
@@ -204,7 +204,7 @@ class Finding:
 
     Attributes:
         part: "level/part", such as "collection/environment".
-        share: Share of time that the part takes, in [0, 1]; `sentence` says whose time it is.
+        share: The part's share of the time that `sentence` names, in [0, 1].
         sentence: Sentence that states the bottleneck.
         option: The option that would remove the bottleneck.
         advice: Instruction to change the option.

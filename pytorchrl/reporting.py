@@ -32,12 +32,12 @@ Status = MetricsDict
 # Texts from environments and exceptions are untrusted. They are truncated here, and JSON escapes control characters.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# Number of intervals between arrivals to keep, and the length of a rate window as a multiple of the longest interval.
+# Number of intervals between arrivals that `RateWindow` keeps, and its length as a multiple of the longest of them.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
 def plain(value: Json) -> Json:
-    """Return `value` in JSON's types: numbers that are not finite become None, objects of unknown types become text."""
+    """Return `value` in JSON's types. Non-finite numbers become None, and objects of unknown types become text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if value is None or isinstance(value, (bool, int)):
@@ -281,7 +281,7 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 
 
 def progress_text(status: Status) -> str:
-    """Return a line with steps, percentage, rate, return, lag and time left, and with worker counts if any are lost."""
+    """Return a line of figures: steps, rate, return, lag, time left and, if any workers are lost, worker counts."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"
@@ -311,7 +311,7 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """The progress line on stderr: one redrawn line in a terminal (by rich, if available), separate lines elsewhere."""
+    """The progress line on stderr: redrawn in a terminal (by rich, if available), printed as new lines elsewhere."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream: IO[str] | None = stream if stream is not None else sys.stderr
@@ -327,7 +327,7 @@ class Progress:
             self._live = _rich_progress(self._stream)
 
     def announce(self, text: str, *, keep: bool = False) -> None:
-        """Show a line of text before training begins. In a terminal, the next line overwrites it unless `keep`."""
+        """Show a line of text before training begins. In a terminal, the next line replaces it if not `keep`."""
         if self._stream is None:
             return
         text = printable(text)
@@ -382,7 +382,7 @@ class Progress:
 
 
 class _RichLine:
-    """The progress line with a bar, which rich redraws only in `update`, and not in a thread."""
+    """The progress line with a bar, which rich redraws only in `update`, not in a background thread."""
 
     def __init__(self, progress: RichProgress) -> None:
         self._progress = progress

@@ -86,7 +86,7 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the message for a directory without the file `missing`; in a directory of runs, name the newest run."""
+    """Return the message for a directory that lacks the file `missing`; name the newest run if it contains runs."""
     newest = _newest_run(path)
     if newest is None:
         return f"{str(path)!r} contains no run: {missing} is missing"
@@ -138,7 +138,7 @@ def _handle_existing_run(path: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _runs_beside(path: Path) -> str:
-    """Return the directory of runs to suggest for a run in `path`: its parent if named `runs`, otherwise a sibling."""
+    """Suggest a directory of runs instead of `path`: its parent if named `runs`, otherwise `runs` next to `path`."""
     return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 
@@ -188,5 +188,5 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=open_no_follow)`: refuse symbolic links; new files get mode 0666 & ~umask."""
+    """Open a file, as an `opener` for `open`, but refuse symbolic links; new files have the mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)

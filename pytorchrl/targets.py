@@ -79,7 +79,7 @@ class Due:
         self._plan()
 
     def resume(self, env_steps: int, recorded_steps: int) -> None:
-        """Plan for a run that continues at `env_steps`, whose last record was at `recorded_steps`."""
+        """Plan what is due in a resumed run that continues at `env_steps`; its latest record is at `recorded_steps`."""
         self.evaluation = next_multiple(self._eval_every, env_steps)
         self.checkpoint = next_multiple(self._checkpoint_every, env_steps)
         self.after_record(recorded_steps)

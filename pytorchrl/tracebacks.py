@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
 """Environment variable that keeps all frames if it is set to anything but 0."""
 
-# Packages, besides the standard library, whose frames do not help to find a wrong setting.
+# Packages whose frames, like those of the standard library, do not help to find a wrong setting.
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
 
 
@@ -42,7 +42,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def brief_errors_of(*names: str) -> Callable[[C], C]:
-    """Return a class decorator that applies `brief_errors` to these methods and class methods."""
+    """Return a class decorator that applies `brief_errors` to the methods and class methods called `names`."""
     def decorate(cls: C) -> C:
         for name in names:
             method = vars(cls)[name]

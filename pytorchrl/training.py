@@ -41,14 +41,14 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # the number of the directory is known only after all options were accepted
+    if learner.log_dir is not None:  # the directory's number is known only after all options are accepted
         monitored = _monitored(agent.train_envs, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
 
 
 def _constructor(preset: str | None) -> Callable[..., Scheme]:
-    """Return the constructor of the architecture called `preset`; None: `Scheme` itself."""
+    """Return the constructor of the architecture called `preset`, or `Scheme` itself if `preset` is None."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
     return Scheme if preset is None else getattr(Scheme, preset)
@@ -116,7 +116,7 @@ def load(
         run_dir: Directory of the run.
         model: Name of the model in that directory, without `.pt`.
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
-            names. It must be in this package or already imported by this process; `load` does not import it.
+            names, which must be in this package or already imported by this process.
 
     Raises:
         CheckpointError: There is no run or no such model, the files cannot be read, or the run was composed in Python

@@ -1,7 +1,7 @@
 """Names for values whose types are only known at run time.
 
-Each name stands for `Any` and states the reason. An annotation either uses one of these names, or gives its reason in
-a comment on the same line.
+Each name is an alias of `Any` that states why the type is unknown. An annotation uses one of these names instead of
+`Any`, or explains `Any` in a comment on the same line.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return _code_of(ended)
     except BrokenPipeError:
-        # The reader of standard output has closed it. Without this line, Python would raise the error again at exit.
+        # Standard output is a closed pipe. Unless it is redirected, Python raises the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - every error becomes a line and an exit code

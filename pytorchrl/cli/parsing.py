@@ -42,8 +42,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: Map from each option of the command to (owner, name of the option in its owner); None: the command has no
-            options besides its flags.
+        known: Map from each option of the command to (owner, name of the option in its owner), for suggestions. None:
+            only flags are suggested.
         options: Arguments of `argparse.ArgumentParser`.
     """
 
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _refuse(self, words: Sequence[str]) -> None:
-        """Exit with an error that names all unknown flags among `words`, or else the first word, if there is one."""
+        """Exit with an error that names all flags in `words`, or the first word if no word is a flag; accept []."""
         flags = {name_of(flag): ("", name_of(flag)) for flag in self._option_string_actions if flag.startswith("--")}
         known = {**flags, **self._known}
         unknown = [word for word in words if word.startswith("-")]
@@ -121,7 +121,7 @@ def is_common(spec: OptionSpec) -> bool:
 
 
 def values_of(spec: OptionSpec) -> str:
-    """Return the placeholder of a value in the help: the choices of a closed set, or the kind of value."""
+    """Return the placeholder for an option's value in the help: its choices if it has any, otherwise its type."""
     if spec.choices is None:
         return form_of(spec.hint)
     # The choices include "none" if None is allowed.

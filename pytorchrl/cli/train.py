@@ -124,7 +124,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
 
 
 def make_importable() -> None:
-    """Add the current directory to Python's path, as `python -m` does, because the user has named a module."""
+    """Add the current directory to Python's path, as `python -m` does, so that modules in it can be imported."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
 

@@ -29,8 +29,8 @@ _LONGEST_ECHO = 100
 def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
     """Return a function that parses text into a value of type `hint`.
 
-    Return None if text cannot express values of this type, such as classes and callables. If a text has a wrong form,
-    the function raises `argparse.ArgumentTypeError`, whose message states the expected forms.
+    Return None if values of this type, such as classes and callables, cannot be written as text. If a text has the
+    wrong form, the returned function raises `argparse.ArgumentTypeError`, whose message states the expected forms.
     """
     readers = _readers(hint)
     if not readers:
@@ -69,7 +69,7 @@ def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special for
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # Such a text stays a string. The owner of the option parses it, and reports all wrong options in one error.
+            # Text for an enum stays a string. The option's owner parses it, and reports all wrong options in one error.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
@@ -122,7 +122,7 @@ def _int(text: str) -> int:
 
 
 def _schedule(text: str) -> Schedule:
-    """Parse a schedule: `linear:1e-3:0`, or a call or list of points as in Python, such as `linear(1e-3, 0)`."""
+    """Parse a schedule: `linear:1e-3:0`, a call such as `linear(1e-3, 0)`, or a list of points in Python's syntax."""
     said = _SCHEDULE.fullmatch(text.replace(" ", ""))
     if said is None:
         raise _NotThisError(text)

@@ -34,7 +34,7 @@ def atari_factory(
     Args:
         env_id: The id, such as "ALE/Pong-v5"; only the name of the game is used.
         vec_env_size: Number of games stepped together.
-        sticky: Whether each frame repeats the last action with probability 0.25, in training and in tests.
+        sticky: Whether each frame repeats the previous action with probability 0.25, in training and in tests.
         end_on_life_loss: Whether a lost life is a termination in training.
         reward_transform: Transformation of the rewards that learners receive in training.
         env_kwargs: Further arguments of `ale_py.AtariVectorEnv`, such as `{"full_action_space": True}`.
@@ -47,7 +47,7 @@ def atari_factory(
         "repeat_action_probability": _STICKY_PROBABILITY if sticky else 0.0, "noop_max": _NOOP_MAX,
         "use_fire_reset": True, "reward_clipping": False, "episodic_life": False, "life_loss_info": False,
     }
-    if options.get("backend") == "envpool":  # EnvPool names an option differently and always reports lost lives
+    if options.get("backend") == "envpool":  # EnvPool has another name for reward_clipping, and no life_loss_info
         kwargs["reward_clip"] = kwargs.pop("reward_clipping")
         del kwargs["life_loss_info"]
     return VecEnv.create_factory(

@@ -24,7 +24,7 @@ class Suite:
     Attributes:
         name: The name under which presets are registered.
         has: Function that returns whether an id, without a leading `module:`, belongs to the suite.
-        make_factory: Function of the id, the number of environments and the user's options that returns the factory.
+        make_factory: Function that returns the factory for an id, a number of environments and the user's options.
     """
 
     name: str

@@ -135,7 +135,7 @@ class FaultyEnv(CountingEnv):
         fault: "constructor", "reset" and "step" raise a RuntimeError; "nan_obs", "inf_obs" and "nan_reward" return NaN
             or infinity; "obs_dtype", "obs_shape", "reward_array", "four_values", "reset_without_seed" and
             "reset_without_info" violate the contract of environments.
-        at: Number of the step or reset from which the fault occurs, counted from 0 since the environment was built.
+        at: Index of the first step or reset with the fault, counted from 0 since the environment was built.
         counting: Arguments of `CountingEnv`.
     """
 
@@ -207,10 +207,11 @@ class RaisingEnv(AnyWrapper):
 
 
 class MatchingGame:
-    """Game for several agents (PettingZoo's parallel API) whose best score is known and can be learned within seconds.
+    """Game of several agents (PettingZoo's parallel API) with a known best score that training reaches within seconds.
 
-    At each step, a new symbol is drawn for every agent, and all agents see all symbols. An agent gets 1 if its action
-    is the symbol of the next agent. Observation: (num_agents * num_symbols,) float32, the symbols one-hot.
+    At each step, a new symbol is drawn for every agent, and all agents see all symbols. The reward of an agent is 1 if
+    its action equals the symbol of the next agent, and 0 otherwise. Observation: (num_agents * num_symbols,) float32,
+    the symbols one-hot.
 
     Args:
         num_agents: Number of agents, with the names "agent_0", "agent_1", ...

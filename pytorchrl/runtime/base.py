@@ -178,7 +178,7 @@ class Runtime(ABC):
         return [dict(resources) for _, _, resources in requests]
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources as text if a worker cannot start for lack of them; else ""."""
+        """Return the requested and free resources as text if a worker lacks resources to start; otherwise ""."""
         return ""
 
     def in_process(self) -> Runtime:
@@ -199,7 +199,7 @@ class Runtime(ABC):
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcome of each worker's first call, for workers of one kind; slow runtimes announce progress."""
+        """Return the outcomes of `futures`, the first calls to workers of one kind; slow runtimes announce progress."""
         return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:
@@ -213,11 +213,11 @@ class Runtime(ABC):
         return not thread.is_alive()
 
     def make_queue(self, maxsize: int) -> queue.Queue[T]:
-        """Return a first-in, first-out queue between threads of this process; `maxsize=0` means unbounded."""
+        """Return a first-in, first-out queue for threads of this process; `maxsize=0` means unbounded."""
         return queue.Queue(maxsize)
 
     def make_event(self) -> threading.Event:
-        """Return an event between threads of this process."""
+        """Return an event for threads of this process."""
         return threading.Event()
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,

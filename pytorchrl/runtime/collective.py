@@ -113,7 +113,7 @@ class GlooCollective:
         raise RankLostError(f"an exchange among {self.size} gradient workers was aborted: {problem}")
 
     def _wait(self, work: FromTorch) -> bool:
-        """Return whether an operation completed before this rank left the group."""
+        """Wait for an operation; return whether it completed before this rank left the group."""
         while not self._left.is_set():
             try:
                 work.wait(_LOOK_INTERVAL)

@@ -19,7 +19,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
 POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
-"""Kind of worker -> its points; a fault that names no point happens at the first one."""
+"""Kind of worker -> its points; a fault that names no point happens at the first point of its kind."""
 
 _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
@@ -43,10 +43,9 @@ class FaultHost(Protocol):
 class Fault:
     """A failure to inject into the workers that match its target.
 
-    Without a `probability`, `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (None:
-    the first), in the first incarnation of a worker. `delay` does the same if `count` is given; otherwise, it happens
-    at every occurrence. With a `probability`, a fault may happen in every incarnation, at every occurrence or, if
-    `count` is given, only at that occurrence.
+    Without a `probability`, a fault happens once, at occurrence `count` of its point (None: the first), in the first
+    incarnation of a worker; but a `delay` without a `count` happens at every occurrence. With a `probability`, a fault
+    may happen in every incarnation, at every occurrence or, if `count` is given, only at that occurrence.
     """
 
     action: str
@@ -156,7 +155,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def _short(target: str) -> str:
-    """Return the short form of a target that is a worker's name."""
+    """Return the short form of a worker's name, and any other target unchanged."""
     name = _NAME.fullmatch(target)
     if name is None:
         return target
@@ -165,7 +164,7 @@ def _short(target: str) -> str:
 
 
 def _addresses(worker: str) -> tuple[str, list[str]]:
-    """Return the kind of a worker, and the names that a plan may use for the worker."""
+    """Return the kind of a worker, and the short forms of its name."""
     numbers = re.findall(r"\d+", worker)
     for mark, kind in (("CWorker", "col"), ("RWorker", "shard")):
         if mark in worker:

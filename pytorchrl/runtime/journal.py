@@ -126,7 +126,7 @@ class Recording(Journal):
 class _Read:
     """Context of a read by the collector thread.
 
-    Each update makes such reads, so this is a class; a generator-based context manager would be several times slower.
+    Every update contains reads, so speed matters: a generator-based context manager would be several times slower.
     """
 
     def __init__(self, journal: Recording) -> None:
@@ -184,7 +184,7 @@ class Replaying(Journal):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait for the writes that precede this read in the record, then read."""
+        """Wait for the writes that precede this read in the record, then run the `with` block."""
         self._wait(lambda: self._reads < self._turns[0], "read")
         with self.lock:
             self._reads += 1
@@ -195,7 +195,7 @@ class Replaying(Journal):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Wait for the reads that precede this write in the record, then write."""
+        """Wait for the reads that precede this write in the record, then run the `with` block."""
         if not self._depth:
             self._wait(lambda: self._reads == self._turns[0], "write")
         with self.lock:

@@ -32,7 +32,7 @@ class Machine:
 
 
 def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
-    """Return the CPUs, GPUs and memory of this machine; a memory limit of its container applies.
+    """Return the CPUs, GPUs and memory of this machine; the memory is at most the limit of its container.
 
     Args:
         limits: Files that contain the memory limit of a container in bytes, for versions 2 and 1 of control groups.

@@ -161,7 +161,7 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if this process uses the cluster at `running` but the options name another."""
+        """Raise `RayConnectionError` if the options name a cluster other than `running`, which this process uses."""
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return
@@ -249,7 +249,7 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on an actor; Ray replaces arguments that `put` returned by their stored values."""
+        """Enqueue a method call on an actor; Ray replaces arguments that `put` returned with their stored values."""
         return Future(handle.name, handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -258,7 +258,7 @@ class RayRuntime(Runtime):
         return Future(handle.name, handle.native.signal.remote(method, *args, **kwargs))
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Wait until any future has an outcome, and return all that have one; [] after `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds for an outcome, and return all futures that have one."""
         references = [future.native for future in futures]
         if timeout_s:
             if not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
@@ -270,7 +270,7 @@ class RayRuntime(Runtime):
         return [future for future in futures if future.native in done]
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call; arrays in its value are read-only and shared."""
+        """Return the outcome of a call; arrays in its value are read-only, because processes share them."""
         exceptions = self._ray.exceptions
         try:
             return Outcome(future.worker, self._ray.get(future.native, timeout=timeout_s))
@@ -287,7 +287,7 @@ class RayRuntime(Runtime):
             return Outcome(future.worker, error=lost)
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcome of each worker's first call, for workers of one kind; announce how many have started."""
+        """Return the outcomes of `futures`, the first calls to workers of one kind; announce how many have started."""
         deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
         while num_up < len(references):
             self._tell(f"started {num_up} of {len(references)} {kind} ...")
@@ -302,7 +302,7 @@ class RayRuntime(Runtime):
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: T) -> T:
-        """Store a value once in this node's object store; a small value is pickled once and sent with each request."""
+        """Store a value in this node's object store; a small value is pickled instead, and is part of each request."""
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
@@ -335,7 +335,7 @@ class RayRuntime(Runtime):
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
     def close(self) -> None:
-        """Kill the actors, and then disconnect from a cluster that was already running or shut down a local Ray."""
+        """Kill the actors, then shut down a local Ray, or disconnect from a cluster that was already running."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -352,7 +352,7 @@ class RayRuntime(Runtime):
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Check explicit requests against the cluster, and reduce default requests to the remaining resources."""
         if self._starts_a_local_ray():
-            check_machine(requests, this_machine())  # Ray could report this only after its start, which takes seconds
+            check_machine(requests, this_machine())  # before Ray starts, which takes seconds
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
         total: dict[str, float] = {}
         for node in nodes:
@@ -409,7 +409,7 @@ def _without_handlers_of(ray: FromRay) -> Iterator[None]:
 
 
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
-    """Return the host (resolved, if possible) and port of "host:port"; a name of this machine becomes `own_ip`."""
+    """Return the host (resolved, if possible) and port of "host:port"; a loopback address becomes `own_ip`."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):  # a host name that cannot be resolved is compared as text
         host = socket.gethostbyname(host)

@@ -1,8 +1,8 @@
 """Kill the remaining processes of a local Ray and remove its directory, once its driver has finished or died.
 
 `python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver keeps open.
-Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. The module uses
-only the standard library, so that it starts quickly: each local Ray starts a reaper.
+Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. Each local Ray
+needs a reaper, so this module imports only the standard library, in order to start quickly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def processes_of(directory: str, session: int) -> list[int]:
     """Return the ids of a session's processes that have the directory in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # no process, an ended process, or a process of another user
+        with contextlib.suppress(OSError, ValueError):  # not a process, an ended process, or another user's process
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)

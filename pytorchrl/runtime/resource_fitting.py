@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-# The largest node is counted only if it has more than this factor times the sum of all other nodes; see `room_for`. The
-# factor is above 1, because the memory of equal machines differs a little.
+# The largest node is counted only if its amount of a resource exceeds this factor times the total of all other nodes;
+# see `room_for`. The factor is above 1, because machines of the same type differ a little in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Name of a resource in requests -> its name in Ray's description of a node, for names that differ."""
@@ -97,7 +97,7 @@ def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: st
 
 
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    """Return the error for workers that share GPUs if there is no GPU; `present` states the available GPUs."""
+    """Return the error for workers that need a share of a GPU if no GPU is free; `present` says how many exist."""
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
     return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
                                       "or use nodes with GPUs")

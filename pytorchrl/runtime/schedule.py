@@ -45,7 +45,7 @@ class Task:
     Attributes:
         owner: Worker to which the task belongs, or None; the schedule does not use it.
         thread: Thread of the task.
-        finished: Whether the task has finished; the signal `ended` is notified at that moment.
+        finished: Whether the task has finished; when it finishes, the signal `ended` is notified.
         since: `time.perf_counter()` when the task last resumed.
     """
 
@@ -130,7 +130,7 @@ class Schedule:
         self._park("time to pass", [], min(self.now + seconds, _FAR_AWAY_S), is_timeout=False)
 
     def notify(self, signal: Signal) -> None:
-        """Schedule all tasks that wait for `signal` to run now, so that they check their conditions again."""
+        """Make all tasks that wait for `signal` due now, so that they check their conditions again."""
         waiting, signal.waiting = signal.waiting, []
         self._num_fruitless = 0
         for task, number in waiting:
@@ -268,7 +268,7 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task to run next; this is the driver if it must raise an interruption or a `DeadlockError`."""
+        """Return the task to run next, which is the driver if an interruption or a `DeadlockError` must be raised in it."""
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()

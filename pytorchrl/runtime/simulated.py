@@ -1,4 +1,4 @@
-"""Run workers in one process on a virtual clock, so that equal seeds give bit-identical runs, even if asynchronous."""
+"""Run workers in one process on a virtual clock, so that even asynchronous runs with equal seeds are identical."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ class SimulatedRuntime(Runtime):
         return Future(handle.name, result)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Wait until any future has an outcome, and return all that have one; [] after `timeout_s` virtual seconds."""
+        """Wait at most `timeout_s` virtual seconds for an outcome, and return all futures that have one."""
         def ready() -> bool:
             return any(future.native.outcome is not None for future in futures)
 

@@ -134,7 +134,7 @@ class ThreadRuntime(Runtime):
         return Future(handle.name, future)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Wait until any future has an outcome, and return all that have one; [] after `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds for an outcome, and return all futures that have one."""
         cf.wait([future.native for future in futures], timeout_s, return_when=cf.FIRST_COMPLETED)
         return [future for future in futures if future.native.done()]
 
@@ -152,7 +152,7 @@ class ThreadRuntime(Runtime):
         return value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls, and call `interrupt` if the worker has it; the thread ends after its current call."""
+        """Refuse further calls, and call the worker's `interrupt`, if any; the thread ends after its current call."""
         actor: _ThreadActor = handle.native
         actor.end()
         if hasattr(actor.worker, "interrupt"):
