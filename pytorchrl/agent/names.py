@@ -24,7 +24,7 @@ Known = Mapping[str, tuple[str, str]]
 
 # With difflib's default cutoff of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
-# If an owner has more options than this, its errors do not list all of them.
+# If an owner has more options than this, its errors do not list the options.
 _MOST_LISTED = 30
 
 
@@ -67,7 +67,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint that names the part with the missing option, or a remedy if no part has the option."""
+    """Return a hint that names the part to which the option belongs, or a remedy if no part has such an option."""
     *others, last = meanings
     here = others[0] if others and last.at else last
     if not here.at:

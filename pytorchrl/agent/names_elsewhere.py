@@ -15,15 +15,16 @@ HOMES = MappingProxyType({
     "algorithm": "algorithm", "actor": "actor", "rollouts": "storage of rollouts", "replay": "replay storage",
     "environments": "vector of environments", "scheme": "scheme", "learner": "learner",
 })
-"""Home of an option -> noun in messages. `replay` is the home of storages that draw transitions repeatedly."""
+"""Kind of part that has an option -> noun in messages; `replay` is for storages that draw transitions repeatedly."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """One meaning, in this package, of a name from another library.
+    """The option or options of this package that a name from another library may mean.
 
     Attributes:
-        at: Options as `home.name`; `a + b` means both, `a | b` either. Empty if no option has this meaning.
+        at: Options as `home.name`, where `home` is a key of `HOMES`; `a + b` means that both options are needed, and
+            `a | b` that either is enough. Empty if there is no such option.
         note: How the option differs in unit or meaning; if there is no option, a remedy. Names of options are in
             backticks.
     """
@@ -33,18 +34,18 @@ class Here:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """The options as (home, name)."""
+        """The options in `at` as pairs (home, name)."""
         return tuple((home, name) for home, _, name in (
             option.strip().partition(".") for option in self.at.replace("+", "|").split("|") if option.strip()))
 
     @property
     def needs_all(self) -> bool:
-        """Whether this meaning needs all of the options together."""
+        """Whether all of the options are needed together."""
         return "+" in self.at
 
 
 def _at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return meanings in order of preference, all with the same note."""
+    """Return one meaning for each of `places`, in order of preference, all with the same note."""
     return tuple(Here(place, note) for place in places)
 
 
@@ -318,7 +319,7 @@ _CLEANRL: dict[str, tuple[Here, ...]] = {
     "v_min": _DISTRIBUTIONAL,
     "v_max": _DISTRIBUTIONAL,
 }
-# Names of this package, for owners that have another name for the option or lack the option.
+# Names of options of this package, for parts that lack the option or use a different name for it.
 _OWN: dict[str, tuple[Here, ...]] = {
     "num_envs": _ENVS,
     "num_steps": _ROLLOUT,
@@ -346,7 +347,7 @@ _OWN: dict[str, tuple[Here, ...]] = {
 
 ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType(
     {**_OWN, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_OPTIMISERS})
-"""Name in another library -> meanings in this package, in order of preference."""
+"""Name in another library, or in another part of this package -> meanings, in order of preference."""
 
 OF_OTHER_LIBRARIES = tuple(sorted({*_OPTIMISERS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL}))
 """The names from other libraries; all other names in `ELSEWHERE` are names of this package."""

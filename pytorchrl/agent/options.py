@@ -1,7 +1,8 @@
 """Declare, check, print and pickle the settings of every part of an agent.
 
-A part `X` has one frozen dataclass `X.Options`, the only place that states its defaults. `X.create_factory(**options)`
-checks names, types and ranges immediately and returns a `Factory`, a picklable and printable recipe that workers call.
+The options of a part `X` and their defaults are declared only in the frozen dataclass `X.Options`.
+`X.create_factory(**options)` checks names, types and ranges immediately and returns a `Factory`, a picklable and
+printable recipe that workers call.
 The command line generates its flags from the same declarations.
 """
 
@@ -39,10 +40,10 @@ def option(
     Args:
         default: The default; leave it out for a required option.
         help: One sentence for users, with the unit.
-        low: Smallest allowed value, also for all values of a `Schedule`.
-        high: Largest allowed value, also for all values of a `Schedule`.
+        low: Smallest allowed value; it also applies to all values of a `Schedule`.
+        high: Largest allowed value; it also applies to all values of a `Schedule`.
         exclusive: Whether `low` itself is refused, except as the last value of a `Schedule`.
-        choices: All allowed values, if the set is closed.
+        choices: All allowed values; None if the option has no list of values.
         updatable: Whether `update_algorithm_parameter` may change the option during training.
         default_factory: Function that returns a mutable default.
     """
@@ -99,7 +100,7 @@ class Options:
         return tuple(name for name, declaration in found.items() if getattr(self, name) != declaration.default)
 
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
-        """Raise `ConfigError` if options that have an effect only with `needs` differ from their defaults."""
+        """Raise `ConfigError` if an option in `names`, which only has an effect with `needs`, is not at its default."""
         changed = self.changed()
         if wrong := [name for name in names if name in changed]:
             raise ConfigError(f"{', '.join(wrong)} needs {needs}")
@@ -203,7 +204,7 @@ def check_declaration(owner: type) -> None:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options of an agent's parts, with the facts that decide whether the options contradict each other.
+    """The options of an agent's parts, and other values that determine whether the options contradict each other.
 
     A part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A field whose
     value is unknown during a check is None, and that check ignores it.
@@ -221,8 +222,8 @@ class AgentOptions:
 class Part:
     """The base class of all parts of an agent, which workers build from checked options.
 
-    A subclass has `Options` and `create_factory`. Calling the class itself without checked options, as in `PPO()` or
-    `VecEnv("CartPole-v1")`, raises an error that shows the right call.
+    A subclass defines `Options` and `create_factory`. Calling the class itself without checked options, as in `PPO()`
+    or `VecEnv("CartPole-v1")`, raises an error that shows the right call.
     """
 
     home: ClassVar[str]

@@ -15,9 +15,9 @@ from typing import ClassVar
 from pytorchrl.errors import ConfigError
 
 FORMS = "linear:START:END[:STEPS], cosine or exponential in place of linear, or piecewise:STEP:VALUE:STEP:VALUE..."
-"""Formats of a schedule as text; a Python call such as `linear(1e-3, 0)` is parsed too."""
+"""Formats of a schedule on the command line, which also accepts a Python call such as `linear(1e-3, 0)`."""
 _NUM_SAMPLES = 101
-"""Number of values of `progress_remaining` for which a function is tested before anything starts."""
+"""Number of values of `progress_remaining` for which a function is tested when its schedule is created."""
 _LONGEST_ECHO = 100
 
 
@@ -50,7 +50,7 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
 class Ramp(Schedule):
     """A value that moves from `start` to `end` over `steps` env steps of the whole experiment, and then stays at `end`.
 
-    With `steps=None`, it reaches `end` at the experiment's target. `shape` is "linear", "cosine" (half a period,
+    With `steps=None`, the value reaches `end` at the experiment's target. `shape` is "linear", "cosine" (half a period,
     flat at both ends) or "exponential" (a constant factor in each step).
     """
 
@@ -60,7 +60,7 @@ class Ramp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a start or end that is not finite (or <= 0 if exponential), and a length below one step."""
+        """Refuse a `start` or `end` that is not finite (or is <= 0 if exponential), and `steps` below 1."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
             raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
@@ -130,7 +130,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Computed(Schedule):
-    """A value that a function computes from the remaining share of the experiment: 1 at the start, 0 at the target.
+    """A value that a function computes from the remaining share of the experiment, which falls from 1 to 0.
 
     The function is tested when the schedule is created. Each of its values is checked against the range of the option.
     """
@@ -141,7 +141,7 @@ class Computed(Schedule):
     low: float | None
     high: float | None
     exclusive: bool
-    """Whether `low` itself is refused, except at the end."""
+    """Whether `low` itself is refused, except at the end of the experiment."""
 
     NAME: ClassVar[str] = "function"
     """The first value of `parts()`."""
@@ -193,7 +193,10 @@ class Computed(Schedule):
 
 
 def linear(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves linearly from `start` to `end`; `steps=None` means up to the experiment's target."""
+    """Return a schedule that moves linearly from `start` to `end` over `steps` env steps.
+
+    If `steps` is None, the schedule ends at the experiment's target.
+    """
     return Ramp("linear", start, end, steps)
 
 
@@ -245,7 +248,7 @@ def as_schedule(value: object, option: str, low: float | None, high: float | Non
         option: Name of the option.
         low: Smallest allowed value.
         high: Largest allowed value.
-        exclusive: Whether `low` itself is refused, except at the end.
+        exclusive: Whether `low` itself is refused, except at the end of the schedule.
 
     Raises:
         ConfigError: The points are not valid, or the function does not return numbers within the range.
@@ -261,7 +264,7 @@ def as_schedule(value: object, option: str, low: float | None, high: float | Non
 
 
 def out_of_range(number: float, low: float | None, high: float | None, exclusive: bool) -> str:
-    """Return the requirement that a number violates, such as ">= 0.0 and <= 1.0"; empty if there is none."""
+    """Return the requirement that a number violates, such as ">= 0.0 and <= 1.0", or "" if it violates none."""
     if not math.isfinite(number):
         return "finite"
     too_low = low is not None and (number <= low if exclusive else number < low)

@@ -16,7 +16,7 @@ _GLOBAL_DRAWS = threading.RLock()
 
 
 class Stream(IntEnum):
-    """The purpose of a generator; it is one element of the generator's position in the seed tree."""
+    """The purpose of a random generator; `derive_seed` returns a different seed for each purpose."""
 
     ENV = 0
     ACTING = 1
@@ -24,7 +24,7 @@ class Stream(IntEnum):
     INIT = 4
     EVALUATION = 5
     CONTINUATION = 6
-    """The continuation of an experiment from a checkpoint, which has its own seed."""
+    """All random numbers of an experiment after it has continued from a checkpoint."""
 
 
 def check_seed(seed: object) -> int:
@@ -40,8 +40,8 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
     Args:
         seed: The experiment's seed.
         stream: The purpose of the stream.
-        path: Position in the worker tree: the indices of gradient worker, collection worker, incarnation and
-            environment, as far as they apply.
+        path: Position in the worker tree: the indices of the gradient worker, the collection worker, its incarnation
+            and the environment; indices that do not apply are omitted.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(stream), *path))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""An agent that computes nothing; with it, a scheme can be observed and its work counted.
+"""An agent that computes nothing, for observing a scheme and counting its work.
 
 Its steps and weights are plain numbers: every env step has a unique number, and the only parameter is the number of
 updates. In the simulated runtime, with the costs of real work, a run of this agent predicts how a scheme of any size
@@ -93,11 +93,11 @@ class SyntheticActor(nn.Module):
         super().__init__()
 
     def moments_of(self, rollout: RolloutData, returns: Tensor | None = None) -> dict[str, object]:
-        """Do nothing: there is no normalizer."""
+        """Return no moments, because there is no normalizer."""
         return {}
 
     def merge_moments(self, moments: Mapping[str, object]) -> None:
-        """Do nothing: there is no normalizer."""
+        """Do nothing, because there is no normalizer."""
 
 
 class SyntheticAlgorithm(Algorithm):
@@ -135,7 +135,7 @@ class SyntheticAlgorithm(Algorithm):
         return {}
 
     def reseed(self, seed: int) -> None:
-        """Do nothing: there are no random draws."""
+        """Do nothing, because there are no random draws."""
 
     def state_dict(self) -> StateDict:
         """Return the number of updates."""
@@ -165,7 +165,7 @@ class SyntheticAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """Number of parameters of each gradient."""
+        """Number of scalars in each gradient."""
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
@@ -183,7 +183,7 @@ class SyntheticAlgorithm(Algorithm):
 
 
 class SyntheticStorage(Storage):
-    """A storage that contains the numbers of env steps.
+    """A storage that contains only the unique number of each env step.
 
     Attributes:
         inserted: Numbers of all steps that the learner received, in order, one array per rollout.
@@ -230,11 +230,11 @@ class SyntheticStorage(Storage):
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Store the number of the step."""
+        """Store the numbers of the E steps."""
         self._rows.append(step.reward)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """Return the numbers as rewards, (T, E) int64."""
+        """Return a rollout whose rewards (T, E) int64 are the step numbers, and remove it from the storage."""
         rows, self._rows = self._rows, []
         numbers = torch.from_numpy(np.array(rows, np.int64).reshape(len(rows), len(self._done)))
         no = torch.zeros(numbers.shape, dtype=torch.bool)
@@ -243,7 +243,7 @@ class SyntheticStorage(Storage):
             final_index=torch.zeros((0, 2), dtype=torch.int64), final_obs={})
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Store the steps of rollouts, from which batches are drawn."""
+        """Store the step numbers of `rollouts`; batches are drawn from these steps until the next call."""
         parts = [np.asarray(rollout.reward).reshape(-1) for rollout in rollouts]
         self.inserted += parts
         self._drawn_from = np.concatenate(parts)
@@ -282,14 +282,14 @@ class SyntheticStorage(Storage):
 
 @dataclass(slots=True)
 class SyntheticReplayBatch(Batch):
-    """A batch from replay, whose actions are the numbers of steps."""
+    """A batch from replay, whose actions are step numbers."""
 
     ids: Tensor = _NONE
     """(B,) int64, for each step the number of steps inserted before it."""
 
 
 class SyntheticReplay(SyntheticStorage):
-    """A replay of the numbers of steps; it yields batches once it has received `learning_starts` steps."""
+    """A replay of step numbers; it yields batches once it has received `learning_starts` steps."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SyntheticStorage.Options):
@@ -305,7 +305,7 @@ class SyntheticReplay(SyntheticStorage):
         self.recorded_errors: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> StateDict:
-        """Return all inserted numbers, and the numbers that can be drawn."""
+        """Return all inserted step numbers, and those that can be drawn."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
@@ -322,7 +322,7 @@ class SyntheticReplay(SyntheticStorage):
         return size
 
     def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
-        """Append steps, and evict the oldest steps above the capacity."""
+        """Append steps, and evict the oldest steps that exceed the capacity."""
         kept = self._drawn_from
         super().insert_data_slice(rollouts)
         self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.size:]
@@ -358,7 +358,7 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def mass(self) -> float:
-        """The number of stored steps, because steps are drawn uniformly."""
+        """Sum of the priorities of all stored steps, each of which has priority 1."""
         return float(len(self._drawn_from))
 
     @property
@@ -368,7 +368,7 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the numbers use, in bytes."""
+        """Memory that the step numbers use, in bytes."""
         return self._drawn_from.nbytes
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
@@ -384,7 +384,7 @@ class SyntheticReplay(SyntheticStorage):
 
 def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_mini_batch: int = 1,
                     capacity: int | None = None, learning_starts: int = 0) -> Iterable[Factory[object]]:
-    """Return factories of algorithm, actor, storage and environments, in the order of `Scheme`'s arguments.
+    """Return factories of the algorithm, actor, storage and environments, in the order of `Scheme`'s arguments.
 
     Args:
         size: Steps of each environment in a rollout.
