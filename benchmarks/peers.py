@@ -1,13 +1,13 @@
-"""Compare env steps per second and training returns with RLlib and Sample Factory, in one run on one machine.
+"""Compare this library with RLlib and Sample Factory on one machine: env steps per second and training returns.
 
     python benchmarks/peers.py --rllib-python VENV/bin/python --sample-factory-python VENV/bin/python
 
 The tasks are `impala`, `appo` and `dqn` on CartPole-v1, with two collection workers of four environments each;
-`SETTINGS` contains the settings that all sides share. A library without an interpreter is left out. Each measurement
-runs in its own process. In each round, the sides run one after the other, so that each ratio compares measurements
-made within minutes of each other. The rate is measured between two points after the warm-up, without start-up and
-compilation. Then the run continues up to the largest budget of env steps, or for `--limit` seconds, and reports the
-mean return of the last 100 training episodes at each budget.
+`SETTINGS` contains the settings that all libraries share. A library is skipped if its interpreter is not given. Each
+measurement runs in its own process. In each round, the libraries run one after the other, so that each ratio compares
+measurements made within minutes of each other. The measurement of the rate starts after a warm-up, which includes
+start-up and compilation. Then the run continues up to the largest budget of env steps, or for `--limit` seconds, and
+reports the mean return of the last 100 training episodes at each budget.
 
 The script prints one JSON object and asserts nothing.
 """
@@ -63,7 +63,7 @@ class Clock:
         self.result: dict[str, Any] = {"returns": {}}
 
     def tick(self, steps: int, learned: int, return_mean: float) -> bool:
-        """Return whether to continue after `steps` env steps, of which `learned` were used (each counted once)."""
+        """Record the progress of a run (collected env steps, different steps used); return whether to continue."""
         now = time.perf_counter()
         if self._first is None:
             if steps >= self._warm_up:
@@ -165,8 +165,8 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     if task == "dqn":
         start, end, steps = s["epsilon"]
         per_round = s["rollout"] * ENVS * WORKERS
-        # RLlib makes `intensity` x (env steps of WORKERS + 1 rollouts) / 32 updates per round; see its
-        # `calculate_rr_weights`.
+        # In each round, RLlib makes `intensity` x (env steps of WORKERS + 1 rollouts) / 32 updates; see its
+        # `calculate_rr_weights`. The last factor compensates for the additional rollout.
         intensity = s["batch"] / s["steps_per_update"] * WORKERS / (WORKERS + 1)
         config: Any = DQNConfig()
         options |= {"n_step": s["n_step"], "double_q": True, "dueling": True, "epsilon": [(0, start), (steps, end)],
@@ -275,7 +275,7 @@ def in_process(python: str, side: str, task: str, seed: int, options: argparse.N
 
 
 def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Run each side once per round; return its results, and the ratio of this library's rate to its rate by round."""
+    """Run each library once per round; return its results and our rate relative to its rate in each round."""
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES[task] if side in pythons}
     for number in range(options.pairs):
         for side, found in runs.items():

@@ -1,14 +1,14 @@
-"""Train Pong with APPO, IMPALA or Ape-X, and report evaluations during training by env steps and minutes.
+"""Train Pong with APPO, IMPALA or Ape-X, and report each evaluation with its env steps and minutes of training.
 
     python benchmarks/pong.py appo|impala|apex [--target-steps N] [--until 15] [--seed 1] [--log-dir DIR]
 
-Each scheme has two collection workers on Ray, with 8 games each, one learner, and the small network of
-`examples/atari_ppo.py`.
+Each scheme has one learner, and two collection workers on Ray. Each collection worker plays 8 games. The network is the
+small network of `examples/atari_ppo.py`.
 
 - `appo`: rollouts of 64 steps per game, train batches of 1024 steps, 3 epochs with 4 mini-batches.
 - `impala`: rollouts of 20 steps per game, train batches of 160 steps, each used twice. Advantages are not normalized
   and are small in a game with few rewards, so the entropy bonus must be smaller than for PPO. The weight of the value
-  loss is not reduced: with a fifth of it, nothing is learned in a million steps.
+  loss is the default: with a fifth of the default, the agent learns nothing in a million steps.
 - `apex`: prioritized replay in two shards, three-step targets, each step used 8 to 12 times.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
@@ -33,7 +33,7 @@ import atari_ppo
 from pytorchrl import APPO, DQN, IMPALA, Learner, OnPolicyActor, PERBuffer, QActor, Scheme, VTraceBuffer, linear
 from pytorchrl.envs import atari_factory
 
-cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers cannot import the module
+cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers cannot import this module
 GAME = "ALE/Pong-v5"
 # The learning rates of APPO and IMPALA decay over these numbers of env steps.
 TARGET_STEPS = {"appo": 4_000_000, "impala": 6_000_000, "apex": 240_000}

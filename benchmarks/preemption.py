@@ -3,12 +3,13 @@
     python benchmarks/preemption.py [--runtime threads] [--seconds 20] [--step-ms 10] [--fractions 0.25,0.2,0.1]
     [--no-scores]
 
-Throughput is measured in env steps per second of synchronous rounds, with `col_fraction_workers=0.75` and each value of
-`fraction_samples`, relative to rounds that wait for all workers. Environments sleep in each step, and one of the eight
-collection workers is ten times slower than the others. The output also contains the ideal throughput. Let a rollout
-have T steps of s seconds, let one worker be k times slower, and let f be `fraction_samples`. Then a round has 7 T + n
-env steps and takes max(T, k n) s seconds, with n = max(f T, T / k). Without preemption, a round has 8 T env steps and
-takes k T s seconds.
+Throughput is the number of env steps per second in synchronous rounds. It is measured with `col_fraction_workers=0.75`
+and each value of `fraction_samples`, and compared with rounds that wait for all workers. Environments sleep in each
+step, and one of the eight collection workers is ten times slower than the others.
+
+The output also contains the ideal throughput. Let a rollout have T steps of s seconds, let one worker be k times
+slower, and let f be `fraction_samples`. Then a round has 7 T + n env steps and takes max(T, k n) s seconds, with
+n = max(f T, T / k). Without preemption, a round has 8 T env steps and takes k T s seconds.
 
 Scores are measured with PPO on CartPole-v1 in the simulated runtime, with and without preemption, for three seeds and
 the same ratio of step times. A score is the mean return of the last hundred training episodes after a given number of
@@ -37,14 +38,14 @@ STATISTICS = ("preempted_by_worker", "preempted_steps_share", "episode_length_pr
 
 
 def preemption(fraction_samples: float | None) -> dict[str, Any]:
-    """Return the settings of a scheme with `fraction_samples`; None: rounds wait for all workers."""
+    """Return the settings of a scheme with `fraction_samples`; with None, rounds wait for all workers."""
     told = {} if fraction_samples is None else {"col_fraction_workers": FRACTION_WORKERS,
                                                 "fraction_samples": fraction_samples}
     return {"num_col_workers": NUM_WORKERS, **told}
 
 
 def ideal(fraction_samples: float | None, step_s: float) -> float:
-    """Return the env steps per second if only the steps of environments take time."""
+    """Return the env steps per second of an ideal scheme, in which only the steps of environments take time."""
     steps = NUM_STEPS if fraction_samples is None else max(round(fraction_samples * NUM_STEPS),
                                                            NUM_STEPS / TIMES_SLOWER)
     return ((NUM_WORKERS - 1) * NUM_STEPS + steps) / (max(NUM_STEPS, TIMES_SLOWER * steps) * step_s)

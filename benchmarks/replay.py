@@ -126,7 +126,7 @@ def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]
     scheme.stop()
     pairs = [(spent[pair, True], spent[pair, False]) for pair, is_on in spent if is_on and (pair, False) in spent]
     ratios = [statistics.fmean(recorded) / statistics.fmean(without) for recorded, without in pairs]
-    # The ratio of these means is reported, because a slow phase of the machine increases both of them.
+    # A slow phase of the machine increases both means, so it hardly affects their ratio.
     means = [sum(statistics.fmean(pair[i]) for pair in pairs) / len(pairs) for i in (0, 1)]
     import scipy.stats  # imported here, so that the measured processes do not load it
 

@@ -89,7 +89,7 @@ class Shard:
         return rollout.num_steps * rollout.num_envs
 
     def turn(self) -> int:
-        """Sample a batch, update its priorities, insert the rollouts due; return the number of inserted transitions."""
+        """Sample a batch, update its priorities, insert the due rollouts; return the number of inserted transitions."""
         begin = time.perf_counter()
         batch = self.storage.sample(self.batch_size)
         sampled = time.perf_counter()

@@ -151,7 +151,7 @@ class Run:
 
 @contextlib.contextmanager
 def described(found: list[str], name: str) -> Any:
-    """Catch an error of the `with` block, and append its message to `found`, after the name of the file."""
+    """Catch an error of the `with` block, and append the name of the file and the error's message to `found`."""
     try:
         yield
     except (PyTorchRLError, ValueError, OSError) as error:
@@ -253,7 +253,7 @@ def main() -> None:
     options = parser.parse_args()
     # A shell's background jobs ignore SIGINT, and the runs would inherit this setting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `sys.exit` also ends the current run
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `finally` clauses end the current run
     result: dict[str, Any] = {}
     for form in options.forms:
         start_up = options.start_up or start_up_s(form)

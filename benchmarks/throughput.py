@@ -1,4 +1,4 @@
-"""Measure env steps per second with training, relative to Stable-Baselines3 in the same run if it is installed.
+"""Measure the env steps per second of training; if Stable-Baselines3 is installed, also measure it and compare.
 
     python benchmarks/throughput.py cartpole [--pairs 5] [--schemes central,best]
     python benchmarks/throughput.py pong [--pairs 3]
@@ -7,10 +7,10 @@
 `cartpole` is PPO on CartPole-v1 with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and an MLP of 64-64.
 `pong` is PPO on Pong with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, the Nature CNN, and 4 stacked
 84 x 84 frames. `sleeping` is asynchronous collection with training, where each step of an environment sleeps 5 ms. Its
-rate is compared with the ideal rate, workers / 5 ms, and with the rate of equally many processes that only step the
-environment.
+rate is compared with the ideal rate, workers / 5 ms, and with the rate of the same number of processes that only step
+the environment.
 
-Each measurement runs in its own process, and does not include start-up and compilation. The two sides of a pair run one
+Each measurement runs in its own process, and does not include start-up and compilation. The two libraries run one
 after the other, so that each ratio compares measurements made within minutes of each other. The script prints one JSON
 object and asserts nothing.
 """
@@ -68,7 +68,7 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
 
 def bfloat16_pays() -> bool:
-    """Return whether Pong's network trains faster in bfloat16 here; not every processor that supports it is faster."""
+    """Return whether Pong's network trains faster in bfloat16 on this machine; on some processors, it trains slower."""
     import numpy as np
     import torch
     from gymnasium.spaces import Box
@@ -167,7 +167,7 @@ def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
         model = PPO("CnnPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, clip_range=0.1, device="cpu")
 
     class Clock(BaseCallback):
-        """Callback that measures from the end of the first rollout and its updates to the end of a later update."""
+        """Callback that measures the rate between the start of the second rollout and the start of a later one."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -201,7 +201,7 @@ def in_process(arguments: list[str]) -> dict[str, Any]:
 
 
 def compare(task: str, schemes: list[str], pairs: int, seconds: float) -> dict[str, Any]:
-    """Measure pairs of this library and Stable-Baselines3; return medians and quartiles of the ratios."""
+    """Measure this library and Stable-Baselines3 in pairs; return the ratios of the rates, and their medians."""
     names = [BEST[task] if name == "best" else name for name in schemes]
     result: dict[str, Any] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Fixtures and hooks that tests of several parts use."""
+"""Fixtures and hooks that several folders of tests share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def place_of(item):
 
 
 def pytest_runtest_setup(item):
-    """Refuse versions of pytest and pytest-xdist that ignore groups: each process would then start its own Ray."""
+    """Refuse versions of pytest and pytest-xdist that ignore groups, because each process would start its own Ray."""
     group = item.get_closest_marker("xdist_group")
     is_checked = group is not None and getattr(item.config.option, "loadgroup", False)
     if is_checked and not item.nodeid.endswith(f"@{group.args[0]}"):
@@ -59,7 +59,7 @@ def pytest_runtest_setup(item):
 
 
 class Failures:
-    """A plugin that shows each failure immediately; with several processes, pytest shows failures only at the end."""
+    """A plugin that shows each failure immediately. With several processes, pytest itself shows failures at the end."""
 
     def __init__(self, config):
         self._config = config

@@ -92,7 +92,7 @@ class Forking:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not wake select()
 
     def serve(self):
-        """Fork for each request until standard input is closed; then return None. Forks return their requests."""
+        """Fork for each request until standard input is closed. Forks return their request; the parent returns None."""
         while True:
             ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
             is_over = sys.stdin in ready
@@ -181,6 +181,6 @@ if __name__ == "__main__":
 
     for public_name in pytorchrl.__all__:
         getattr(pytorchrl, public_name)
-    gc.freeze()  # objects that forks share are not collected, so their memory is not copied
+    gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory
     if (todo := Forking(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
         run_script(*todo)

@@ -1,4 +1,4 @@
-"""Check that each relative link leads to a file of the repository and, after a `#`, to a heading in that file.
+"""Check that each relative link names an existing file and, if the link contains a `#`, a heading of that file.
 
 Links are `[text](path#heading)`, `[name]: path` and, in pages of the site, `{doc}`. Links to the web are not checked.
 
@@ -36,7 +36,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def links_of(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, link) of each link that does not lead to the web; add the suffix `.md` to `{doc}` links."""
+    """Yield (line, link) for each link, except links to the web; add the suffix `.md` to `{doc}` links."""
     prose = _FENCED.sub(_blank, text)
     found = [(match.start(), f"{match.group(1)}.md") for match in _ROLE.finditer(prose)]
     found += [(match.start(), match.group(1) or match.group(2)) for match in _LINK.finditer(_CODE.sub(_blank, prose))]
@@ -50,7 +50,7 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def broken_links(root: Path) -> Iterator[str]:
-    """Yield "page:line: link" for each link that leads nowhere."""
+    """Yield "page:line: link" for each link whose file or heading does not exist."""
     for page in pages_of(root):
         for line, link in links_of(page.read_text(encoding="utf-8")):
             path, _, anchor = link.partition("#")

@@ -63,7 +63,7 @@ def actor_processes():
 
 @pytest.fixture(name="child_processes")
 def child_processes_fixture():
-    """The function `child_processes()`."""
+    """Return the function `child_processes()`."""
     return child_processes
 
 

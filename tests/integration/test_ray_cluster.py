@@ -58,7 +58,7 @@ def test_workers_are_spread_and_restart_on_the_remaining_node(found, case, num_w
 
 def test_gradient_workers_are_colocated_with_their_collectors(found):
     assert found["colocated"]["before"]["together"] == 2
-    assert found["colocated"]["workers_restarted"] == 1  # the other gradient worker lost no workers
+    assert found["colocated"]["workers_restarted"] == 1  # the other gradient worker lost no collectors
 
 
 def test_a_replacement_without_resources_ends_the_run_with_an_error(found):

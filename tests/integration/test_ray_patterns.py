@@ -1,6 +1,6 @@
 """Tests of schemes on real Ray workers.
 
-Every pattern accounts for all steps and stops; deterministic schemes compute the same as with threads.
+Every pattern accounts for all steps and stops. Deterministic schemes compute the same parameters as with threads.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Reader:
     """A worker that describes the weights that it receives."""
 
     def read(self, weights):
-        """Return the version, the sum of the decoded values, the number of encoded bytes, and the type."""
+        """Return the version, the sum of the decoded values, the number of encoded bytes, and the name of the class."""
         values = decode_array(weights.state["all"])
         return weights.version, float(values.sum()), weights.state["all"].nbytes, type(weights).__name__
 

@@ -1,4 +1,4 @@
-"""Tests of Ray clusters that the library starts: nothing is left after them, and errors name what cannot be reached."""
+"""Tests of the start and end of Ray: a local Ray leaves no processes or files, and errors state their cause."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_ray_may_be_imported_before_a_run(run_forked):
 
 
 def _processes_of(directory):
-    """Return the command lines of all processes that were started with Ray's directory, whatever their parents."""
+    """Return the command lines, on the whole machine, that contain Ray's directory."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""Tests of systems of several parts on real Ray workers: the ledger balances, losses are survived, and runs stop."""
+"""Tests of named architectures and of several policies on real Ray workers, some of which are killed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "signals.py"
-# A signal that arrives before Python runs our code kills the process; a shell reports this as 130 or 143, too.
+# A signal that arrives before Python runs our code kills the process; a shell also reports that as 130 or 143.
 CODES = {"SIGINT": {"130", "-2"}, "SIGTERM": {"143", "-15"}, "SIGKILL": {"-9"}, "SIGINT twice": {"130", "-2"},
          "SIGTERM, SIGKILL": {"-9", "143", "-15"}}
 

@@ -1,4 +1,4 @@
-"""Tests that R2D2 recalls a cue that was shown several steps ago, while DQN, without memory, stays at chance."""
+"""Tests that R2D2 recalls a cue that was shown several steps ago, while DQN, which has no memory, guesses."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TwoArms(gym.Env):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_memory_of_actions_and_rewards_finds_the_best_arm(is_shown):
-    """Check that R2D2 reaches the best possible return: one guess, then always the action found to be right."""
+    """Check that R2D2 finds the rewarded action after one guess, but only if it sees past actions and rewards."""
     torch.set_num_threads(1)
     settings = {name: value for name, value in SHARED.items() if name != "env_kwargs"}
     agent = train("r2d2", TwoArms, target_steps=16_000, seed=1, **{

@@ -1,4 +1,4 @@
-"""Tests that a worker has the same name everywhere."""
+"""Tests that errors, files and fault plans use the same names of workers."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_signal_before_training_ends_quietly(start_python):
     process = start_python(
         "-c", "import os, signal, sys\n"
               "from pytorchrl.cli import main\n"
-              "sys.modules['pytorchrl.learner'] = None\n"  # no training can start
+              "sys.modules['pytorchrl.learner'] = None\n"  # importing the learner would fail
               "import pytorchrl.cli as cli\n"
               "cli._run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM)\n"
               "sys.exit(main(['train']))")
@@ -76,7 +76,7 @@ def test_a_signal_before_training_ends_quietly(start_python):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_swallowed_by_an_import_still_ends_the_command(start_python, number, code):
-    """Check that a signal ends the command even if native code of an import swallows the handler's exception."""
+    """Check that a signal ends the command even if an import of native code swallows the handler's exception."""
     process = start_python(
         "-c", "import os, sys, time\n"
               "import pytorchrl.cli as cli\n"

@@ -79,7 +79,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     assert all(torch.equal(again[name], state[name]) for name in state)
     for name in ("env_steps", "updates", "return_mean", "return_episodes", "policy_lag", "ledger"):
         assert resumed[name] == straight[name], name
-    # The means of algorithm statistics between the last record and the checkpoint were lost with the process.
+    # Checkpoints do not contain the algorithm statistics since the last record, so the means of one record may differ.
     # Everything else is equal.
     first, second = records(tmp_path / "straight"), records(tmp_path / "cut")
     assert [record["env_steps"] for record in second] == [record["env_steps"] for record in first]
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path, caplog, damage):
         learner.start()
         assert learner.env_steps == int(older.name[5:-3])
     assert newest.name in caplog.text
-    # The damaged file is renamed. Otherwise it could be taken for the newest checkpoint when the run continues.
+    # The damaged file is renamed. Otherwise, a continued run could mistake it for its newest checkpoint.
     assert [path.name for path in newest.parent.iterdir() if path != older] == [f"{newest.name}.damaged"]
 
 

@@ -176,7 +176,7 @@ def test_records_are_written_at_intervals_and_at_the_end(fake_scheme, tmp_path):
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
         learner.train()
     assert [record["env_steps"] for record in records(tmp_path)] == [30, 60, 90, 100]
-    # The statistics are means since the last record.
+    # The statistics of a record are means since the previous record.
     assert [record["algorithm"]["loss"] for record in records(tmp_path)] == [2.0, 5.0, 8.0, 10.0]
 
 

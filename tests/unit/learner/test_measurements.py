@@ -1,4 +1,4 @@
-"""Tests of the figures of a run, which are compared with sums over its steps."""
+"""Tests of the measurements of a run, such as env steps, rates and means."""
 
 from __future__ import annotations
 

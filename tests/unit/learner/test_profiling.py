@@ -18,7 +18,7 @@ FULL = {"num_col_workers": 8}  # as many workers as CPU cores
 BATCHES, PASSES = {"num_mini_batch": 4, "num_epochs": 3}, {"num_mini_batch": 1, "num_epochs": 3}
 DISTRIBUTED = {"distribute_gradients": True}
 
-# Cases: the part, the options in force, and the option that the advice names.
+# Cases: (the part that is the bottleneck, the options of the run, the option that the advice names).
 CASES = [
     ("collection/environment", {}, "num_col_workers"),
     ("collection/environment", FULL | {"backend": "auto"}, "backend"),
@@ -70,7 +70,7 @@ CASES = [
 
 
 def seconds(part):
-    """Return seconds by level and part for which the bottleneck is `part`, whether or not the levels take turns."""
+    """Return times that make `part` the bottleneck, whether the levels work concurrently or in turn."""
     level, name = part.split("/")
     time_s = {
         "update": {"update": {"wait": 4, name: 6}, "gradients": {"grad": 4, "idle": 6}, "collection": {"idle": 10}},

@@ -34,7 +34,7 @@ def test_log_dir_that_is_a_file_is_refused(tmp_path):
 
 
 def test_log_dir_without_write_permission_is_refused(tmp_path, monkeypatch):
-    # A superuser may write everywhere, so the test simulates the refusal of the file system.
+    # A superuser may write everywhere, so the test simulates a lack of permission.
     def refuse(*_arguments, **_options):
         raise PermissionError(13, "Permission denied")
     monkeypatch.setattr(os, "open", refuse)
@@ -148,7 +148,7 @@ def test_options_for_an_earlier_run_require_its_directory(tmp_path, option):
 
 
 def test_the_directory_of_a_run_is_not_a_directory_of_runs(tmp_path):
-    """Check that the directory of a run is recognized despite a trailing slash, which shells add on completion."""
+    """Check that the directory of a run is recognized despite a trailing slash, which a shell's tab completion adds."""
     run = tmp_path / "run"
     write_json(prepare_log_dir(run) / "run.json", "first")
     with pytest.raises(ConfigError, match="already contains a run"):

@@ -1,4 +1,4 @@
-"""Tests that requirement files and extras list exactly the packages that the code imports, found by syntax trees."""
+"""Tests that requirement files and extras list exactly the packages that the code imports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ELSEWHERE = {"scipy": "benchmarks"}
 
 
 def listed_in(*extras):
-    """Return the names of the packages of the core and of these extras, including extras that they refer to."""
+    """Return the names of the packages that the core and some extras require, directly or through other extras."""
     names = set(CORE)
     for extra in extras:
         for requirement in EXTRAS[extra]:
@@ -50,9 +50,9 @@ def modules_of(folder):
 
 @functools.cache
 def imported_by(tree, *, for_checkers):
-    """Return the top-level names that a module imports by a statement or by a constant name.
+    """Return the top-level names that a module imports with a statement, or with `import_module` and a constant.
 
-    `for_checkers` selects the imports for type checkers only; otherwise, these are left out.
+    With `for_checkers`, return only the imports for type checkers; otherwise, leave these imports out.
     """
     found, nodes = set(), list(ast.walk(tree))
     def is_for_checkers(node):
@@ -74,7 +74,7 @@ def imported_by(tree, *, for_checkers):
 
 
 def foreign(folder, *, for_checkers=False):
-    """Return each third-party distribution that a module below the folder imports, with the path of such a module."""
+    """Return a map from each third-party distribution that a folder's modules import to the path of one such module."""
     own = {"pytorchrl", "tests", "conftest", *(path.stem for path in (ROOT / folder).rglob("*.py")),
            *(p.stem for p in ROOT.glob("examples/*"))}
     found = {}
@@ -119,7 +119,7 @@ def test_every_package_of_an_extra_is_used_in_the_package(extra):
 
 @functools.cache
 def words_of_the_package():
-    """Return the names that modules of the package import, and their strings, each up to the first dot."""
+    """Return the top-level names that modules of the package import, and all their strings up to the first dot."""
     words = set()
     for _, tree in modules_of("pytorchrl"):
         words |= imported_by(tree, for_checkers=False)

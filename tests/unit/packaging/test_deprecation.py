@@ -1,4 +1,4 @@
-"""Tests that deprecated names warn for one release: the message, the line it points to, and the removal on time."""
+"""Tests of deprecated names: the text and the source line of the warning, and the removal in the announced release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that the source distribution contains the whole project and works, and the wheel contains only the package."""
+"""Tests of the distributions: the source contains the whole project and works; the wheel contains only the package."""
 
 from __future__ import annotations
 

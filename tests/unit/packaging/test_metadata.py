@@ -133,7 +133,7 @@ def test_hooks_before_a_commit_run_the_checks_of_lint():
     ("-m codespell_lib", "docs/planted.md", "An enviroment.\n"),  # codespell:ignore enviroment
 ])
 def test_a_planted_defect_stops_its_check(tmp_path, check, path, defect):
-    """Check a clean file and then the same file with a defect, with the repository's settings."""
+    """Check that each checker accepts an empty file and rejects a defect, with the settings of the repository."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     planted = tmp_path / path
     planted.parent.mkdir()

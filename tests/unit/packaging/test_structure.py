@@ -20,7 +20,7 @@ MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
 LONGEST_FILE, LONGEST_LINE = 450, 120
-# Classes of the reference API, which keep all of their parameters.
+# Classes whose many constructor parameters are fixed by the reference API -> number of parameters.
 LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.collection.collector_thread.CollectorThread": 14,
     "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
@@ -123,7 +123,7 @@ def test_no_file_is_long():
 
 
 def test_no_line_is_long():
-    """Check that neither a setting nor a comment exempts a file or a line."""
+    """Check that no setting or comment exempts a file or a line from the maximum line length."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
     lint = settings["lint"]
     ignored = [lint["ignore"], *lint["per-file-ignores"].values(), *lint.get("extend-per-file-ignores", {}).values()]
@@ -154,7 +154,7 @@ UNTYPED = {node.target.id for node in MODULES[PACKAGE / "untyped.py"].body if is
 
 
 def untyped_annotations(names):
-    """Yield (path, line) of each annotation that uses one of these names, outside the module that defines them."""
+    """Yield (path, line) for each annotation that uses one of `names`, except in `untyped.py`."""
     for path, tree in MODULES.items():
         if path.name != "untyped.py":
             yield from ((path, node.lineno) for annotation in annotations_of(tree) for node in ast.walk(annotation)
@@ -167,7 +167,7 @@ def test_any_is_rare_in_annotations():
 
 
 def test_any_has_a_reason():
-    """Check that each `Any` has a comment on its line that is not only a directive for checkers.
+    """Check that each line with `Any` has a comment that contains more than directives for checkers.
 
     Names of `pytorchrl.untyped` need no comment, because they state the reason themselves.
     """

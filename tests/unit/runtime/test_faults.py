@@ -25,7 +25,7 @@ class FakeHost:
 
 
 def visit(text, worker, point, times, incarnation=0, seed=0):
-    """Visit a point `times` times with the faults of a plan; return (number of the visit, what the fault did) pairs."""
+    """Visit a point `times` times under a fault plan; return (number of the visit, *effect) for each fault."""
     host = FakeHost()
     call = FaultPlan(text, seed).points(worker, incarnation, host)
     happened = []

@@ -67,7 +67,7 @@ def test_default_requests_fit_without_the_largest_node(on, cpus, count, each):
 
 
 def test_a_node_with_most_of_the_cpus_is_counted(on):
-    """Check that a node with most of the CPUs is counted; otherwise each of 60 workers would request only 1/15 CPU."""
+    """Check that the largest node is counted if the other node is small; otherwise, workers would request 1/15 CPU."""
     assert cpus_of(on(node(4.0), node(64.0)), 60) == 1.0
 
 
@@ -76,7 +76,7 @@ def test_default_requests_shrink_to_the_free_resources(on):
 
 
 def test_memory_of_a_head_node_without_cpus_is_not_counted(on):
-    """Check that workers fit on the smaller node if the larger one is lost; the head node has memory but no CPUs."""
+    """Check that workers fit on the smaller node with CPUs; the memory of a node without CPUs is ignored."""
     small = 24.0 * 2**30
     runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
     [fitted] = runtime.fit_resources([("collection workers", 6, CPU_RESOURCES)])
@@ -325,7 +325,7 @@ def test_closing_removes_groups_and_disconnects_only_own_connections(with_groups
 
 
 class Arriving:
-    """A fake of `ray.wait`: after call i with a timeout above 0, the first `counts[i]` references are ready."""
+    """A fake `ray.wait`: from the i-th call with a timeout above 0, the first `counts[i]` references are ready."""
 
     def __init__(self, *counts):
         self._counts, self._ready = list(counts), 0

@@ -1,4 +1,4 @@
-"""Tests of workers of the simulated runtime: which workers end together, and how a starting worker gets signals."""
+"""Tests of simulated workers: which workers end together, and when a worker that is starting receives signals."""
 
 from __future__ import annotations
 
