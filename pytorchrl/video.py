@@ -80,7 +80,7 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
 
 
 def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
-    """Return the factory of one test environment that renders images, with its preprocessing and the recorder."""
+    """Return the factory of one test environment that renders images; it includes preprocessing and the recorder."""
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")

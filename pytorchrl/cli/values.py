@@ -57,7 +57,7 @@ def form_of(hint: TypeHint) -> str:
 
 
 class _NotThisError(ConfigError):
-    """Error of a reader that cannot read a text; another reader may be able to read it."""
+    """Error that a reader raises for a text that another reader may be able to read."""
 
 
 _Reader = tuple[str, Callable[[str], object]]

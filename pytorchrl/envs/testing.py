@@ -268,7 +268,7 @@ class MatchingGame:
 
 
 class ChangingAgents:
-    """Game (PettingZoo's parallel API) with known results, in which agents appear late and end early.
+    """Game (PettingZoo's parallel API) with known observations and rewards; agents appear late and end early.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), with t = 0 at reset. Reward: 100 times
     the number of the agent, plus t after the step.

@@ -24,7 +24,7 @@ from pytorchrl.errors import DeadlockError
 _NUM_LAST_EVENTS = 200
 # An infinite sleep lasts until this moment, which is later than any deadline.
 _FAR_AWAY_S = 1e15
-# Real seconds to wait for the thread of each ended task, which may be running other code when its task ends.
+# Real seconds to wait for the thread of each ended task; the thread may be running other code when the task ends.
 _UNWIND_TIMEOUT_S = 30.0
 
 
@@ -268,7 +268,7 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task to run next, which is the driver if an interruption or a `DeadlockError` must be raised in it."""
+        """Return the task to run next; this is the driver if an interruption or a `DeadlockError` is pending."""
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()
