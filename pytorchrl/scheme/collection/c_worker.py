@@ -91,7 +91,7 @@ class CWorker(Worker):
             envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts of environments in vectors that `reseed` has replaced
+        self._envs_restarted = 0  # restarts of environments before the last call of `reseed`
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
@@ -114,7 +114,7 @@ class CWorker(Worker):
             self.set_weights(initial_weights)
 
     def get_weights(self) -> Weights:
-        """Return a snapshot of the acting state; its arrays are reused until the weights change.
+        """Return a snapshot of the acting state; until the weights change, all calls return the same arrays.
 
         If collection workers compute TD errors, the snapshot also contains the learning state: target networks and
         critics.
@@ -309,7 +309,7 @@ class CWorker(Worker):
                 logger.debug("GWorker %d skips an update at version %d", self.index_parent, self.version, exc_info=True)
             else:
                 self.version += 1
-            if moments:  # also after a skipped update: its data are finite
+            if moments:  # the data are finite even if the gradient is not
                 self.merge_moments(moments)
         return info
 
@@ -331,7 +331,7 @@ class CWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and how many of these steps are in no rollout.
+            The number of env steps since the worker was built, and how many of these steps `collect` has not returned.
         """
         if self.envs is not None:
             self.envs.close()
@@ -342,7 +342,7 @@ class CWorker(Worker):
 
 
 def _with_own_draws(state: object, own: object) -> object:
-    """Return an algorithm's state with the random generators and the noise of `own`.
+    """Return the algorithm's state `state`, but with the random generators and the noise of `own`.
 
     Workers with equal generators would all collect the same data.
     """

@@ -85,7 +85,7 @@ class CWorkerSet(WorkerSet[CWorker]):
 
         Returns:
             The number of env steps of all workers (None if a worker did not respond), and the number of env steps that
-            are in no rollout.
+            were not returned in a rollout.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
@@ -95,7 +95,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return made, sum(undelivered for _, undelivered in counts)
 
     def reseed_remote(self, seed: int) -> None:
-        """Reseed all remote workers except lost workers, whose replacements are new anyway; see `CWorker.reseed`."""
+        """Reseed all remote workers that are not lost; see `CWorker.reseed`."""
         calls = [handle.submit(CWorker.reseed, seed) for handle in self.remote_workers()]
         for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S):
             if not isinstance(outcome.error, WorkerLostError):
@@ -109,8 +109,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Return a recipe for the collection workers of each gradient worker.
 
         Args:
-            num_workers: Collection workers of each gradient worker, or a tuple with one number for each gradient
-                worker.
+            num_workers: Number of collection workers of each gradient worker, or a tuple with one number for each
+                gradient worker.
             algo_factory: Factory of the algorithm.
             actor_factory: Factory of the actor.
             storage_factory: Factory of the storage.

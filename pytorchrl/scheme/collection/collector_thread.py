@@ -88,8 +88,9 @@ class CollectorThread(threading.Thread):
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
-        collection: Options of collection; their class also inherits from `Barrier.Options` or `OnArrival.Options`.
-            They replace `col_fraction_workers`, `col_communication`, `col_execution` and `broadcast_interval`.
+        collection: Options of collection; their class inherits from `Options` and from either `Barrier.Options` or
+            `OnArrival.Options`. They replace `col_fraction_workers`, `col_communication`, `col_execution` and
+            `broadcast_interval`.
             None: built from these four arguments, with defaults for all other options.
         destination: Receiver of the rollouts; None: a new queue.
         closing: Event that is set to end collection; None: a new event.
@@ -210,7 +211,7 @@ class CollectorThread(threading.Thread):
         self._weights.attach_newer()
 
     def weight_versions(self) -> list[int]:
-        """Return the version of the last weights sent to each remote worker; -1: none were sent."""
+        """Return, for each remote worker, the version of the latest weights sent to it; -1 if none were sent."""
         return self._weights.versions()
 
     @property
@@ -221,7 +222,7 @@ class CollectorThread(threading.Thread):
     # Statistics
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of workers and messages to `counters`: totals so far and current numbers."""
+        """Add this thread's counts of workers, restarts, weight messages and requests to `counters`."""
         counters.weight_pushes += self._weights.num_sent
         counters.bytes_out += self._weights.bytes_out
         counters.restarts += self.supervisor.restarts
@@ -231,7 +232,7 @@ class CollectorThread(threading.Thread):
         counters.requests_in_flight += self.strategy.num_in_flight()
 
     def take_times(self) -> Times:
-        """Return the times for delivering rollouts ("receive") and for sending weights ("push") since the last call."""
+        """Return the time spent on delivering rollouts ("receive") and sending weights ("push") since the last call."""
         return self._watch.take()
 
     def take_send_s(self) -> float:
@@ -260,7 +261,7 @@ class CollectorThread(threading.Thread):
         self._drain_announced = max(self._drain_announced, number)
 
     def error(self) -> BaseException | None:
-        """Return the error that keeps data from arriving, `failure` or a `DrainingError`; None if there is no error."""
+        """Return the error that prevents data from arriving: `failure` or a `DrainingError`; None without an error."""
         if self.failure is None and self.is_draining:
             return DrainingError(f"GWorker {self.index_worker} is about to be drained")
         return self.failure
@@ -268,9 +269,9 @@ class CollectorThread(threading.Thread):
     def drain(self, number: int, timeout_s: float) -> None:
         """Wait for the rollouts in flight, and discard queued train batches.
 
-        Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay;
-        without replay, they are discarded, but the ledger still counts them as in flight. The learner must not take
-        data during the drain.
+        Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay.
+        Without replay, they are discarded, and the caller must drop their steps from the ledger. The learner must not
+        take data during the drain.
 
         Raises:
             WorkerLostError: The thread did not pause in time.

@@ -15,8 +15,8 @@ class CollectionStrategy(Protocol):
     """A strategy that collects rollouts for a gradient worker.
 
     Attributes:
-        delivered_by_lost: Number of env steps that workers delivered before they were lost. The counts that these
-            workers kept themselves are lost, too.
+        delivered_by_lost: Number of env steps that workers delivered before they were lost. Lost workers cannot report
+            their own counts.
     """
 
     delivered_by_lost: int
@@ -34,17 +34,17 @@ class CollectionStrategy(Protocol):
         """Return how many seconds messages of synchronous rounds have spent in transit since the last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline are lost."""
+        """Deliver the rollouts in flight and make no new requests; workers busy at the deadline count as lost."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for the rollouts in flight, count their steps, and discard them."""
 
 
 class RoundStrategy(CollectionStrategy, Protocol):
-    """A strategy that collects in rounds, for which the learner waits."""
+    """A strategy that collects in rounds; the learner waits for each round."""
 
     def collect(self) -> list[Rollout]:
-        """Collect a round, record its rollouts as in flight in the ledger, and return those with a valid step."""
+        """Collect a round, record its rollouts as in flight, and return the rollouts that contain valid steps."""
 
     def request_ahead(self, num_steps: int) -> None:
         """Start enough rounds in advance to collect at least `num_steps` steps, as counted by `Rollout.size`.
@@ -86,4 +86,4 @@ class Destination(Protocol):
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete the drain once no rollout is in flight: discard queued rollouts, or wait until replay has them."""
+        """Complete the drain when no rollout is in flight: discard queued rollouts, or wait until all are in replay."""

@@ -113,6 +113,6 @@ class CWorkerRecipe:
         return numbers[min(max(0, index_parent - 1), len(numbers) - 1)]
 
     def place_of(self, index_parent: int, index_worker: int) -> tuple[int, int]:
-        """Return the index of a worker among the collection workers of all gradient workers, and their total number."""
+        """Return a worker's index among the collection workers of the whole tree, and the number of these workers."""
         numbers = self.options.numbers(self.num_parents)
         return sum(numbers[:max(0, index_parent - 1)]) + max(0, index_worker - 1), sum(numbers)

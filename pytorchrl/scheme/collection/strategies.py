@@ -1,7 +1,8 @@
 """Strategies of collection.
 
-The local worker collects in the learner's thread. Remote workers collect in synchronous rounds, or asynchronously: the
-next rollout is requested either when a rollout arrives, or when it will be recent enough at its first use.
+The local worker collects in the learner's thread. Remote workers collect in synchronous rounds, or asynchronously. An
+asynchronous strategy requests a rollout either as soon as another rollout arrives (`OnArrival`), or once the requested
+rollout will be recent enough at its first use (`OnDemand`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class LocalCollection:
         return rollout
 
     def _book(self, rollout: Rollout) -> list[Rollout]:
-        """Count the steps of a rollout; return it in a list, which is empty if the rollout has no valid step."""
+        """Count a rollout's steps; return a list of this rollout, or an empty list if it has no valid step."""
         self._ledger.collect(rollout.num_env_steps)
         return [rollout] if rollout.num_env_steps else []
 
@@ -89,7 +90,7 @@ class LocalCollection:
         return 1
 
     def num_in_flight(self) -> int:
-        """Return 0, because no rollout is in flight between two steps."""
+        """Return 0, because no rollout is in flight between two calls of `step`."""
         return 0
 
     def take_send_s(self) -> float:
@@ -97,14 +98,14 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Do nothing, because no rollout is in flight between two steps."""
+        """Do nothing, because no rollout is in flight between two calls of `step`."""
 
     def finish(self, timeout_s: float) -> None:
-        """Do nothing, because no rollout is in flight between two steps."""
+        """Do nothing, because no rollout is in flight between two calls of `step`."""
 
 
 class _RemoteCollection:
-    """The base class of all strategies with remote workers, which makes requests and handles lost workers.
+    """The base class of all strategies with remote workers. It makes requests and handles lost workers.
 
     Args:
         workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
@@ -158,7 +159,7 @@ class _RemoteCollection:
             yield index, rollout
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Count the steps of rollouts that arrived together, and return the rollouts with a valid step."""
+        """Count the steps of rollouts that arrived together, and return the rollouts that contain valid steps."""
         self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
         self._weights.num_rollouts_since += len(rollouts)
         return [rollout for rollout in rollouts if rollout.num_env_steps]
@@ -417,7 +418,7 @@ class OnDemand(_RemoteCollection):
             self._make_requests()
 
     def _make_requests(self) -> bool:
-        """Request rollouts as long as they are allowed; return whether a free worker has to wait for a request."""
+        """Request rollouts as long as requests are allowed; return whether a free worker has to wait for a request."""
         while free := self._free():
             index = self._next_in_record() if self._journal.upcoming() else free[0]
             if index is None or (not self._journal.upcoming() and not self._may_request(len(self._in_flight))):
@@ -427,12 +428,12 @@ class OnDemand(_RemoteCollection):
         return False
 
     def _next_in_record(self) -> int | None:
-        """Return the index of the worker that received the next recorded request; None if another event comes next."""
+        """Return the index of the worker in the next recorded event; None if this event is not a request."""
         event = self._journal.upcoming()
         return event[1] if event is not None and event[0] == "ask" else None
 
     def _free(self) -> list[int]:
-        """Return the workers with fewer than `col_in_flight` requests, those with the fewest requests first."""
+        """Return the live workers with fewer than `col_in_flight` requests, sorted by their number of requests."""
         counts = Counter(self._in_flight.owners())
         live = (index for index in range(len(self._workers)) if index not in self._supervisor.gone)
         return sorted((index for index in live if counts[index] < self._col_in_flight), key=lambda index: counts[index])

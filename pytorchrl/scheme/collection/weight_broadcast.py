@@ -41,7 +41,7 @@ class WeightBroadcast:
         self.local_worker, self.watch, self._journal = local_worker, watch, local_worker.journal
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
-        self._attached: list[Payload] = [None] * len(workers)  # references to weights, kept until the next request
+        self._attached: list[Payload] = [None] * len(workers)  # weights (references) for each worker's next request
         # Versions start at -1, so that workers also receive the initial weights; their own initialization may differ.
         self._versions = [-1] * len(workers)
         self._steps = [0] * len(workers)  # env steps that each worker has delivered since weights were attached for it
@@ -58,7 +58,7 @@ class WeightBroadcast:
         return self._sync.traffic
 
     def versions(self) -> list[int]:
-        """Return the version of the last weights sent to each worker; -1: none were sent."""
+        """Return, for each worker, the version of the latest weights sent to it; -1 if none were sent."""
         return list(self._versions)
 
     def is_due(self) -> bool:

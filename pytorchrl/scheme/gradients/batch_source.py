@@ -35,13 +35,13 @@ class TrainBatchSource(Protocol):
     """A source of train batches."""
 
     def take(self) -> TrainBatch:
-        """Wait for the next train batch and return it; its `uses` includes this use."""
+        """Wait for the next train batch and return it; except with replay shards, its `uses` includes this call."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of train batches to `counters`: totals so far and current numbers."""
+        """Add the source's counts, such as the number of queued train batches, to `counters`."""
 
     def take_times(self) -> Times:
         """Return the durations of the source's operations since the last call."""
@@ -61,7 +61,7 @@ class RoundSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps to collect before each check of whether `goal` is reached; None: `goal`.
+        microbatch: Least number of steps to collect between two checks of `goal`; None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -112,7 +112,7 @@ class RoundSource:
         """Do nothing, because each train batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of the queue to which users may add train batches."""
+        """Update `counters` with the counts of the queue that users may fill."""
         self._by_hand.count(counters)
 
     def take_times(self) -> Times:
@@ -163,8 +163,8 @@ class QueueSource:
                 return self._samples.take(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
-            # There is no race here, because a thread that has failed adds no data. The error is raised outside the
-            # handler of `queue.Empty`, so that it keeps its own cause.
+            # This check has no race, because a thread that has failed adds no data. The error is raised outside the
+            # handler of `queue.Empty`, so that `queue.Empty` does not become its context.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -185,7 +185,7 @@ class QueueSource:
         self._samples.discard(batch)
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of the sample queue to `counters`."""
+        """Add the counts of the sample queue to `counters`."""
         self._samples.count(counters)
 
     def take_times(self) -> Times:
@@ -206,8 +206,8 @@ class BatchSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         group: The group of ranks, which may normalize advantages over the data of all ranks together.
-        is_streamed: Whether a train batch is only one microbatch of an update. Its advantages are then normalized over
-            the microbatch, if at all.
+        is_streamed: Whether each train batch is only one microbatch of an update. If so, advantages are not normalized
+            over several workers.
         is_local: Whether the local worker collects, so that rollouts contain tensors of this process.
 
     Attributes:
@@ -223,7 +223,7 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps of the current train batch in the batches of this pass so far
+        self._drawn_steps = 0  # env steps of the current train batch in all batches that this pass has returned
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
@@ -286,8 +286,8 @@ class BatchSource:
         """Return an iterator over the batches of the stored train batch.
 
         Args:
-            advantage_moments: Moments of the advantages of all gradient workers, which normalize together. None: this
-                worker normalizes alone, or together with the other ranks of its group.
+            advantage_moments: Moments of the advantages of all gradient workers, by which advantages are normalized.
+                None: advantages are normalized over this worker's data or, in a group, over the data of all ranks.
         """
         if self._is_streamed:
             advantage_moments = None
@@ -349,7 +349,7 @@ class BatchSource:
         self._evicted = self._storage.counters.get("evicted", 0)
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of the source and the storage to `counters`."""
+        """Add the counts of the source and the storage to `counters`."""
         self._source.count(counters)
         if self._storage.provides.is_kept:
             counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)

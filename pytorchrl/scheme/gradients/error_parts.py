@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Attach the journal's events, as `part`, to errors of a method, because no message will follow an error."""
+    """Decorate a method so that its errors carry the journal's events as `part`; a failed call sends no message."""
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:

@@ -31,7 +31,7 @@ from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Enco
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.untyped import StateDict
 
-# The incarnations of a replacement GWorker's workers start at a multiple of this number, so that no number repeats.
+# A replacement GWorker numbers its workers' incarnations from a multiple of this number, so that none repeats.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -198,7 +198,7 @@ class GWorker(Worker):
             and the version do not change, and the caller has to count the skipped update.
 
         Raises:
-            CallOrderError: `gradients` is None, and this worker has no gradients, or its last batch had no sample.
+            CallOrderError: `gradients` is None, but this worker has no gradients, or its last batch had no samples.
         """
         if gradients is None and not (gradients := self._gradients.grads):
             raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there "
@@ -220,8 +220,8 @@ class GWorker(Worker):
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Load the next train batch, unless an unused train batch is loaded.
 
-        Synchronous gradient workers normalize advantages over the train batches of all these workers, as a single
-        worker would. Until this call returns, `preempt(number)` ends a rollout that this worker collects itself.
+        With the returned moments, synchronous gradient workers normalize advantages over all their train batches, as a
+        single worker would. During this call, `preempt(number)` ends a rollout that this worker collects itself.
 
         Returns:
             (count, mean, M2) of the advantages in the train batch, and the result of `take_part`.
@@ -248,7 +248,7 @@ class GWorker(Worker):
 
         Args:
             weights: New weights; None: the weights do not change.
-            advantage_moments: Moments of the train batches of all gradient workers, if they normalize together.
+            advantage_moments: Moments of all gradient workers' advantages; see `BatchSource.start_pass`.
             skip_remaining: Whether to discard the rest of the current train batch first.
             distribute_gradients: Whether to average the gradient over all gradient workers, and to apply the mean.
             parameters: Current parameters of the algorithm and the storage, for a request without weights.
@@ -286,10 +286,9 @@ class GWorker(Worker):
         """Apply the mean gradient, as all ranks do.
 
         Returns:
-            The vectors for the message (None if there was a mean gradient), and the algorithm's statistics (None if the
-            update was skipped).
+            The message's vectors (None, or [] if no rank had data), and the statistics (None for a skipped update).
         """
-        moments, self.stats.moments = self.stats.moments, []  # moments are shared once, even if the exchange fails
+        moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
         if all(grad is None for grad in grads):  # no rank had data to learn from
             return [], {}
@@ -370,7 +369,7 @@ class GWorker(Worker):
         """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
         self.local_worker.follow_schedules(env_steps, target_steps)
 
-    # Checkpoints and the end
+    # Checkpoints and shutdown
 
     def announce_drain(self, number: int) -> None:
         """Announce drain `number` (1, 2, ...); a request that waits for data returns without data."""
@@ -404,7 +403,8 @@ class GWorker(Worker):
 
         Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
         """
-        shards = None if self.shards is None else self.shards.state()  # before the ledger: a lost shard changes it
+        # Read the shards before the ledger, because the loss of a shard changes the ledger.
+        shards = None if self.shards is None else self.shards.state()
         return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
                 "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
 
@@ -426,7 +426,7 @@ class GWorker(Worker):
         self.col_workers.reseed_remote(seed)
 
     def interrupt(self) -> None:
-        """Make collection end; a call that waits for data or for other ranks raises an error."""
+        """End collection; a call that waits for data or for other ranks raises an error."""
         self.collector.interrupt()
         self._group.leave()
 

@@ -42,7 +42,7 @@ class GradientComputer:
 
     Attributes:
         batch: The batch for the next gradient; None if no batch is waiting.
-        grads: The last gradients; None before gradients are computed for the first time.
+        grads: The latest gradients; None before gradients are computed for the first time.
         used: Counts of the samples that the last gradient used.
         fault: Description of the fault of the last gradient before averaging; "" if there was none.
         num_computed: Number of gradients computed.

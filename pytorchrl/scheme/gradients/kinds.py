@@ -1,7 +1,7 @@
 """The three kinds of collection, which determine how a gradient worker receives data.
 
-Each kind is a class that inherits the options of all classes involved, and has no option that would have no effect. One
-object of this class configures the collection workers, the collector thread and the batches.
+Each kind is a class that inherits the options of the collection workers, the collector thread and the batches. A kind
+has only the options that have an effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CollectionPattern(Options):
 class SynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, Barrier.Options, GradAccumulator.CollectOptions, GWorkerOptions,
         Kind):
-    """Collection that alternates with learning; all collection workers act with the weights of the last update."""
+    """Collection that alternates with learning; all collection workers act with the weights of the latest update."""
 
     title: ClassVar[str] = "synchronous collection"
     chosen_by: ClassVar[str] = "col_communication='synchronous'"
@@ -95,7 +95,7 @@ COLLECTION_KINDS = (SynchronousCollection, AsynchronousCollection, ReplayCollect
 
 
 def collection_kind(reader: Reader) -> type[Collection]:
-    """Return the kind of collection that the reader's keywords select, and add any problems to the reader's list."""
+    """Return the kind of collection that the keywords in `reader` select; add any problem to `reader.problems`."""
     pattern = reader.read(CollectionPattern)
     is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
     if reader.given.get("num_replay_workers") is None:
@@ -127,7 +127,7 @@ def default_collection(communication: Communication, fraction_workers: float, *,
     """Return the default options of collection, for a gradient worker that a user builds without giving options.
 
     Args:
-        communication: Coordination of collection and learning.
+        communication: Whether collection is synchronous or asynchronous.
         fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
         has_shards: Whether there is a replay level.
     """

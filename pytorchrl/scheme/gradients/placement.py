@@ -66,7 +66,7 @@ class Placement:
                          "own; the local one uses the actor of its gradient worker; give num_col_workers >= 2 or "
                          "col_communication='asynchronous', or leave col_device out")
         if not found:
-            self.devices()  # raises if this process lacks a device
+            self.devices()  # raises `DeviceError` if this process lacks a device
         return found or [*self._resource_problems("grad"), *self._resource_problems("col")]
 
     @property
@@ -100,7 +100,7 @@ class Placement:
         return self.gradients.grad_worker_resources if level == "grad" else self.collection.col_worker_resources
 
     def _gpus_used(self, level: str) -> dict[str, str]:
-        """Return the CUDA devices that a remote worker's process uses, by the option that determines each device."""
+        """Return the CUDA devices that a remote worker's process uses; the keys are the options that set them."""
         devices = self.devices()
         used = {f"{level}_device": devices[level]}
         if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:

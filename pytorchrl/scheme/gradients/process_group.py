@@ -199,7 +199,7 @@ class ProcessGroup:
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments if any rank announced, when the last mean was computed, that it would share its moments.
+        """Exchange moments with all ranks, if any rank passed `shares=True` to the last call of `mean`.
 
         Args:
             shares: Whether this rank sends its moments.

@@ -41,11 +41,11 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     learning_starts = options.learning_starts
     if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.provides.is_kept else batch_size
-    if not storage.provides.is_kept:  # all but one step of the last rollout may be excess
+    if not storage.provides.is_kept:  # whole rollouts exceed `batch_size` by less than one rollout
         batch_steps = batch_size + rollout - 1
-    elif storage.draws_rollouts:  # all but one sequence of the last rollout may be excess
+    elif storage.draws_rollouts:  # `batch_size` counts sequences, of which a rollout contains `num_envs`
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
-    else:  # sequences are padded to full length
+    else:  # each sequence is padded to full length
         batch_steps = batch_size * getattr(storage.options, "length", 1)
     return Shards(
         workers, ledger, replace(options, learning_starts=learning_starts), supervision, batch_size=batch_size,
@@ -91,7 +91,7 @@ class ReplaySource:
         """Do nothing, because each sampled batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of shards and sampled batches to `counters`: totals so far and current numbers."""
+        """Add the counts of shards, sampled batches and replay items to `counters`."""
         shards, states = self._shards, self._shards.states
         counters.restarts += shards.restarts
         counters.workers += len(states)

@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; if this evicts the oldest one, return the latter and the number of its remaining uses."""
+        """Add a train batch; return (evicted train batch, number of its remaining uses), or None if none is evicted."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -278,7 +278,7 @@ class SampleQueue:
             self._freed.clear()
             if self.queue.full():
                 self._freed.wait(POLL_INTERVAL_S)
-        if self._closing.is_set():  # the ledger counts the steps as queued until it drops all queued steps
+        if self._closing.is_set():  # the ledger counts the steps as queued until `drop_all` is called
             return
         with self._journal.reading():
             if not self.queue.full():
@@ -360,7 +360,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # at the end, the journal records no more accesses
+            if self._closing.is_set():  # the journal records no accesses once collection ends
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version
@@ -428,7 +428,7 @@ class SampleQueue:
         return levels
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of train batches to `counters`: totals so far and current numbers."""
+        """Add the numbers of queued and dropped train batches and of canceled uses to `counters`."""
         counters.queued_items += self.queue.qsize()
         counters.dropped_items += self.num_dropped
         counters.passes_cancelled += self.passes_cancelled

@@ -44,8 +44,8 @@ class TrainBatch:
     def count_new(self, start: int, end: int) -> int:
         """Return the number of new env steps in the batch that contains steps `start` to `end` of a pass.
 
-        Batches mix steps of old and new rollouts, so a share of the new steps is counted for each batch, and only in
-        the first pass. Steps of old rollouts were counted earlier.
+        Batches mix steps of old and new rollouts, so each batch counts a proportional share of the new steps, in the
+        first pass only. Steps of old rollouts were counted earlier.
         """
         if self.uses > 1 or start == end:
             return 0

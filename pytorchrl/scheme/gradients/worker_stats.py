@@ -32,7 +32,7 @@ W = TypeVar("W", bound=HasStats)
 
 
 def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
-    """Return a decorator that adds the duration of a method to the part `part` of a gradient worker's work."""
+    """Return a decorator that adds the duration of each call of a method to the gradient worker's time for `part`."""
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @functools.wraps(method)
         def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,7 +48,7 @@ class Counted(Protocol):
     """A component of a gradient worker that counts and times its own work."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add this component's numbers to `counters`."""
+        """Add this component's counts to `counters`."""
 
     def take_times(self) -> Times:
         """Return the durations of the component's operations since the last call."""
@@ -139,7 +139,7 @@ class WorkerStats:
         add_seconds(self._timings, {"collection": header.timings})
         self._num_rollouts += 1
         self.counters.collected_in_use += header.num_env_steps
-        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # the worker reports a total
+        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # the worker's total so far
         self.counters.envs_restarted = sum(self._envs_restarted.values())
         self.counters.bytes_raw += header.sent.raw
         self.counters.bytes_sent += header.sent.sent

@@ -20,11 +20,11 @@ LAG_POLICIES = ("apply", "scale", "drop")
 
 
 class AsynchronousUpdates(RemoteUpdates):
-    """Updates from the gradients that have arrived so far. Requests stay in flight between two steps.
+    """Updates from the gradients that have arrived so far. Requests stay in flight between two calls of `step`.
 
-    All gradients that are ready are taken at once and handled in the order of their requests; then all workers whose
-    gradient was applied or dropped get new requests, with the same weights. A worker whose gradient waits for an update
-    gets no request before the update, so the weights for its next gradient include the effect of this update.
+    All gradients that are ready are taken at once and handled in the order of their requests. Then all workers whose
+    gradient was applied or dropped receive new requests, with the same weights. A worker whose gradient waits for an
+    update receives no request before this update, so its next gradient is computed with the updated weights.
 
     Args:
         tree: The components of the tree that the strategy uses.

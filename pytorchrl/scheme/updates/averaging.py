@@ -66,7 +66,7 @@ class WeightedMeans:
             weights[name] = weights.get(name, 0.0) + weight
 
     def take(self) -> dict[str, float]:
-        """Return the means of the numbers since the last call."""
+        """Return the means of the numbers that were added since the last call."""
         means = {name: total / (self._weights[name] or 1.0) for name, total in self._totals.items()}
         self._totals, self._weights = {}, {}
         return means

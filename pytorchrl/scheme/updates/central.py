@@ -15,7 +15,7 @@ class CentralUpdates:
 
     Args:
         local_worker: The local gradient worker.
-        statistics: Records the updates.
+        statistics: The object that records the updates.
     """
 
     def __init__(self, local_worker: GWorker, statistics: Statistics) -> None:
@@ -30,7 +30,7 @@ class CentralUpdates:
             pass
 
     def _step(self) -> bool:
-        """Apply one gradient; return whether it had samples, so that its update was made or skipped."""
+        """Compute one gradient, and make or skip its update; return False if the gradient has no samples."""
         with self._statistics.timed("wait"):
             gradients = self._local.collect_and_grad()
         self._statistics.receive(gradients)
@@ -74,13 +74,13 @@ class CentralUpdates:
         self._local.reseed(seed)
 
     def send_requests(self) -> None:
-        """Do nothing: between two steps, the local worker has no requests."""
+        """Do nothing, because the local worker receives no requests."""
 
     def finish(self, timeout_s: float) -> None:
-        """Do nothing: between two steps, no gradient is in flight."""
+        """Do nothing, because no gradient is in flight between two calls of `step`."""
 
     def forget_weights(self) -> None:
-        """Do nothing: there is no other gradient worker to which weights are sent."""
+        """Do nothing, because weights are not sent to other gradient workers."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Do nothing: the local worker applies the updates, so it has the newest weights."""
+        """Do nothing, because the local worker applies the updates and has the newest weights."""

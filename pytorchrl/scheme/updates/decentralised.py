@@ -32,7 +32,8 @@ class DecentralisedUpdates(RemoteUpdates):
 
     Either all ranks make an update, or no rank does. If a rank is lost, the other ranks abort the update and drop their
     train batches; the remaining ranks, and a replacement if there is one, form the next group and load the whole
-    state of the rank that has made the most updates. An update that only this rank made then counts for all ranks.
+    state of the rank that has made the most updates. An update that only some ranks have made then counts for all
+    ranks.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -41,7 +42,7 @@ class DecentralisedUpdates(RemoteUpdates):
     """
 
     check_interval: int | None = 100
-    """Number of updates after which the parameters of all ranks are compared again; None: never."""
+    """Number of updates between two comparisons of the ranks' parameters; None: no comparisons."""
 
     def __init__(self, tree: Collaborators, fraction_workers: float = 1.0) -> None:
         super().__init__(tree)
@@ -49,8 +50,8 @@ class DecentralisedUpdates(RemoteUpdates):
         self._skip, self._used_up, self._num_prepared = False, True, 0
         self._updates = 0
         self._pulled = True  # whether the local worker has the state of the ranks
-        # The indices, in order, of the ranks in the current group that are not lost. Between two steps, these ranks
-        # have made the same updates. If the group is broken, they may differ, and the next step first forms a new one.
+        # The indices, in order, of the ranks in the current group that are not lost. Between two calls of `step`, these
+        # ranks have made the same updates, unless the group is broken. `step` first replaces a broken group.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
         self._aborted: list[Gradients] = []  # gradients of an aborted update, which counts as made if any rank made it
@@ -74,7 +75,7 @@ class DecentralisedUpdates(RemoteUpdates):
             pass
 
     def _step(self) -> bool:
-        """Try to make an update; return whether it was made or skipped."""
+        """Try to make an update; return False if `step` has to try again."""
         if self._is_broken:
             self._form_new_group()
         parameters = self._local.parameters
@@ -146,7 +147,7 @@ class DecentralisedUpdates(RemoteUpdates):
             return False
         info = mean_info(gradients)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
-        self._pulled = False  # also after a skipped update, because normalizers may have changed
+        self._pulled = False  # even if the update is skipped, normalizers may have changed
         # The ranks' statistics already include the statistics of applying the update.
         applied: dict[str, float] | None = None if gradients[0].skipped else {}
         self._updates += applied is not None
@@ -232,7 +233,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return True
 
     def _state_of(self, source: int | None) -> WholeState | None:
-        """Return the state of worker `source`, or None if it is lost; if `source` is None, the local worker's state."""
+        """Return the state of worker `source` (None: of the local worker); return None if the worker is lost."""
         if source is None:
             return self._local.whole_state()
         found = self._ask({source: self._workers[source].submit(GWorker.whole_state)})
@@ -289,7 +290,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing: every request contains the current values of the parameters."""
+        """Do nothing, because every request contains the current values of the parameters."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""

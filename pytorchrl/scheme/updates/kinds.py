@@ -1,4 +1,4 @@
-"""Kinds of gradients: ways to make updates from the gradients of several workers."""
+"""The three kinds of gradients, which determine how updates are made from the gradients of several workers."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.terminal import get_logger
 
-# Rare bad batches are tolerated. If more than this many updates in a row are skipped, the cause persists, because
-# skipped updates change no parameters.
+# Number of updates in a row that may be skipped. One more skipped update raises an error: skipped updates do not change
+# parameters, so the cause would probably persist.
 _MAX_SKIPPED_IN_A_ROW = 5
-# Number of causes that an error shows: the first ones, because their batches are saved.
+# Number of causes that an error message lists. It lists the first causes, because their batches are saved.
 _MAX_FAULTS_SHOWN = 3
 
 logger = get_logger(__name__)
@@ -31,8 +31,8 @@ class NanPolicy:
         """Record that an update was skipped.
 
         Args:
-            faults: Texts with the non-finite values and the workers that found them; empty if only the mean gradient is
-                not finite.
+            faults: Descriptions of the non-finite values, with the workers that found them; empty if only the mean
+                gradient is not finite.
             version: Version of the parameters, which did not change.
             is_first: Whether this is the first skipped update of the run, for which a warning is logged.
 

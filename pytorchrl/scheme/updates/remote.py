@@ -102,12 +102,12 @@ class RemoteUpdates:
         return gradients
 
     def forget_weights(self) -> None:
-        """Make the next request to each worker contain the weights again."""
+        """Send the weights again with the next request to each worker."""
         self._versions = [-1] * len(self._workers)
         self._weight_sync.forget()
 
     def _on_lost(self, index: int) -> None:
-        """Record that a worker is lost, together with its env steps."""
+        """Record the loss of a worker and of its unused env steps."""
         self._versions[index] = -1
         self._statistics.tree_ledger.lose(index + 1)
 
@@ -125,13 +125,13 @@ class RemoteUpdates:
         return [done[index] for index in sorted(done)]
 
     def send_requests(self) -> None:
-        """Do nothing: between two steps, the workers have no requests."""
+        """Do nothing, because the workers have no requests between two calls of `step`."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Do nothing: the local worker applies the updates, so it has the newest weights."""
+        """Do nothing, because the local worker applies the updates and has the newest weights."""
 
     def prepare_drain(self) -> None:
-        """Do nothing: no separate thread makes these updates."""
+        """Do nothing, because no separate thread makes these updates."""
 
     def drain(self, timeout_s: float) -> None:
         """Wait for requests in flight, and drain the level below each worker.
@@ -167,7 +167,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: the workers start train batches at different steps, so no common step is worth waiting for."""
+        """Always True: workers start train batches at different steps, so waiting for a common step is useless."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

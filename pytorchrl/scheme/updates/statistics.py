@@ -25,7 +25,7 @@ from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.untyped import MetricsDict, StateDict
 from pytorchrl.worker_names import collection_worker
 
-# After this many gradients in a row without a sample, it is clear that no policy that learns ever acts.
+# An error is raised after this many gradients in a row without samples: apparently, no policy that learns acts.
 _MAX_EMPTY_IN_A_ROW = 10_000
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
@@ -45,11 +45,11 @@ class UpdateCounters:
     """Gradients that currently wait for their update."""
     grads_dropped: int = 0
     grads_empty: int = 0
-    """Gradients without samples of a policy that learns."""
+    """Gradients that contain no samples of any policy that learns."""
     grads_late: int = 0
     """Gradients whose lag exceeded `max_grad_lag`."""
     weight_pushes: int = 0
-    """Transfers of weights to a gradient worker."""
+    """Transfers of weights to gradient workers."""
     bytes_out: int = 0
     """Bytes of weights sent to gradient workers."""
     restarts: int = 0
@@ -73,7 +73,7 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the last update; empty if it was skipped.
         num_workers: Number of remote gradient workers.
-        missing: Indices of remote gradient workers that are lost and not replaced; the supervisor maintains this.
+        missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -154,7 +154,7 @@ class Statistics:
         """Record that no update was made from these gradients, because their mean is not finite.
 
         Raises:
-            NonFiniteUpdateError: More than five updates in a row were skipped. The ledger is up to date by then.
+            NonFiniteUpdateError: More than five updates in a row were skipped. The ledger is updated first.
         """
         for gradient in gradients:
             self.drop(gradient, DropReason.NAN)
@@ -174,7 +174,7 @@ class Statistics:
             self.counters.grads_dropped += 1
 
     def empty(self, gradients: Gradients) -> None:
-        """Record a gradient without samples to learn from, which makes no update."""
+        """Record a gradient that has no samples to learn from and therefore makes no update."""
         self.tree_ledger.consume(gradients.num_new_samples, gradients.num_samples)
         with self._lock:
             self.counters.grads_held -= 1
@@ -244,7 +244,7 @@ class Statistics:
 
     @property
     def new_updates(self) -> int:
-        """Updates since `take_info` was last called."""
+        """Number of updates since the last call of `take_info`."""
         return self._new_updates
 
     def take_info(self) -> tuple[int, dict[str, float]]:
@@ -309,7 +309,7 @@ class Statistics:
             }
 
     def _levels(self, latest: Mapping[int, WorkerCounters]) -> dict[str, int]:
-        """Return the numbers of workers, queued items and pending requests, as of the last messages.
+        """Return the numbers of workers, queued items and pending requests, according to the latest messages.
 
         All workers below a lost gradient worker count as missing.
         """
@@ -324,8 +324,8 @@ class Statistics:
         }
 
     def _preemption(self, workers: WorkerCounters) -> dict[str, object]:
-        """Return the preempted rollouts by worker, and statistics of episodes in preempted and in full rollouts."""
-        by_worker: Counter[tuple[int, int]] = Counter()  # (gradient worker, its collection worker)
+        """Return statistics of preempted rollouts, and episode lengths in preempted and in full rollouts."""
+        by_worker: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         for (parent, _), counters in self._workers.items():
             for worker, count in counters.preempted_by_worker.items():
                 by_worker[parent, worker] += count

@@ -14,7 +14,7 @@ WorkerState = StateDict
 
 
 class UpdateStrategy(Protocol):
-    """A way to turn gradients into updates, chosen once when the tree is built."""
+    """A strategy that turns gradients into updates; it is chosen when the tree is built."""
 
     def step(self) -> None:
         """Make one update and record it."""
@@ -39,7 +39,7 @@ class UpdateStrategy(Protocol):
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the states to save after a drain: the algorithm's state, and the worker states (None if lost)."""
+        """Return the algorithm's state and the workers' states (None for lost workers), to save them after a drain."""
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
         """Restore a saved state, before the first step."""
@@ -74,7 +74,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
                   applied: Mapping[str, float] | None) -> None:
     """Record an update from these gradients at `version`; if `applied` is None, record that it was skipped.
 
-    Whether an update is skipped depends only on the mean gradient, so all workers that apply the mean decide alike.
+    Whether an update is skipped depends only on the mean gradient, so all workers that apply it decide identically.
 
     Raises:
         NonFiniteUpdateError: Too many updates in a row were skipped.
@@ -92,7 +92,7 @@ class PendingMoments:
         self._pending: list[dict[str, Moments]] = []
 
     def add(self, gradients: Sequence[Gradients]) -> None:
-        """Add the moments that came with these gradients."""
+        """Add the moments that arrived with these gradients."""
         self._pending += [moments for gradient in gradients for moments in gradient.moments]
 
     def take(self) -> tuple[dict[str, Moments], ...]:

@@ -40,7 +40,7 @@ class SynchronousUpdates(RemoteUpdates):
         """Return every worker's answer, in worker order; None if a worker was lost in the meantime.
 
         Args:
-            submit: Submits the request to a worker, with the newest weights, or with None if the worker has them.
+            submit: Function that submits the request to a worker, with the newest weights, or None if it has them.
         """
         self._was_lost = False
         for index, handle in enumerate(self._workers):
@@ -89,7 +89,7 @@ class SynchronousUpdates(RemoteUpdates):
             pass
 
     def _step(self) -> bool:
-        """Make one round; return whether any gradient had samples, so that the update was made or skipped."""
+        """Make or skip one update; return False if no gradient had samples."""
         gradients = None
         while gradients is None:
             gradients = self._ask_for_gradients()
@@ -101,7 +101,7 @@ class SynchronousUpdates(RemoteUpdates):
             self._used_up, self._skip = gradients[0].last, False
             return False
         info, version = mean_info(gradients), self._local.actor_version
-        # Whether to skip the remaining passes is decided once, from the mean statistics, so that all workers act alike.
+        # All workers skip the remaining passes, or none does: the decision is made once, from the mean statistics.
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or gradients[0].last
         moments = self._pending.take() if self._used_up else ()

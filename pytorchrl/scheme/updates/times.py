@@ -21,7 +21,7 @@ class Rates:
 
     Args:
         now: The clock.
-        names: One name for each total.
+        names: Names of the totals that `add` receives, in the same order.
     """
 
     def __init__(self, now: Callable[[], float], names: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ class Rates:
         self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(names))])
 
     def add(self, totals: tuple[int, ...]) -> None:
-        """Record the totals at this moment."""
+        """Record the current totals."""
         now = self._now()
         self._totals.append((now, totals))
         while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
@@ -41,7 +41,7 @@ class Rates:
         self.add(totals)
 
     def metrics(self) -> dict[str, float]:
-        """Return each rate per second."""
+        """Return the increase of each total per second."""
         (start, before), (end, after) = self._totals[0], self._totals[-1]
         seconds = max(end - start, 1e-9)
         return {f"{name}_per_s": (last - first) / seconds
@@ -53,8 +53,8 @@ class Times:
 
     Args:
         now: The clock.
-        add: Called with the name and the seconds of each part of the update worker's work when the part ends; must call
-            `add_part` under a lock.
+        add: Function that is called at the end of each part of the update worker's work, with the name and the seconds
+            of the part; it must call `add_part` under a lock.
     """
 
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
@@ -75,12 +75,12 @@ class Times:
         return self._watch.part(part)
 
     def add_part(self, name: str, seconds: float) -> None:
-        """Record the time of one part of the update worker's work, which has just ended."""
+        """Record the seconds of a part of the update worker's work that has just ended."""
         self._until = self._now()
         self._operations[name].append(seconds)
 
     def add_step(self, seconds: float) -> None:
-        """Record the time of a whole update."""
+        """Record the seconds of a whole update."""
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
@@ -88,13 +88,13 @@ class Times:
         add_seconds(self._seconds, seconds)
 
     def receive(self, gradients: Gradients) -> None:
-        """Add the times that came with a gradient."""
+        """Add the times that arrived with a gradient."""
         add_seconds(self._seconds, gradients.timings)
         for name, (count, seconds) in gradients.times.items():
             self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
-        """Return seconds by level and part of its work, from the start of the first to the end of the last update."""
+        """Return seconds by level and part of its work, from the start of the first to the end of the latest update."""
         elapsed = 0.0 if self._began is None else self._until - self._began
         return with_idle(self._seconds, {"collection": elapsed * num_collectors,
                                          "gradients": elapsed * num_gradient_workers, "update": elapsed})

@@ -26,7 +26,7 @@ class TreeLedger:
     """Ledger of all environment steps of the tree. Thread-safe.
 
     Steps that arrive with a gradient are in flight until the gradient is applied or dropped. Gradient workers send
-    snapshots of their own ledgers with each gradient; the last snapshot of each worker and incarnation counts.
+    snapshots of their own ledgers with each gradient; the latest snapshot of each worker and incarnation counts.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class TreeLedger:
             self._incarnations[worker] += 1
 
     def total(self) -> LedgerSnapshot:
-        """Return the ledger of the whole tree as of the last messages."""
+        """Return the ledger of the whole tree according to the latest messages."""
         with self._lock:
             return merge(self._snapshots.values(), self._own.snapshot())
 
@@ -84,7 +84,7 @@ class TreeLedger:
         return self.total()
 
     def collected_and_consumed(self) -> tuple[int, int, int]:
-        """Return the numbers of env steps that are `collected`, `consumed` and `consumed_unique`; cheap to call."""
+        """Return the numbers of env steps that are `collected`, `consumed` and `consumed_unique`; this is fast."""
         return self.collected, self._own["consumed"], self._own["consumed_unique"]
 
     @property

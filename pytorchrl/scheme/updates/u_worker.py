@@ -115,7 +115,7 @@ class UWorker(Worker):
         index_worker: Index of the worker; a tree has only one update worker.
         grad_execution: "Central": the local gradient worker computes gradients; "Parallel": the remote ones do.
         options: Options of the update worker; None: the defaults.
-        gradients: Options of the gradient workers, whose class chooses the strategy; None: synchronous gradients.
+        gradients: Options of the gradient workers; their class selects the strategy. None: synchronous gradients.
         device: Device of the local gradient worker: "cpu" or "cuda:N"; None: the CPU.
         runtime: Runtime of the remote workers; None: threads.
         target_steps: Env steps after which the experiment and all schedules end; required if there is a schedule.
@@ -267,7 +267,7 @@ class UWorker(Worker):
             because its loss or gradient is not finite, counts as one of `updates_per_step` and has no statistics.
 
         Raises:
-            StoppedError: `stop()` was called before.
+            StoppedError: `stop()` was called earlier.
             NonFiniteUpdateError: More than five updates in a row were skipped.
             Exception: The error that ended a worker or thread.
         """
@@ -286,7 +286,7 @@ class UWorker(Worker):
         """Finish or drop all work in the tree; see `Scheme.drain`.
 
         Raises:
-            ConfigError: The run is recorded or replayed: a record does not contain the time of a drain.
+            ConfigError: The run is recorded or replayed; a record does not contain the time of a drain.
             WorkerLostError: The update that a thread is making did not end within `timeout_s` seconds.
             Exception: The error that ended a worker or thread.
         """
@@ -317,7 +317,7 @@ class UWorker(Worker):
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Read the ledger now: if a worker were lost in between, the ledger would not fit the worker's saved state.
+        # Read the ledger immediately after the states: if a worker were lost in between, the two would not match.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
@@ -379,7 +379,7 @@ class UWorker(Worker):
         """Change a parameter of the algorithm in every worker; the value replaces a schedule.
 
         Raises:
-            ConfigError: A thread makes the updates, and the run is recorded or replayed: a record could not state
+            ConfigError: A thread makes the updates, and the run is recorded or replayed; a record could not state
                 between which gradients the change was made.
         """
         if self._journal.is_kept:
