@@ -75,7 +75,7 @@ class Journal:
         """Record that the collector thread failed, and wake any thread waiting for its turn."""
 
     def release(self) -> None:
-        """Stop recording and enforcing an order, because the worker is about to stop and its last steps have no effect."""
+        """Stop recording and enforcing an order, because the worker stops and its last steps have no effect."""
 
 
 class Recording(Journal):
