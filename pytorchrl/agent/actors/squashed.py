@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 LOG_STD_BOUNDS = ("clip", "tanh")
-"""Ways to keep log standard deviations within bounds."""
+"""Methods of bounding log standard deviations; see `bound_log_std`."""
 
 _CLIP = (-20.0, 2.0)
 _TANH = (-5.0, 2.0)
