@@ -117,7 +117,7 @@ def through_a_file(checkpoint):
 
 
 def go_on(scheme, count):
-    """Make at least `count` updates, until the current train batch is used up, and return their infos."""
+    """Make `count` updates, continue until the current train batch is used up, and return the infos."""
     infos = [scheme.step() for _ in range(count)]
     while not scheme.is_between_items:
         infos.append(scheme.step())

@@ -1,4 +1,4 @@
-"""Tests of wrong parts of an agent, which a scheme refuses before it starts anything."""
+"""Check that a scheme refuses an agent with invalid parts before anything is started."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_different_spaces_of_training_and_test_envs_are_refused(parts):
 
 
 def test_an_actor_for_other_environments_is_refused(parts):
-    """Check that the error is raised when the scheme is built, not later by a product of matrices that do not fit."""
+    """Check that the error is raised when the scheme is built, not later by a matrix product with mismatched shapes."""
     other = VecEnv.create_factory("Acrobot-v1")
     actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
     with pytest.raises(SpaceError, match=r"actor_factory.*train_envs_factory"):

@@ -15,7 +15,7 @@ from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, through_a_file, 
 
 @pytest.fixture
 def make():
-    """Return a function that makes a scheme from an agent's name and settings; all are stopped after the test."""
+    """Return a function that makes schemes from an agent's name and settings; all are stopped after the test."""
     schemes = []
 
     def make_(agent="ppo, normalised", test_envs=None, **settings):
@@ -27,7 +27,7 @@ def make():
 
 
 def combinations():
-    """Return all agents with all settings; most agents have only two of the settings in the default run."""
+    """Return all pairs of agent and settings; in the default run, most agents have only two settings."""
     in_full = {"ppo, normalised", "dqn, prioritised", "r2d2", "two policies, ppo"}
     for number, agent in enumerate(AGENTS):
         for place, (name, settings) in enumerate(SYNCHRONOUS.items()):

@@ -216,7 +216,7 @@ def test_only_workers_on_a_gpu_request_one_by_default(watch):
     assert watch(**BOTH, grad_device="cuda")[1] == named(2, 2, with_gpu, without)
     assert watch(**BOTH, col_device="cuda")[1] == named(2, 2, without, with_gpu)
     asked = watch(**GRADS, **THREAD, col_device="cuda")[1]
-    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # their collector threads use a GPU
+    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # the collector threads of these workers use a GPU
     assert watch(**COLLECTORS, col_device="cuda", col_worker_resources=QUARTER)[1]["GWorker 0/CWorker 2"] == QUARTER
 
 

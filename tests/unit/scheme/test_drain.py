@@ -17,7 +17,7 @@ SHARDS = {**LEARNER_THREAD, "num_replay_workers": 2, "train_batch_size": 8}
 
 @pytest.fixture
 def make():
-    """Return a function that makes simulated schemes of the synthetic agent; all are stopped after the test."""
+    """Return a function that makes simulated schemes of the synthetic agent; all schemes are stopped after the test."""
     schemes = []
 
     def make_(agent=None, **settings):
@@ -37,7 +37,7 @@ def drained(scheme, check_ledger):
     assert ledger["in_flight"] == ledger["queued"] == 0
     root = scheme.update_worker
     for worker in [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]:
-        if worker is None:  # lost, and not replaced yet
+        if worker is None:  # the worker was lost, and is not replaced yet
             continue
         assert worker.collector.queue.empty()
         counters = WorkerCounters()
@@ -76,7 +76,7 @@ def test_every_pattern_can_be_drained(make, check_ledger, pattern, seed):
         ledger = drained(scheme, check_ledger)
         in_thread = pattern["grad_communication"] is ASYNC and pattern["num_grad_workers"] == 1
         assert version <= scheme.version <= version + in_thread
-        assert ledger["collected"] == made_by(scheme)  # as counted by the environments
+        assert ledger["collected"] == made_by(scheme)  # the environments count the same number of steps
         assert drained(scheme, check_ledger) == ledger  # a second drain changes nothing
         assert made_by(scheme) == ledger["collected"]
     final = scheme.stop()

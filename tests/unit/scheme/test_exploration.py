@@ -106,7 +106,7 @@ class Watch:
                 yield handle.native.worker
 
     def workers(self, grad_workers):
-        """Yield all collection workers that are built, including those that only have parameters."""
+        """Yield all existing collection workers, including local workers that only provide parameters."""
         for worker in grad_workers:
             yield worker.local_worker
             for handle in worker.remote_workers:
@@ -145,7 +145,7 @@ class Watch:
 
     def check_chains(self):
         """Check that every gradient worker is computing, has a gradient ready, or is being replaced."""
-        if self.is_chain and self.root.strategy.error is None:  # an error is raised once ready gradients are used
+        if self.is_chain and self.root.strategy.error is None:  # a worker that failed is idle
             strategy = self.root.strategy
             at_work = len(
                 strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)

@@ -1,4 +1,4 @@
-"""Tests of levels on a GPU: every algorithm learns, gradients equal those on the CPU, and saved state is on the CPU."""
+"""Check on a GPU that every algorithm learns, gradients equal those of the CPU, and saved state is on the CPU."""
 
 from __future__ import annotations
 

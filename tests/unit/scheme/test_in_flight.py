@@ -79,7 +79,10 @@ def dice(request):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_synchronous_rounds(make, dice, seed):
-    """Check that at most one round of steps is unused, that none is unused after a pass, and that the lag is 0."""
+    """Check the bound on unused steps in synchronous collection, and that the policy lag is 0.
+
+    At most one round of steps is unused. After the last mini-batch of a round, no step is unused.
+    """
     rng = dice(seed)
     workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2,
                                                                            3)), rng.choice((4, 6)), rng.choice((1, 2))
@@ -120,7 +123,10 @@ def test_synchronous_collection_in_microbatches(make_scheme, plain_a2c, dice, se
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
 def test_asynchronous_gradients(make, dice, seed, is_slow):
-    """Check that each worker has at most one unused rollout, and that the other workers' updates make gradients lag."""
+    """Check that each worker has at most one unused rollout, and check the largest lag of gradients.
+
+    The lag is the number of updates that other workers make while a worker computes its gradient.
+    """
     rng = dice(seed)
     workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
     costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}
@@ -137,7 +143,7 @@ def test_asynchronous_gradients(make, dice, seed, is_slow):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_asynchronous_replay(make, dice, seed):
-    """Check that all unused steps fit in the rollouts that are in flight, and those that are being added to shards."""
+    """Check that unused steps never exceed the size of all rollouts that are in flight or being added to shards."""
     rng = dice(seed)
     workers, in_flight, rollout = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6))
     shards, adds, delay = rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((4, 30))

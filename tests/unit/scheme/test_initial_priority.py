@@ -1,4 +1,4 @@
-"""Tests of initial priorities, which collection workers compute as TD errors with the weights that acted."""
+"""Tests of initial priorities, which collection workers compute as TD errors with the weights they acted with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_apex():
 
 @pytest.fixture
 def added(monkeypatch):
-    """Return a list of pairs (rollout added to a shard, its priorities (T, E)), and a dict (version: sent weights)."""
+    """Return a list of (rollout added to a shard, its priorities (T, E)), and a dict {version: sent weights}."""
     arrived, weights = [], {}
     add, set_weights = RWorker.add, CWorker.set_weights
 

@@ -127,7 +127,7 @@ def test_only_the_first_use_is_unique(learner, train, settings, epochs):
 
 
 def test_uses_of_a_ring_do_not_count_as_new(learner):
-    """Check that 10 train batches of 2 rollouts are used in turn, while the queue is full."""
+    """Check that 10 train batches of 100 steps, each used several times, count as only 1000 unique steps."""
     scheme = learner(costs=SLOW_LEARNER, train_batch_size=100, minibatch_buffer_size=10, num_passes=10, ramp=False)
     while scheme.ledger()["consumed"] < 8000:
         scheme.step()
@@ -264,7 +264,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
     def take(samples, timeout_s):
         waiting = [batch.version for batch in samples.queue.queue]
         batch = right(samples, timeout_s)
-        if waiting:  # an empty queue leaves nothing to compare with
+        if waiting:  # if the queue was empty, there is no version to compare with
             assert batch.version == min(waiting)
             taken.append(batch.version != waiting[0])
         return batch
@@ -274,7 +274,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
 
 
 def test_max_weight_sync_delay(learner, train):
-    """Check that a worker gets new weights with its next request after 200 steps (four rollouts) with the old ones."""
+    """Check that a worker gets new weights with the next request after it has made 200 steps (four rollouts)."""
     often, _ = train(learner(costs=FAST | {"grad": 0.02}), 100)
     seldom, ledger = train(learner(costs=FAST | {"grad": 0.02}, max_weight_sync_delay=200), 100)
     assert often["weight_pushes"] > 80

@@ -1,6 +1,6 @@
 """Tests of the ledger under faults, for each architecture and random schedules.
 
-Every step ends up in exactly one place.
+The ledger counts each step in exactly one state.
 """
 
 from __future__ import annotations

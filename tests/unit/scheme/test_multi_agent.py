@@ -96,7 +96,8 @@ def test_statistics_and_episodes_are_per_policy(make_multi):
 
 
 def test_a_batch_that_counts_for_no_env_step_is_used(make_multi, check_ledger):
-    """Check that a mini-batch is used even if it counts for no env step; 8 agent steps count as only 6 env steps."""
+    """Check that a mini-batch is used even if it counts for no env step. A rollout has 8 agent steps, but only 6 env
+    steps."""
     scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
                         env_kwargs={"lives": ((0, 6), (0, 2))})
     make_updates(scheme, 12)
@@ -187,7 +188,7 @@ def train(make_multi, num_workers, normalization="none", **settings):
         for env in range(each):
             place = 0 if num_workers == 1 else worker + 1
             numbers[derive_seed(SEED, Stream.ENV, place, 0, 0, env) >> 32] = worker * each + env
-    # Use plain SGD, as Adam or gradient clipping would hide a gradient that is wrong by a constant factor.
+    # Use plain SGD, because Adam or gradient clipping would hide a gradient that is wrong by a constant factor.
     algo = Obedient.create_factory(num_epochs=3, num_mini_batch=1, lr=1e-3, optimizer="sgd", max_grad_norm=None,
                                    advantage_normalization=normalization)
     scheme = make_multi(algo, GAEBuffer.create_factory(12), env_fn=PreparedGame, policy_of=lambda agent: agent,
@@ -301,7 +302,7 @@ def test_a_non_finite_gradient_updates_no_policy(make_multi, tmp_path):
     assert not math.isfinite(kept["info"]["loss/shared"])
 
 
-# Replay shards, learner thread
+# Replay shards and the learner thread
 
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("num_grad_workers", [1, 2])

@@ -2,7 +2,7 @@
 
 The tests cover lost and hung workers, threads, errors between processes, waits, updates that are not finite, signals
 and stopping. The name of a test contains the library and its version, and the docstring describes the defect. Most of
-these behaviors are tested more thoroughly with the modules concerned.
+these behaviors are tested more thoroughly in the tests of the modules concerned.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_pytorchrl_2021_takes_the_first_of_no_results_after_sixty_seconds(make_s
 
 
 def test_torchrl_0_14_1_does_not_pass_on_the_traceback_of_a_child(make_scheme):
-    """Check that a traceback reaches the line at which the environment raised the error.
+    """Check that the traceback includes the line at which the environment raised the error.
 
     In TorchRL, the parent learns that a worker failed, but neither why nor where.
     """
@@ -227,8 +227,8 @@ def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make
 def test_pytorchrl_2021_treats_every_exception_as_the_end_of_an_epoch(make_scheme):
     """Check that an error in the storage is raised.
 
-    PyTorchRL of 2021 (revision 9e45189) treats every exception of the next mini-batch as the end of the epoch, and
-    requests new data.
+    PyTorchRL of 2021 (revision 9e45189) treats every exception that the next mini-batch raises as the end of the
+    epoch, and requests new data.
     """
     class Broken(GAEBuffer):
         def generate_batches(self, *args, **kwargs):

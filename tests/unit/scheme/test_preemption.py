@@ -47,7 +47,10 @@ def make(check_ledger):
 @pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}],
                          ids=["costs", "delays"])
 def test_only_a_slow_worker_is_preempted_in_each_round(make, slow):
-    """Three workers make 20 steps in 2 s. By then, the slow worker has made 2 of the 5 steps that it must make."""
+    """Check that the slow worker is preempted in each round, after the 5 steps that it must make.
+
+    Each of the other three workers makes 20 steps in 2 s; by then, the slow worker has made 2 steps.
+    """
     metrics, final, seconds = make(6, **SETTINGS, **slow)
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
     assert metrics["rollouts_preempted"] == 6
@@ -60,7 +63,10 @@ def test_only_a_slow_worker_is_preempted_in_each_round(make, slow):
 
 @pytest.mark.parametrize(("fraction", "num_enough"), [(0.25, 1), (0.3, 2), (0.5, 2), (0.6, 3), (0.75, 3), (0.76, 4)])
 def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, num_enough):
-    """Each worker is half as fast as the previous one, so the workers finish one after another."""
+    """Check that the number of workers that must finish before a round ends is rounded up.
+
+    Each worker is half as fast as the previous worker, so the workers finish one after another.
+    """
     costs = {**COSTS, **{f"step@*/CWorker {1 + number}": STEP_S * 2**number for number in range(4)}}
     metrics, _, seconds = make(3, num_col_workers=4, col_fraction_workers=fraction, fraction_samples=0.05, costs=costs)
     assert metrics["preempted_by_worker"] == {f"GWorker 0/CWorker {number}": 3 for number in range(num_enough + 1, 5)}
@@ -79,9 +85,10 @@ def test_floating_point_error_does_not_round_the_share_up(make):
 
 
 def test_the_replacement_of_a_slow_worker_is_also_preempted(make):
-    """The slow worker is lost in the third round, and its replacement starts the round again.
+    """Check preemption if the slow worker is lost in the third round.
 
-    Each round lasts as long as five steps of the slow worker.
+    The replacement of the slow worker starts the round again. Each round lasts as long as five steps of the slow
+    worker.
     """
     metrics, _, seconds = make(6, **SETTINGS, **THIRD_IS_SLOW, faults="kill col.3 @ step 12")
     assert metrics["workers_restarted"] == 1
@@ -157,7 +164,7 @@ def test_no_step_is_lost_with_random_delays(make, recorder):
 
 
 def test_the_share_counts_remaining_workers(make):
-    """One of three workers is lost and not replaced.
+    """Check when rounds end if one of three workers is lost and not replaced.
 
     Before the loss, a round ends when two of the three workers have finished. After the loss, it ends when one of the
     two remaining workers has finished.

@@ -46,9 +46,9 @@ def run(check_ledger):
 
 
 def test_a_slow_rank_is_preempted(run):
-    """The other ranks make 20 steps in 2 s.
+    """Check that the slow rank stops after the required 5 steps.
 
-    The slow rank makes 2 steps in that time, and stops after the required 5.
+    The other ranks make 20 steps in 2 s; the slow rank makes only 2 steps in that time.
     """
     by_rank, metrics, seconds, _ = run()
     assert by_rank[0] == by_rank[1] == [20] * 5
@@ -66,7 +66,10 @@ def test_options_set_the_minimum_of_preempted_steps(run, settings, least):
 
 
 def test_the_share_applies_to_collection_workers_of_each_rank(run):
-    """The share is applied within each rank. The slow rank has three equally slow workers, so none is preempted."""
+    """Check that the share is applied within each rank.
+
+    The slow rank has three equally slow workers, so none of them is preempted.
+    """
     by_rank, *_ = run(2, num_col_workers=3)
     assert np.mean(by_rank[2]) > 15
 

@@ -145,7 +145,10 @@ def test_schedules_follow_collected_steps(make_scheme):
 
 
 def test_schedules_follow_used_steps_and_not_queued_ones(make_scheme):
-    """Collection is far ahead of a slow learner, whose train batches are rollouts of 16 steps."""
+    """Check the learning rates if collection is far ahead of a slow learner.
+
+    Each train batch is a rollout of 16 steps.
+    """
     scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2,
                          col_communication=ASYNC,
                          runtime="simulated", costs={"grad": 1.0})

@@ -85,9 +85,9 @@ def test_a_straggler_delays_synchronous_rounds_and_asynchronous_ones_less(simula
 
 
 def test_preemption_happens_at_the_expected_time(simulate):
-    """Two fast collectors finish the round after 0.8 s.
+    """Check that the slow collector stops at 2 s, after the two steps that it must make.
 
-    The slow collector stops after the two steps that it must make, at 2 s.
+    The two fast collectors finish the round after 0.8 s.
     """
     costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@*/CWorker 3": 1.0}
     settings = {"num_col_workers": 3, "col_fraction_workers": 0.6, "fraction_samples": 0.25}

@@ -1,4 +1,4 @@
-"""Check that every second of every worker is counted in one part of its work or as idle; the virtual clock is exact."""
+"""Check, mostly on the virtual clock, that each second of a worker counts as one part of its work or as idle."""
 
 from __future__ import annotations
 

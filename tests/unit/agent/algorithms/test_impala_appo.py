@@ -104,7 +104,10 @@ def test_gradient_of_appo_matches_its_formula(build, older_rollout, kl_coef):
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.7])
 def test_gradient_of_impact_matches_its_formula(build, older_rollout, kl_coef):
-    """Check that a slow policy gives the ratio clip(mu / slow, 0, is_clip) pi / mu and the divergence KL(slow || pi)."""
+    """Check the ratio and the divergence if there is a slow policy.
+
+    The ratio is clip(mu / slow, 0, is_clip) pi / mu, and the divergence is KL(slow || pi).
+    """
     parts = build(APPO, advantage_normalization="none", clip_param=0.1, kl_coef=kl_coef, is_clip=1.1, **SLOW)
     move(parts, seed=2)
     batch = open_batch(parts, older_rollout(APPO))

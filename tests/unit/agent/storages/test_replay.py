@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError
 
 
 def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float32):
-    """Return a rollout of one environment; observation t is `obs[t]` (by default t), and a final observation is 100 + t."""
+    """Return a rollout of one environment; observation t is `obs[t]` or t, and a final observation is 100 + t."""
     count = len(reward)
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     ends = sorted({*terminated, *truncated})

@@ -1,4 +1,4 @@
-"""Test that stacked frames of environments are restored from single frames, including at the start and end of episodes."""
+"""Test that stacked frames are restored from single frames, including at the start and end of episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the checks of choices and counts, and of freed memory, which a process with a worker keeps for reuse."""
+"""Test the checks of choices and counts, and test that a process with a worker keeps freed memory for reuse."""
 
 from __future__ import annotations
 

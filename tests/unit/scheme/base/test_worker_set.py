@@ -17,7 +17,7 @@ def test_numbers_of_workers_and_executions(make_scheme):
         assert scheme.settings["col_execution"] == ("Parallel" if num_col > 1 else "Central")
         assert scheme.settings["grad_execution"] == ("Parallel" if num_grad > 1 else "Central")
         if num_grad > 1:
-            assert root.local_worker.local_worker.envs is None  # it only provides parameters
+            assert root.local_worker.local_worker.envs is None  # this worker only provides parameters
 
 
 def test_resources_reach_the_workers(make_scheme, monkeypatch):

@@ -107,7 +107,7 @@ def _supervisor(workers, runtime):
 
 
 class _FakeWeights:
-    """A weight broadcast that never sends weights; it records in `steps` each check whether weights are due."""
+    """A weight broadcast that never sends weights; it records in `steps` each check of whether weights are due."""
 
     def __init__(self, steps):
         storage = types.SimpleNamespace(rollout_size=6)

@@ -48,7 +48,10 @@ def test_rollouts_of_a_train_batch(rollout, wanted, rounds, expected):
 
 @pytest.mark.parametrize(("per_round", "microbatch"), list(itertools.product((1, 2, 3), (None, 1, 20, 40))))
 def test_whole_rounds_are_collected_until_the_batch_is_full(per_round, microbatch):
-    """Check the number against a loop that fills microbatches with whole rounds, and the batch with microbatches."""
+    """Check the number of rollouts against two loops.
+
+    The first loop fills a microbatch with whole rounds, and the second fills the train batch with microbatches.
+    """
     rollout = 16
     for wanted in range(1, 200):
         piece = per_round

@@ -1,4 +1,4 @@
-"""Check that an error of a remote gradient worker carries the events of the worker's journal, each of them once."""
+"""Check that an error of a remote gradient worker includes each event of the worker's journal once."""
 
 from __future__ import annotations
 

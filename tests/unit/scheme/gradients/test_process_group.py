@@ -98,7 +98,7 @@ def test_leaving_affects_only_the_given_generation_of_ranks(monkeypatch):
     rank.join(ThreadRuntime(), Meeting(2, "", 0, 1, 1.0), 0)
     rank.leave(1)  # generation 1 is over, so generation 2 continues
     assert not groups[0].closed
-    rank.leave(3)  # ends generation 2 now, and generation 3 as soon as it is joined
+    rank.leave(3)  # ends generation 2 now, and generation 3 as soon as this rank joins it
     assert groups[0].closed
     rank.join(ThreadRuntime(), Meeting(3, "", 0, 1, 1.0), 0)
     assert groups[1].closed

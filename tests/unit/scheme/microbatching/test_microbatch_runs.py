@@ -81,9 +81,9 @@ def test_prefetch_changes_no_result(train, runtime, rollouts):
 
 
 def test_prefetch_collects_during_gradient_computation(train):
-    """A microbatch needs two rounds of 10 virtual seconds each, and its gradient takes 30 s.
+    """Check that, with prefetch, a microbatch is collected while the previous gradient is computed.
 
-    With prefetch, each microbatch but the first is collected while the gradient of the previous one is computed.
+    A microbatch needs two rounds of 10 virtual seconds each, and its gradient takes 30 s.
     """
     costs = {"start": 0, "message": 0, "step": 1.0, "grad": 30.0, "update": 0}
     settings = {"runtime": "simulated", "costs": costs, "num_col_workers": 2, "updates": 1,

@@ -1,4 +1,4 @@
-"""Tests of schemes that compute gradients, or also collect, in microbatches: sizes, equal results and memory."""
+"""Tests of schemes that compute gradients, and optionally collect, in microbatches: sizes, results and memory."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_target_kl_uses_the_mean_over_the_whole_batch(train):
 def test_microbatches_are_discarded_if_nothing_needs_them(train, watch):
     train(watch.algo.create_factory(), updates=2, storage=watch.storage, train_batch_size=400, microbatch_size=40)
     assert len(watch.items) >= 2 * 400 / 80
-    assert max(watch.items) < 40 + 40  # `microbatch_size` plus less than one round
+    assert max(watch.items) < 40 + 40  # less than `microbatch_size` plus one round
     assert max(watch.slices) <= 40
 
 

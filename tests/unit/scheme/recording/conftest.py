@@ -21,7 +21,7 @@ def run_on(scheme):
 
 
 class Runs:
-    """Records runs in the file `path`, and replays them."""
+    """A tool that records runs in the file `path`, and replays them."""
 
     def __init__(self, make_scheme, path):
         self.make, self.path = make_scheme, str(path)

@@ -131,8 +131,11 @@ def test_moments_of_advantages_are_replayed_after_losses(runs, communication):
 
 @pytest.mark.parametrize("seed", seeds(30, 60))
 def test_random_runs_with_faults_are_replayed(runs, seed):
-    """The runs include lost, hung, replaced and ignored workers, preempted rounds, skipped updates, and runs that end
-    with an error."""
+    """Check that random runs with faults are replayed.
+
+    Workers are lost, hang, and are replaced or ignored. Rounds are preempted, updates are skipped, and some runs end
+    with an error.
+    """
     runs.twice(updates=8, **scenario(seed))
 
 

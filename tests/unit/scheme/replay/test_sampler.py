@@ -77,7 +77,7 @@ def test_batches_are_requested_only_if_allowed(make):
 
 
 def test_batches_arrive_in_the_order_of_their_requests(make):
-    """One shard is slow; batches of the other shard wait for earlier requests to the slow shard."""
+    """Check that batches of a fast shard wait for earlier requests to a slow shard."""
     side = make(costs={"sample@GWorker 0/RWorker 1": 0.2, "sample@GWorker 0/RWorker 2": 0.01}, max_requests=12)
     submit, requested = side.runtime.submit, []
 

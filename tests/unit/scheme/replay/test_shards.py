@@ -127,7 +127,7 @@ def test_a_sampling_timeout_reports_the_reason(make):
 
 
 def test_a_replay_that_fills_slowly_is_awaited(make):
-    """Check that each new rollout restarts the limit of 20 s on waiting for a batch.
+    """Check that each new rollout restarts the timeout of 20 s for a batch.
 
     A rollout takes 2 s, and learning starts after twenty rollouts.
     """
@@ -191,7 +191,7 @@ def test_routing(make, routing, expected):
 
 
 def routes(side):
-    """Return a dict of the index of each rollout's shard, by the number of the rollout."""
+    """Return {number of a rollout: index of its shard}."""
     return {int(steps[0]) // SIZE: index for index, storage in enumerate(side.left) for steps in storage.inserted}
 
 
@@ -215,7 +215,7 @@ def test_random_routing_follows_the_seed(make):
 
 @pytest.mark.parametrize(("routing", "is_even"), [("least_loaded", True), ("round_robin", False)])
 def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
-    """A lost shard is replaced by an empty shard, which `least_loaded` fills first."""
+    """Check that `least_loaded` first fills the empty replacement of a lost shard."""
     side = make(num_shards=2, routing=routing, capacity=10**6, faults="kill shard.1 @ add 20")
     while side.collector.number < 400:
         side.get()

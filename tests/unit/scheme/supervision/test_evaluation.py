@@ -77,7 +77,10 @@ def test_each_environment_contributes_its_share_of_episodes(evaluate, num_episod
 
 @pytest.mark.parametrize(("autoreset", "pause"), [("same_step", 0), ("next_step", 1)])
 def test_the_memory_is_reset_only_at_the_start_of_each_episode(evaluate, autoreset, pause):
-    """All observations are equal, so the memory only depends on the number of steps since its reset."""
+    """Check the memory after each number of steps since its reset.
+
+    All observations are equal, so the memory depends on nothing but this number.
+    """
     _, seen = evaluate(6, autoreset)
     periods = np.array(LENGTHS) + pause  # steps per episode, including the step that resets the environment
     assert len(seen) == 2 * max(periods) - pause

@@ -81,7 +81,10 @@ def test_steps_of_a_lost_gradient_worker_count_as_lost(run):
 
 
 def test_a_killed_collector_loses_one_rollout_at_most(run):
-    """A collector with two requests in flight is killed in its third rollout; only this rollout is lost."""
+    """Check that only one rollout is lost if a collector with two requests in flight is killed.
+
+    The collector is killed in its third rollout.
+    """
     result = run(num_col_workers=2, col_communication=ASYNC, broadcast_interval=1, faults="kill col.1 @ step 11")
     first = sorted(int(step) & 0xFFFFFFF for step in result["steps"] if incarnations([step]) == {(0, 1, 0)})
     assert first == list(range(8))
@@ -130,8 +133,10 @@ def test_few_replacements_start_at_the_same_time(run, monkeypatch, col_communica
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 @pytest.mark.parametrize("fault", ["kill col.2 @ step 6", "kill grad.1 @ grad 3"])
 def test_a_replacement_has_time_to_start(run, col_communication, fault):
-    """A replacement may take longer to start than a call may take, for example because it imports torch on a busy
-    machine."""
+    """Check that a replacement may take longer to start than the time limit of a call.
+
+    For example, importing torch takes long on a busy machine.
+    """
     result = run(num_col_workers=2, num_grad_workers=2, col_communication=col_communication, grad_communication=ASYNC,
                  faults=fault, worker_timeout_s=3.0, updates=60,
                  costs=COSTS | {"start": 2.0, "start@*/CWorker 2": 10.0})
@@ -148,9 +153,10 @@ def test_a_hung_collector_is_replaced(run, col_communication):
 
 
 def test_the_deadline_grows_with_the_longest_rollout(run):
-    """A rollout takes 10 s, and the limit is ten times the longest rollout, about 100 s.
+    """Check that the deadline is ten times the duration of the longest rollout.
 
-    A delay of 50 s exceeds `worker_timeout_s`, but not this limit; a delay of 150 s exceeds both.
+    A rollout takes 10 s, so the deadline is about 100 s. A delay of 50 s exceeds `worker_timeout_s`, but not the
+    deadline. A delay of 150 s exceeds both.
     """
     costs = COSTS | {"step": 2.5}
     patient = run(num_col_workers=2, costs=costs, faults="delay col.2 50s @ step 6", worker_timeout_s=3.0, updates=4)

@@ -55,9 +55,9 @@ def test_a_codec_that_does_not_pay_is_timed_occasionally():
 
 
 def test_a_codec_that_costs_more_is_timed_more_rarely():
-    """The codec takes 100 ms per message, and the link takes 10 ms.
+    """Check that a slow codec is timed with only one in a thousand messages.
 
-    Timing the codec may use one percent of the time on the link, so only one in a thousand messages is encoded.
+    The codec takes 100 ms per message, and the link takes 10 ms. Timing may cost one percent of the time on the link.
     """
     *_, chosen = run(AdaptiveCodec(), 1e8, (1.0, 2e7, 2e7), messages=3000)
     timed = [number for number, encoded in enumerate(chosen) if encoded][2:]

@@ -157,7 +157,10 @@ def test_the_loss_of_a_worker_is_raised_if_requested(make):
 
 
 def test_send_seconds_exclude_the_workers_own_time(make):
-    """Each message takes 0.25 s. Answers below 10 do not report the worker's own time."""
+    """Check the send times if each message takes 0.25 s.
+
+    Answers below 10 do not report the worker's own time.
+    """
     side = make(seconds_of=lambda number: 1.0 if number >= 10 else None, costs={"message": 0.25})
     side.ask(0, 10, 1.0)
     side.poll_all()
@@ -205,7 +208,7 @@ def test_a_record_determines_the_order_of_answers_and_losses(make):
     assert [event for event in record.events if event[0] == "answer"] == [
         ("answer", index, number) for index, number in answers]
     again = make(journal=lambda runtime: Replaying("root", record, runtime.schedule))
-    assert train(again, (1.0, 3.0, 2.0)) == answers  # the workers are not as fast as before
+    assert train(again, (1.0, 3.0, 2.0)) == answers  # the workers' times differ from those of the recorded run
     assert again.lost == [2]
 
 

@@ -401,5 +401,5 @@ def test_times_of_the_update_worker(make):
     assert metrics["push_time_ms"] == 0  # pushing weights takes no virtual time
     central = make(1, updates_per_step=1, grad_communication=SYNC, together=False)
     central.scheme.step()
-    # The local worker waits for the gradient that it computes itself
+    # The time in which the local worker computes its gradient counts as waiting time
     assert central.scheme.metrics()["wait_time_ms"] >= 1000

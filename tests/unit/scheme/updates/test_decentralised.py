@@ -176,7 +176,7 @@ def test_a_rank_lost_while_collecting_costs_the_others_no_data(make, check_ledge
 
 
 def break_off_once(monkeypatch, worker_index, number):
-    """Make rank `worker_index` raise `RankLostError` after its mean `number`, as if its connections had broken.
+    """Make rank `worker_index` raise `RankLostError` after its `number`-th mean, as if its connections had broken.
 
     All ranks complete this mean.
     """
@@ -200,7 +200,10 @@ def break_off_once(monkeypatch, worker_index, number):
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monkeypatch, late):
-    """All ranks except one have made the sixth update; no worker is lost."""
+    """Check that all ranks become equal again after one rank has not applied the sixth update.
+
+    No worker is lost.
+    """
     break_off_once(monkeypatch, late, 6)
     scheme = make(num_grad_workers=3)
     train(scheme, 5)
@@ -219,7 +222,7 @@ def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monk
 
 
 def test_an_update_that_no_rank_applied_is_discarded(make, check_ledger, monkeypatch):
-    """The sixth update fails on all ranks, and is made again from other data."""
+    """Check that the sixth update, which fails on all ranks, is made again from other data."""
     right, failed = ProcessGroup.mean, set()
 
     def mean(self, *args, **kwargs):

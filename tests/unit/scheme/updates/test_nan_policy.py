@@ -51,7 +51,7 @@ class BadPPO(PPO):
     def loss(self, *args):
         loss, measured = super().loss(*args)
         kind = self.bad(self.number)
-        # Add a constant to the loss: the loss is then not finite, but the gradient is, as a constant does not affect it
+        # The added constant makes the loss non-finite, but does not affect the gradient.
         if kind in ("nan loss", "inf loss"):
             loss = loss + float(kind[:3])
             measured = torch.cat([loss.detach().unsqueeze(0), measured[1:]])
@@ -128,7 +128,8 @@ def last_bad(settings, bad):
 def test_a_non_finite_update_changes_nothing_and_is_counted(make_bad, check_ledger, settings, kind):
     """Check that an update that is not finite changes nothing.
 
-    RLlib 2.60 applies a NaN even if NaNs are to be skipped; if they are not, it also applies an infinite gradient.
+    RLlib 2.60 applies a NaN gradient even with `torch_skip_nan_gradients=True`. Without this option, it also applies
+    an infinite gradient.
     """
     # Gradient 3 is the second use of its eight samples, and gradient 6 is the first use of its samples.
     scheme = make_bad(*last_bad(settings, at(3, 6, kind=kind)), **settings)

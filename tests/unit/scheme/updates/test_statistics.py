@@ -201,7 +201,7 @@ def test_shards_of_several_gradient_workers_have_different_names(make_apex):
 @pytest.mark.parametrize(("costs", "waiting", "underway"), [
     ({"grad": 1.0}, 2, 1), ({"sample": 1.0}, 0, 3)], ids=["slow learner", "slow shard"])
 def test_queue_statistics_count_batches_with_shards(make_apex, costs, waiting, underway):
-    """When the learner takes a batch, three other batches are queued or in flight.
+    """Check that three other batches are queued or in flight when the learner takes a batch.
 
     If the learner is slow, only one of the three is in flight; if the shard is slow, all three are.
     """
@@ -219,9 +219,10 @@ def test_queue_statistics_count_batches_with_shards(make_apex, costs, waiting, u
 @pytest.mark.parametrize("settings", [
     {"col_communication": ASYNC}, {"col_communication": ASYNC, "num_grad_workers": 2}, {}])
 def test_requests_of_collection_workers_are_counted(make, settings):
-    """In asynchronous collection, each worker always has two requests in flight.
+    """Check the number of requests in flight when the gradient is ready.
 
-    In synchronous collection, no request is in flight when the gradient is ready.
+    In asynchronous collection, each worker always has two requests in flight. In synchronous collection, no request is
+    in flight at this time.
     """
     metrics = run(make(num_col_workers=3, costs={"step": 0.5}, **settings))
     assert metrics["requests_in_flight"] == (2 * 3 * settings.get("num_grad_workers", 1) if settings else 0)
@@ -229,7 +230,7 @@ def test_requests_of_collection_workers_are_counted(make, settings):
 
 
 def test_time_to_add_rollouts_includes_waiting_for_a_shard(make):
-    """A shard takes 1 s to add a rollout, and accepts only one rollout at a time."""
+    """Check `receive_time_ms` if a shard takes 1 s to add a rollout, and accepts only one rollout at a time."""
     costs = {"start": 0.0, "message": 0.0, "step": 0.0, "add": 1.0, "sample": 0.0, "priorities": 0.0, "grad": 0.5,
              "update": 0.0}
     scheme = make({"capacity": 400}, num_col_workers=2, col_communication=ASYNC, num_replay_workers=1, add_in_flight=1,
