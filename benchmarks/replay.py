@@ -112,7 +112,7 @@ def switch_records() -> None:
 
 
 def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]:
-    """Return the ratio of the seconds per update with and without recording; the two alternate within one run."""
+    """Return the seconds per update with recording, divided by those without; a single run alternates between both."""
     scheme = Scheme(*agent(), seed=1, record=path, **settings)
     for _ in range(50):
         scheme.step()

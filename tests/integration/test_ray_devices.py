@@ -1,4 +1,4 @@
-"""Tests that workers use only the devices that Ray assigns; the GPUs are simulated, so torch does not need any."""
+"""Tests that workers use only the devices that Ray assigns; the GPUs are simulated, so no real GPU is needed."""
 
 from __future__ import annotations
 

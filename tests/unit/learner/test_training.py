@@ -1,4 +1,4 @@
-"""Tests of `train`, `load`, and of how options reach the parts of an agent."""
+"""Tests of `train` and `load`, and of how options reach the parts of an agent."""
 
 from __future__ import annotations
 

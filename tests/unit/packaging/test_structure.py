@@ -87,7 +87,7 @@ def cycles_of(graph):
 
 
 def graph_of_folders(parent):
-    """Return a map from each folder directly below a package to the other such folders that it imports."""
+    """Return a map from each direct subfolder of a package to the other direct subfolders that it imports."""
     def folder_of(module):
         if not module.startswith(f"{parent}."):
             return None
