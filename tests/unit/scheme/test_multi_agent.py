@@ -136,7 +136,7 @@ SEED, NUM_ENVS = 1, 6
 
 
 class PreparedGame:
-    """A game that depends only on its number. Games 3 to 5 lack agent `b`. Observations contain the action to take."""
+    """A game that does not depend on the actions, only on its number. Games 3 to 5 have no agent `b`."""
 
     possible_agents = ("a", "b")
 
