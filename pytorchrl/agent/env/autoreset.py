@@ -53,7 +53,7 @@ class Autoreset(Protocol):
     """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret a step in which episodes ended (`done`, (E,) bool), or a step that `pending` announced."""
+        """Interpret a step; called if episodes ended (`done`, (E,) bool), or if `pending` was true before the step."""
 
     def reset(self) -> None:
         """Discard pending resets, because the caller has reset all environments."""

@@ -70,7 +70,7 @@ class Restarts:
         self._steps: deque[int] = deque()
 
     def spend(self, fault: Fault, cause: BaseException | None) -> None:
-        """Count one restart, which the caller will make next.
+        """Count a restart that the caller is about to make.
 
         Args:
             fault: The reason for the restart.

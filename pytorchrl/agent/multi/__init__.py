@@ -1,4 +1,4 @@
-"""Agents with several policies: each part of such an agent contains one part for each policy."""
+"""Agents with several policies; the actor, the algorithm and the storage contain one object for each policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actor of an agent with several policies. C = columns of a policy; see `agent.multi.data`."""
+"""Actor of an agent with several policies. C = number of columns of a policy; see `agent.multi.data`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MultiAgentActor(nn.Module):
         self.actors: dict[str, Actor] = {
             policy: factory(device=device, seed=derive_seed(seed, Stream.INIT, index))
             for index, (policy, factory) in enumerate(options.policies.items())}
-        # A list, because the name of a policy may contain a dot, and the name of a module must not.
+        # A list of modules, because names of policies may contain dots, which names of modules must not contain.
         self._modules_in_order = nn.ModuleList(self.actors.values())
         self.is_recurrent = any(actor.is_recurrent for actor in self.actors.values())
         if options.checkpoint is not None:
@@ -71,7 +71,7 @@ class MultiAgentActor(nn.Module):
                 for policy, actor in self.actors.items()}
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Add the moments of one rollout, as computed by `moments_of` of the algorithm."""
+        """Merge the moments of one rollout, from the algorithm's `moments_of`, into the running moments."""
         for policy, actor in self.actors.items():
             actor.merge_moments(own_names(found, policy))
 

@@ -1,6 +1,7 @@
 """Algorithm of an agent with several policies.
 
-E = environments, C = columns of a policy (see `agent.multi.data`), P = number of scalar parameters of a policy.
+E = number of environments, C = number of columns of a policy (see `agent.multi.data`), P = number of scalar parameters
+of a policy.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ TRAINABLE = "trainable"
 class MultiAgentAlgorithm(Algorithm):
     """One algorithm for each policy, updated together.
 
-    Each policy has one gradient, a vector that concatenates the gradients of all its groups. The gradient is None if
-    the batch has no samples of the policy, or if the policy is not trainable; in both cases, the parameters and
-    optimizer moments of the policy stay unchanged. Names of statistics end with the policy, as in `loss/hunter`; names
-    of parameters and states begin with the policy, as in `hunter/lr`.
+    Each policy has one gradient, a vector that concatenates the gradients of the policy's parameter groups. The
+    gradient is None if the batch has no samples of the policy, or if the policy is not trainable; in both cases, the
+    parameters and optimizer moments of the policy stay unchanged. Names of statistics end with the policy, as in
+    `loss/hunter`; names of parameters and states begin with the policy, as in `hunter/lr`.
 
     Attributes:
         algorithms: Policy -> algorithm.
@@ -57,7 +58,7 @@ class MultiAgentAlgorithm(Algorithm):
         trainable: tuple[str, ...] = option(help="Policies that learn; the others only act.")
 
         def __post_init__(self) -> None:
-            """Refuse algorithms that cannot be updated together."""
+            """Raise `ConfigError` if the algorithms cannot be updated together."""
             super().__post_init__()
             problems = [
                 problem for policy, factory in self.policies.items() for problem in _problems_of(policy, factory)]
@@ -83,7 +84,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """Advantage normalization: the first of "batch", "minibatch" and "none" that any policy uses."""
+            """Advantage normalization of the policies: "batch" overrides "minibatch", which overrides "none"."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
@@ -94,7 +95,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """Kind of data that the policies learn from; if their kinds differ, the kind that must be freshest."""
+            """Kind of data to learn from; if the policies differ, the kind that requires the freshest data."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor
@@ -214,8 +215,8 @@ class MultiAgentAlgorithm(Algorithm):
         """Make one optimizer step for each policy that has a gradient.
 
         Args:
-            gradients: The gradient of each policy, (P,) or None; by default, the gradients of the last
-                `compute_gradients`.
+            gradients: The gradient of each policy, (P,) or None; by default, the gradients that the latest
+                `compute_gradients` returned.
 
         Raises:
             CallOrderError: `gradients` is None, and `compute_gradients` was not called before.

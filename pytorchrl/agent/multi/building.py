@@ -43,7 +43,7 @@ class ParallelEnv(Protocol):
 
 
 PolicyOf = Callable[[str], str] | Mapping[str, str] | str | None
-"""Function or mapping from agent to policy, or one of the rules "shared" (also None) and "independent"."""
+"""Function or mapping from agent to policy, or "independent", "shared" or None; None means "shared"."""
 
 
 def build_parallel_env(

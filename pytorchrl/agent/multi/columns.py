@@ -59,7 +59,7 @@ class PolicyColumns:
         return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
 
     def allow_all(self, env: int) -> None:
-        """Set all masks of environment `env` to allow all actions; `write` then replaces those of agents present."""
+        """Set all masks of environment `env` to allow all actions; `write` then sets the masks of present agents."""
         if self.mask is not None:
             first = env * len(self.places)
             self.mask[first:first + len(self.places)] = True

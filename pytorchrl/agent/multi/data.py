@@ -1,8 +1,8 @@
 """Data that the parts of an agent with several policies exchange: mappings from policy to the data of one policy.
 
 Each agent (in the sense of PettingZoo) is a column of its policy. A policy with k agents in each of E environments has
-C = E * k columns; agent j of environment e is column e * k + j. If an agent is absent from a step, because it has ended
-or has not appeared yet, its row is invalid.
+C = E * k columns; agent j of environment e is column e * k + j. If an agent does not act in a step, because its episode
+has ended or has not begun, its row is invalid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEPARATOR = "/"
 
 
 def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
-    """Return the entries of a mapping whose names are `policy/name`, as name -> value."""
+    """Return name -> value for the entries of `values` whose keys are `policy/name`."""
     start = policy + SEPARATOR
     return {name[len(start):]: value for name, value in values.items() if name.startswith(start)}
 
@@ -39,7 +39,7 @@ class MultiStep:
     """Result of one step of E environments."""
 
     parts: dict[str, Step]
-    """Policy -> step of the policy's columns, without episodes."""
+    """Policy -> step of the policy's columns; `episodes` of these steps is empty."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
 
@@ -95,7 +95,7 @@ class MultiRollout:
         return self.num_steps * self.num_envs
 
     def num_valid(self) -> int:
-        """Return the number of env steps: T · E, because the step that ends an episode also resets the environment."""
+        """Return T · E; all env steps are valid, because the step that ends an episode also resets the environment."""
         return self.size
 
     def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` also takes packed arrays
@@ -114,16 +114,16 @@ class MultiBatch:
     parts: dict[str, Batch | ReplayBatch]
     """Policy -> batch of the policy; a policy without a batch gets no gradient."""
     policies: tuple[str, ...]
-    """All policies, in order."""
+    """All policies, in the order on which `ids` depend."""
     num_samples: int = 0
-    """The batch's share of the rollouts' env steps, in proportion to its agents' steps; all shares of a pass add up to
-    the rollouts' env steps. With replay: the number of transitions of the policy that has the most."""
+    """Number of env steps attributed to the batch. The env steps of the rollouts are divided among the batches of a
+    pass in proportion to the agents' steps in each batch. With replay: the most transitions of any policy."""
     num_new_samples: int = 0
     """Number of env steps that no earlier batch used."""
     last: bool = False
     """Whether this is the last batch from its rollouts."""
     ids: Tensor | None = None
-    """With replay, (sum of B,) int64, the concatenated ids of all policies; see `MultiAgentReplay`."""
+    """With replay, the concatenated ids of all policies' transitions, int64; see `MultiAgentReplay`."""
 
     @property
     def samples(self) -> dict[str, int]:

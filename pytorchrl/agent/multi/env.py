@@ -43,8 +43,8 @@ class MultiAgentVecEnv(VecEnv):
     """E environments with several agents, stepped one after the other in this process.
 
     Each policy controls one or more agents. Agents may appear late and end early; a step is valid for the agents that
-    act in it. The last observation of an agent that ends is stored even if other agents continue. A new episode starts
-    in the step after which no agent remains.
+    act in it. The last observation of an agent that ends is stored even if other agents continue. The step in which the
+    last agents end also starts a new episode.
 
     Args:
         options: Checked options; see `MultiAgentVecEnv.Options`.
@@ -84,7 +84,7 @@ class MultiAgentVecEnv(VecEnv):
             default_factory=dict, help="Policy -> agents of the policy, which create_factory derives from policy_of.")
 
         def __post_init__(self) -> None:
-            """Check the values that depend on several fields or on their contents."""
+            """Check each field and the combinations of fields."""
             super().__post_init__()
             if not (isinstance(self.env_fn, str) or callable(self.env_fn)):
                 raise ConfigError(f"env_fn must be a function or the module of an environment, got {self.env_fn!r}; "
@@ -161,7 +161,7 @@ class MultiAgentVecEnv(VecEnv):
             policy: columns.action_space for policy, columns in self._columns.items()}
         self._transform = reward_function(options.reward_transform if is_training else None)
         self._max_steps = options.max_episode_steps
-        # The return of an episode is the sum over all agents; the monitor file has one more column for each policy.
+        # An episode's return is the sum of all agents' returns; the monitor file has an extra column for each policy.
         self._statistics = EpisodeStatistics(self.num_envs, open_monitor(
             options.log_dir, mode, index_grad_worker, index_col_worker,
             tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
@@ -192,7 +192,7 @@ class MultiAgentVecEnv(VecEnv):
         """Take one step in every environment.
 
         Args:
-            action: Policy -> (C, ...), int64 counting from 0, or float32; the actions of absent agents are ignored.
+            action: Policy -> (C, ...), int64 that counts from 0, or float32; the actions of absent agents are ignored.
         """
         results = {policy: ColumnsStep(columns) for policy, columns in self._columns.items()}
         team = np.zeros(self.num_envs)
@@ -253,7 +253,7 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of `agents`, all agents that are present; `acting` names those that acted."""
+        """Store the observations of `agents`, the agents that are present; `acting` contains the agents that acted."""
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "
                            f"{sorted(self._policy_of)}")
@@ -287,7 +287,7 @@ class MultiAgentVecEnv(VecEnv):
         self._observe(index, obs, infos, agents, set(), results)
 
     def _policy_returns(self, index: int) -> dict[str, float]:
-        """Return policy -> mean return in the episode, over the agents of the policy that acted in the episode."""
+        """Return policy -> mean of the returns of the policy's agents that acted in the episode."""
         own: dict[str, list[float]] = {}
         for agent, value in self._agent_returns[index].items():
             own.setdefault(self._policy_of[agent], []).append(value)
@@ -307,7 +307,7 @@ class MultiAgentVecEnv(VecEnv):
         return columns.as_env_action(value)
 
     def _check_observation(self, index: int, agent: str, observation: Observation) -> None:
-        """Raise `EnvError` if the first observation of an agent does not fit its space."""
+        """Raise `EnvError` if the first observation of an agent does not fit the agent's space."""
         if agent in self._checked:
             return
         self._checked.add(agent)

@@ -1,6 +1,6 @@
 """Replay of an agent with several policies.
 
-T = steps of a rollout, C = columns of a policy (see `agent.multi.data`), N = ids.
+T = number of steps of a rollout, C = number of columns of a policy (see `agent.multi.data`), N = number of ids.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class MultiAgentReplay(MultiAgentStorage):
         self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Update the priorities in each storage that has priorities, unless an error of its policy is not finite.
+        """Update the priorities of each policy whose storage has priorities and whose errors are all finite.
 
         Args:
             ids: (N,) int64, ids from batches.
@@ -152,7 +152,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of env steps `inserted`, `evicted` and `resident`, and of transitions `sampled`.
+        """Numbers of env steps (`inserted`, `evicted` and `resident`) and number of transitions (`sampled`).
 
         An entry `<name>/<policy>` is a counter of the policy's storage.
         """
@@ -162,7 +162,7 @@ class MultiAgentReplay(MultiAgentStorage):
                    for name, value in storage.counters.items()}}
 
     def state_dict(self) -> StateDict:
-        """Return the state of all storages, and the records of the kept rollouts; see `Storage`."""
+        """Return the state of all storages, and the records of the rollouts in the replay; see `Storage`."""
         kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
@@ -176,7 +176,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """Replay of one policy with `counters` in env steps, by which the algorithm decides when to update."""
+    """Replay of one policy with `counters` in env steps, which the algorithm uses to decide when to update."""
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters

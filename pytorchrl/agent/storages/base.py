@@ -37,8 +37,8 @@ class Storage(Part, Updatable, ABC):
     """Storage to which acting adds transitions and from which learning draws batches.
 
     A collector writes one row for each step and takes rollouts out of its storage. A learner inserts rollouts into its
-    storage and draws batches. If collector and learner take turns, one object serves both. Memory is allocated only
-    when the first transition arrives.
+    storage and draws batches. If a worker alternates between collecting and learning, one storage serves both purposes.
+    Memory is allocated only when the first transition arrives.
 
     A subclass defines `provides`, a class `Options` with the option `size`, and these methods for the learner:
     `insert_data_slice`, `generate_batches`, `reset` and `counters`. A subclass whose options may change
@@ -55,7 +55,7 @@ class Storage(Part, Updatable, ABC):
 
     home: ClassVar[str] = "rollouts"
     provides: DataKind
-    """Kind of data in the batches, from which the algorithm must be able to learn; each class declares or inherits it.
+    """Kind of data in the batches, declared or inherited by each class; the algorithm must be able to learn from it.
 
     If `provides.is_kept`, `counters` also contains `evicted`.
     """
@@ -145,7 +145,7 @@ class Storage(Part, Updatable, ABC):
 
         Args:
             copy: Whether to return copies. If not, the tensors are views, which are valid until the next
-                `insert_transition`; a learner that takes turns with this collector can use them.
+                `insert_transition`; a learner that alternates with this collector can use views.
         """
         return self._rollout_rows.take(copy)
 
@@ -202,7 +202,7 @@ class Storage(Part, Updatable, ABC):
         """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
     def state_dict(self) -> StateDict:
-        """Return all that an exact continuation needs: the generator's state and, in a replay buffer, the contents."""
+        """Return the state for an exact continuation: the generator's and, in a replay buffer, the contents."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -70,7 +70,7 @@ def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fil
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values (E, T, ...), one environment after another, starting at place `start`; wrap at the ring's end."""
+    """Write values (E, T, ...) to `column`, one environment after another, from place `start`; wrap at the end."""
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -117,7 +117,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return, for each of `rows`, whether it needs data of any of the `count` evicted rows from `start` on."""
+        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release
@@ -178,7 +178,7 @@ class PlainColumn(ObservationColumn):
 
 
 class StackedColumn(ObservationColumn):
-    """Column of stacks of the last K frames, in which each frame is stored only once.
+    """Column of stacks of the newest K frames, in which each frame is stored only once.
 
     A row stores the newest frame of its stack and the numbers of all K frames. Numbers below C denote frames of rows, C
     denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row does not contain,
@@ -339,7 +339,7 @@ class StackedColumn(ObservationColumn):
 
 
 def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return whether the stacks `after`, (N, K, pixels), are the stacks `before` shifted by one frame, (N,) bool."""
+    """Return whether each stack `after`, (N, K, pixels), is the stack `before` shifted by one frame, (N,) bool."""
     size = before.shape[2]
     older, newer = before.reshape(len(before), -1)[:, size:], after.reshape(len(after), -1)[:, :-size]
     if size * before.itemsize % 8 == 0:  # comparing eight bytes at once is five times as fast

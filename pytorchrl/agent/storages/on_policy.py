@@ -48,7 +48,7 @@ class RolloutLearner(Protocol):
 
 
 class VanillaOnPolicyBuffer(Storage):
-    """Storage of rollouts with Monte Carlo returns up to the bootstrap: GAE with lambda = 1."""
+    """Storage of rollouts with bootstrapped Monte Carlo returns, which equal those of GAE with lambda = 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -126,7 +126,7 @@ class VanillaOnPolicyBuffer(Storage):
         return len(values), float(mean), float((values - mean).square().sum())
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A with (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
+        """Replace each advantage A with (A - mean) / (std + 1e-8); `mean_and_std` computes both over all workers."""
         self._normalized = True
         if self._samples is not None:
             self._samples.advantage = (self._samples.advantage - mean) / (std + 1e-8)

@@ -111,7 +111,7 @@ class PERBuffer(ReplayBuffer):
             self.update_priorities(_array(batch.ids), errors)
 
     def add_errors(self, rollout: RolloutData) -> None:
-        """Compute the absolute TD errors of a rollout with this algorithm's weights, for the initial priorities.
+        """Compute the absolute TD errors of a rollout with the current weights, for the initial priorities.
 
         N-step returns end at the end of the rollout, as they do in the buffer until the next rollout arrives.
 

@@ -94,8 +94,8 @@ class ReplayBuffer(Storage):
         Args:
             rollouts: Rollouts of any lengths.
             sources: The collector of each rollout, such as (worker, incarnation). Rollouts of one source are
-                consecutive in time, and n-step windows continue from one rollout to the next. If None, the position in
-                the list is the source.
+                consecutive in time, and n-step windows continue from one rollout to the next. If None, a rollout's
+                position in the list is its source.
 
         Raises:
             ConfigError: A rollout is larger than `size`.
@@ -219,7 +219,7 @@ class ReplayBuffer(Storage):
         return self.ring.num_bytes
 
     def state_dict(self) -> StateDict:
-        """Return a state from which `load_state_dict` continues exactly; it includes the stored transitions."""
+        """Return the state that an exact continuation needs, including the stored transitions."""
         return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self.schedules_state(),
                 "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
                 "num_learned_from": self.num_learned_from}
@@ -236,7 +236,7 @@ class ReplayBuffer(Storage):
         self.load_schedules(state["schedules"])
         super().load_state_dict(state)
 
-    # Prioritized replay and replay of sequences override the following methods.
+    # Prioritized replay and replay of sequences override some of the following methods.
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         """Append a rollout of at least one step."""

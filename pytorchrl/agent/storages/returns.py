@@ -32,9 +32,9 @@ def gae(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return generalized advantage estimates (Schulman et al. 2016, eq. 16), computed in float64.
 
-    A transition bootstraps from its true next observation: its entry in `final_obs` if it has one, otherwise row t + 1
-    (with NEXT_STEP, row t + 1 is the last observation of the episode). A termination removes the bootstrap, a time
-    limit keeps it, and both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
+    A transition bootstraps from its true next observation: the transition's entry in `final_obs` if there is one,
+    otherwise row t + 1 (with NEXT_STEP, row t + 1 is the last observation of the episode). A termination removes the
+    bootstrap, a time limit keeps it, and both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
 
     Args:
         rollout: T transitions of E environments.
@@ -62,7 +62,8 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     With rho = min(rho_bar, pi / mu) and c = vtrace_lambda * min(c_bar, pi / mu), where mu is the policy that acted:
     v_t = V_t + rho_t (r_t + gamma V'_t - V_t) + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
     rho_t (r_t + gamma v_{t+1} - V_t). Ends of episodes are treated as in `gae`: V' is the value of the true next
-    observation, or 0 after a termination; no correction crosses the end of an episode, where V' also replaces v_{t+1}.
+    observation, or 0 after a termination. At the end of an episode, no later correction is added, and V' replaces
+    v_{t+1}.
 
     Args:
         rollout: T transitions of E environments, with the log-probabilities of mu as `other["logp"]` (T, E).
@@ -84,7 +85,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     # Clip first, because exp could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
-    # The advantage without its weight rho: r + gamma V' - V, plus gamma times the next target minus V'.
+    # The advantage without its weight rho: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
     return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)

@@ -27,7 +27,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.untyped import StateDict
 
 MASK = "mask"
-"""Name of the column of allowed actions; columns of observations are called `obs/<leaf>`."""
+"""Name of the column of action masks; columns of observations are called `obs/<leaf>`."""
 
 
 class Inserted(NamedTuple):
@@ -135,7 +135,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # false if the last row ended its episode; no row then links to the head
+        shown = link[-1] == heads  # false if the last row ended its episode; the head is then not needed
         self._release(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count
@@ -208,9 +208,9 @@ class Ring:
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
         """Return the n-step transitions that begin at `rows`, (B,) places.
 
-        Each has m steps, where m is the smallest of n, the number of steps to the end of the episode, and the number of
-        steps to the newest row. Its return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}; its discount is
-        gamma^m (1 - terminated_{t+m-1}).
+        Each transition has m steps, where m is the smallest of n, the number of steps to the end of the episode, and
+        the number of steps to the newest row. Its return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}; its
+        discount is gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
         last, ret = rows.copy(), column["reward"][rows].astype(np.float64)
@@ -314,7 +314,7 @@ class Ring:
             raise ValueError(f"a rollout must have the columns of the first rollout, {expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark all rows that need data of evicted rows as broken; return the places of newly broken rows.
+        """Mark as broken all rows that need data of evicted rows; return the places of newly broken rows.
 
         Args:
             rows: (N,) places of the rows to which evicted rows link.
@@ -334,9 +334,10 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the source's last row to row 0 of the new rollout in each environment where the observations are equal.
+        """Link the source's last row to row 0 of the new rollout, in each environment that continues.
 
-        `rows`, (E,), is the place of row 0 in each environment.
+        An environment continues if its first observation in `leaves` equals its last observation in the source's
+        previous rollout. `rows`, (E,), contains the place of row 0 in each environment.
 
         Returns:
             (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.

@@ -36,13 +36,13 @@ class _Kept(NamedTuple):
 
 
 class RolloutSequenceBuffer(ReplayBuffer):
-    """Replay of the newest whole rollouts, drawn uniformly with replacement as sequences with stored memory states.
+    """Replay of the newest whole rollouts, which are drawn uniformly with replacement, for actors with memory.
 
     In a drawn rollout, the T steps of each environment form one sequence of a `SequenceBatch`. The sequence begins with
     the stored memory state, and the memory is reset at the start of each episode. The true last observation of an
-    episode has a separate row, which the loss does not cover. Targets end with the rollout: a step shortly before the
-    end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in: the
-    loss covers all steps.
+    episode has a separate row, which the loss does not cover. Targets end with the rollout: the target of a step near
+    the end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in:
+    the loss covers all steps.
 
     A rollout is evicted as a whole when a newer rollout needs the place of any of its rows. Rollouts without a
     transition are not stored.

@@ -1,6 +1,6 @@
 """The learner's half of an on-policy storage: samples, laid out so that a batch needs only one selection per tensor.
 
-T = steps, E = environments, N = samples, L = steps of a sequence, C = sequences.
+T = steps, E = environments, N = samples, L = steps of a sequence, C = number of sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Samples:
     ret: Tensor
     advantage: Tensor
     index: Tensor
-    """(M,) int64, the rows or sequences that batches draw from."""
+    """(M,) int64, indices of the rows or sequences that can be drawn."""
     num_valid: int
     """Number of valid samples."""
     sequences: bool

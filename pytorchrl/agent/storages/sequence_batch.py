@@ -47,7 +47,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
-        as_tensor: Function that moves an array to the device of the batch.
+        as_tensor: Function that converts an array to a tensor on the device of the batch.
     """
     rows, trained = np.maximum(walk.places, 0), walk.trained
     ret, discount, num_steps = _targets(ring, walk, rows, gamma)

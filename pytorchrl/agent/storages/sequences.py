@@ -158,7 +158,7 @@ class SequenceBuffer(PERBuffer):
             help="Weight of the largest error in the priority of a sequence; the mean error has the remaining weight.")
 
         def __post_init__(self) -> None:
-            """Refuse gaps between sequences."""
+            """Raise `ConfigError` if `period` would leave gaps between sequences."""
             super().__post_init__()
             if self.period > self.length:
                 raise ConfigError(f"period must not exceed length, got {self.period} > {self.length}: steps between "
@@ -184,7 +184,7 @@ class SequenceBuffer(PERBuffer):
 
     @classmethod
     def check_size(cls, options: Options, num_envs: int, num_sources: int, share: int | None = None) -> None:
-        """Refuse a size at which the first step of every window is evicted before the window is complete.
+        """Raise `ConfigError` if the first step of every window would be evicted before the window is complete.
 
         Args:
             options: Options of this storage.
@@ -319,9 +319,9 @@ class SequenceBuffer(PERBuffer):
         return batch
 
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
-        """Return the rows of windows, given the places of their first trained rows, which become row `burn_in`.
+        """Return the rows of windows; `starts`, the places of the first trained rows, become row `burn_in`.
 
-        Only a burn-in at the start of an episode is shorter; the padding before it does not affect the memory.
+        A burn-in is shorter only at the start of an episode; the padding before it does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
@@ -349,7 +349,7 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times their mean.
+        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times the mean.
 
         Args:
             batch: The drawn batch.

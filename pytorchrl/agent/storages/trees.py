@@ -1,4 +1,4 @@
-"""Segment trees for sums and minima over ranges of values that change."""
+"""Segment trees, which compute sums and minima over ranges of an array whose values change."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class VTraceLearner(RolloutLearner, Protocol):
 class VTraceBuffer(VanillaOnPolicyBuffer):
     """Storage of rollouts with V-trace targets and advantages, which correct for the policy updates since collection.
 
-    Rollouts arrive with log-probabilities only. The learner computes values and the current policy's log-probabilities
-    with its own weights, once for all minibatches of a train batch.
+    Rollouts arrive with log-probabilities, but without values. The learner computes values and the current policy's
+    log-probabilities with its own weights, once for all minibatches of a train batch.
     """
 
     @dataclass(frozen=True, kw_only=True)
