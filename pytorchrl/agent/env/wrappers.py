@@ -13,7 +13,7 @@ from pytorchrl.errors import ConfigError
 
 
 class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
-    """Wrapper for environments with a Box space that concatenates the newest observations along the channel axis.
+    """Wrapper that concatenates the newest observations along the channel axis; the space must be a Box.
 
     The channel axis is the last axis of (H, W, C) images, and the first axis of other observations. At the start of an
     episode, the stack contains copies of the first observation.

@@ -216,7 +216,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         Args:
             gradients: The gradient of each policy, (P,) or None; by default, the gradients that the latest
-                `compute_gradients` returned.
+                call of `compute_gradients` returned.
 
         Raises:
             CallOrderError: `gradients` is None, and `compute_gradients` was not called before.
