@@ -1,7 +1,7 @@
-"""Rules that concern several levels of settings. A scheme checks them before anything starts.
+"""Rules that concern several levels of settings. A scheme checks them before it starts any worker.
 
-Each rule is a row of a table, with the condition under which settings break the rule and the text of the error or
-warning. Rules within one level are in the `Options` classes of the level.
+Each rule is a row of `RULES` or `WARNINGS`, with the condition under which settings break the rule and the text of the
+error or warning. Rules within one level are in the `Options` classes of the level.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _is_repeated(settings: Settings) -> bool:
     return settings.recording.record is not None or settings.recording.replay is not None
 
 
-# The settings with which workers of a level are remote, for error messages.
+# Settings that make the workers of a level remote, for error messages.
 _REMOTE_COLLECTION = "num_col_workers >= 2 or col_execution='Parallel'"
 _REMOTE_GRADIENTS = "num_grad_workers >= 2 or grad_execution='Parallel'"
 

@@ -46,19 +46,18 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
 
 _CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-# A resumed run may change these settings, in addition to the settings in which a replayed run may differ from its
-# record.
+# A resumed run may change these settings, and all settings that a replayed run may change.
 _FREE_TO_RESUME = {"faults", "on_worker_failure"}
 
 
 @brief_errors_of("__init__", "from_factory", "start", "resume")
 class Scheme(Architectures):
-    """An agent and the tree of workers that trains it. The constructor checks everything; `start` starts the workers.
+    """An agent and the tree of workers that trains it. The constructor checks all settings; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
-    (`from_factory`). A kind is a class with the options of one variant of a level. All forms build the same tree.
-    An option has the same name in every form; its default, range and help text are in the `Options` class of its
-    owner, and on the page "Options".
+    (`from_factory`). A kind is a class with the options of one variant of a level. All forms build the same tree. An
+    option has the same name in every form; its default, range and help text are in the `Options` class that declares
+    it, and on the documentation page "Options".
 
     Args:
         algo_factory: Factory of the algorithm, e.g. `PPO.create_factory(...)`.
@@ -74,7 +73,7 @@ class Scheme(Architectures):
         **settings: Flat keywords.
 
     Attributes:
-        agent: The factories; options of the storage that were given to the scheme are set in the storage's factory.
+        agent: The factories; the storage's factory includes the storage options that were given to the scheme.
         seed: The seed of the run.
         settings: Every setting by its flat name, as JSON-serializable values.
         nested: The settings by level.
@@ -108,7 +107,8 @@ class Scheme(Architectures):
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])
         for text in [*texts, *more]:
-            # The warning names the line of the caller, above this constructor and its two decorators.
+            # The warning names the caller's line, because the stack level skips this constructor and its two
+            # decorators.
             warnings.warn(printable(text), stacklevel=4)
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
@@ -120,7 +120,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return the flat keywords as name -> (owner, name); error messages suggest similar names from them."""
+        """Return the flat keywords, as name -> (owner, name), from which error messages suggest similar names."""
         return known_keywords()
 
     @classmethod
@@ -178,7 +178,7 @@ class Scheme(Architectures):
 
         Args:
             target_steps: Number of env steps at which schedules end.
-            announce: Called with messages about the progress of the start.
+            announce: Function that is called with messages about progress.
 
         Raises:
             StartError: Resources are missing, Ray cannot be reached, or a worker did not start.
@@ -242,7 +242,7 @@ class Scheme(Architectures):
         return self._worker or self.start()
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a thread makes the updates, wait until it has made that many more.
+        """Make `updates_per_step` updates, or wait until the thread that makes updates has made that many more.
 
         An update whose loss or gradient is not finite is skipped: the parameters do not change, and `metrics()` counts
         the update as `updates_skipped_nan`.
@@ -266,8 +266,8 @@ class Scheme(Architectures):
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
         """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
 
-        No new work is requested. Rollouts that are being collected are finished; with replay, they are added to the
-        replay, whose contents are kept. Gradients and data that no update has used are dropped and counted in
+        No new work is requested. Rollouts that are being collected are finished; with replay shards, they are added to
+        the shards, which keep their contents. Gradients and data that no update has used are dropped and counted in
         `dropped["shutdown"]`. An update in progress is finished; no further update is made.
 
         Args:
@@ -304,7 +304,7 @@ class Scheme(Architectures):
 
         Returns:
             Plain values and tensors: parameters, optimizers, target networks, normalizers, schedules, replay, the
-            ledger, and the remainders of lossy encodings of gradients. Later steps may modify some of the tensors:
+            ledger, and the remainders of lossy encodings of gradients. Later steps may modify some of the tensors, so
             save the checkpoint before the next step.
 
         Raises:
@@ -324,8 +324,8 @@ class Scheme(Architectures):
     def resume(self, checkpoint: StateDict) -> None:
         """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
 
-        If no seed was given to this scheme, it takes over the seed of the checkpoint. Placement, resources, faults and
-        evaluation may differ.
+        If no seed was given to this scheme, it uses the seed of the checkpoint. Placement, resources, faults and
+        evaluation may differ from those of the saved run.
 
         Raises:
             CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
@@ -353,7 +353,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint would discard no partly used train batch; always True if collection is asynchronous."""
+        """Whether a checkpoint now would not discard a partly used train batch; True with asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:

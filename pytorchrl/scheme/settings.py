@@ -1,8 +1,8 @@
 """All settings of a scheme in two forms: nested by level, and flat, as in `Scheme`, run.json and the command line.
 
-An option has the same name in both forms, and is declared once, in the `Options` class of its owner. A kind is a class
-with the options of one variant of a level, such as asynchronous collection. Some flat keywords, such as
-`col_communication`, choose the kind for a level.
+An option has the same name in both forms, and is declared once, in an `Options` class. A kind is a class with the
+options of one variant of a level, such as asynchronous collection. Some flat keywords, such as `col_communication`,
+choose the kind for a level.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords as name -> (owner, name); error messages suggest similar names from them."""
+    """Return all flat keywords, as name -> (owner, name), from which error messages suggest similar names."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -180,8 +180,8 @@ class Settings:
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
-            The settings, or None if a value is not allowed; and all problems: values that are not allowed, options
-            that have no effect in the chosen kinds, and contradictions within a level.
+            A pair of the settings (None if a value is not allowed) and a list of all problems. A problem is a value
+            that is not allowed, an option that has no effect in the chosen kinds, or a contradiction within a level.
 
         Raises:
             ConfigError: A name is unknown.

@@ -86,7 +86,7 @@ class Stopwatch:
         return found
 
     def part(self, part: str) -> _Block:
-        """Return a context manager that times the block of a `with` statement."""
+        """Return a context manager that times the block of a `with` statement as this part."""
         return _Block(self, part)
 
 

@@ -68,8 +68,7 @@ def check_count(name: str, value: object, low: int = 1) -> int:
 
 
 _LARGEST_BLOCK = 2**25 - 2**13
-"""Size in bytes of a block that is just small enough to raise glibc's thresholds: 32 MB, minus the block's header and a
-page."""
+"""Size in bytes of the largest block that raises glibc's thresholds: 32 MB minus the block's header and a page."""
 
 
 @functools.cache  # runs once per process

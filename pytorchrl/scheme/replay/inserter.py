@@ -40,14 +40,14 @@ class Inserter:
         self._ledger, self._add_in_flight = ledger, add_in_flight
         self._adds: Requests[ShardState] = Requests(
             runtime, supervisor, Journal(), lambda state: 0.0, lambda state: (), self._reset, lambda index: None)
-        # Between calls, each deque contains the rollouts of its shard's requests in `_adds`, in the same order.
+        # For each shard, the rollouts of its pending requests in `_adds`, in the same order.
         self._in_flight: list[deque[Rollout]] = [deque() for _ in handles]
         self._evicted, self._resident = [0] * len(handles), [0] * len(handles)
         self._router = Router(routing, len(handles), seed, lambda index: (
             states.current[index].resident, len(self._in_flight[index])))
 
     def add(self, rollout: Rollout, version: int) -> bool:
-        """Send a rollout to a shard; return False if the rollout must wait for a shard.
+        """Send a rollout to a shard; return False if no shard can accept it now.
 
         Args:
             rollout: The rollout, which the ledger counts as in flight.
@@ -93,7 +93,7 @@ class Inserter:
         self._states.changed.set()
 
     def _reset(self, index: int) -> None:
-        """Count all env steps that a lost shard contained, or that were in flight to it, as dropped."""
+        """Count as dropped all env steps that a lost shard contained or that were in flight to it."""
         in_flight = sum(rollout.num_env_steps for rollout in self._in_flight[index])
         self._ledger.drop(in_flight, "in_flight", DropReason.WORKER_LOST)
         self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)

@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
 from pytorchrl.worker_names import replay_worker
 
-# The mean duration of each kind of call is computed from this number of its last calls.
+# Number of latest calls of each kind from which their mean duration is computed.
 _TIME_WINDOW = 100
 
 
@@ -36,11 +36,11 @@ class Sample(NamedTuple):
     """A shard's response to a batch request."""
 
     batch: BatchOfKind
-    """A batch of the shard's storage, or None if the shard is empty."""
+    """A batch from the shard's storage, or None if the shard is empty."""
     state: ShardState
     versions: np.ndarray
-    """(K, 2) int64, two versions for each transition, sequence or rollout in the batch: the version of the weights with
-    which it was collected, and the learner's version when it was sent to the shard. The versions of a sequence are
+    """(K, 2) int64. For each transition, sequence or rollout in the batch: the version of the weights with which this
+    item was collected, and the learner's version when this item was sent to the shard. Both versions of a sequence are
     those of its first step after the burn-in."""
 
 
@@ -56,7 +56,7 @@ class RWorker(Worker):
         num_shards: Number of shards, each with an equal share of the storage's size. A single shard runs in the
             learner's process; several shards are remote.
         seed: Seed of the experiment.
-        incarnation: Number of earlier shards with the same index, all of them lost.
+        incarnation: Number of earlier shards that had the same index and were lost.
         num_threads: Number of PyTorch threads of the shard's process; None leaves the number unchanged.
         runtime: The runtime in which the shard runs; None: threads.
     """
@@ -76,7 +76,7 @@ class RWorker(Worker):
         self._times: dict[str, deque[float]] = {}
         self._is_remote = num_shards > 1
         self._storage: UserPart = None  # `ReplayBuffer`, `RolloutReplay`, `MultiAgentReplay`, or a user's own storage
-        self._num_envs = 0  # environments of each collection worker; set when the first rollout arrives
+        self._num_envs = 0  # number of environments of a collection worker; set when the first rollout arrives
         self._answers = 0
         self._traffic = Traffic()
         self._versions = Versions()
@@ -105,9 +105,9 @@ class RWorker(Worker):
         """Sample a batch.
 
         Args:
-            size: Number of transitions or sequences; for whole rollouts, the total of `RolloutData.size` that they must
-                reach.
-            smallest: The smallest sampling weight of any item in any shard.
+            size: Number of transitions or sequences; for whole rollouts, the smallest total of their
+                `RolloutData.size`.
+            smallest: The smallest sampling weight over all items of all shards.
             parameters: Current values of the storage's parameters, by name.
         """
         with self._timed("sample"):
@@ -132,7 +132,7 @@ class RWorker(Worker):
         the largest weight in this shard.
         """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.min_priority  # this priority may be lower than when the shard last reported its state
+            own = self._storage.min_priority  # may be less than `smallest`, which is computed from earlier reports
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
@@ -195,12 +195,12 @@ def describe(storage: UserPart) -> MetricsDict:
     """Return the statistics of a replay storage; with several policies, also those of each policy (`<name>/<policy>`).
 
     Args:
-        storage: A `ReplayBuffer`, a `RolloutReplay`, or a `MultiAgentReplay`, whose `storages` belong to its policies.
+        storage: A `ReplayBuffer`, a `RolloutReplay`, or a `MultiAgentReplay`, which has one storage for each policy.
 
     Returns:
         `added` and `sampled`: number of transitions added and sampled since the storage was created; `items`: number of
         items that can be sampled; `bytes`: memory of the storage; `mass`: the sampling weight of the shard;
-        `min_priority`: the smallest priority (None without items); `stale_priorities`: number of errors that arrived
+        `min_priority`: the smallest priority (None without items); `stale_priorities`: number of TD errors that arrived
         for evicted items; `evicted_unused`: number of items that were evicted without having been sampled.
     """
     counters, smallest = storage.counters, getattr(storage, "min_priority", 1.0)
@@ -211,7 +211,7 @@ def describe(storage: UserPart) -> MetricsDict:
              "stale_priorities": counters.get("stale_priorities", 0),
              "evicted_unused": counters.get("evicted_unused", 0)}
     policies = {policy: describe(own) for policy, own in getattr(storage, "storages", {}).items()}
-    if policies:  # these statistics are kept only by the storages of the policies
+    if policies:  # only the storages of the policies have the following statistics
         found["min_priority"] = min(
             (own["min_priority"] for own in policies.values() if own["min_priority"] is not None), default=None)
         for name in ("stale_priorities", "evicted_unused"):
@@ -222,7 +222,7 @@ def describe(storage: UserPart) -> MetricsDict:
 def share_of(storage_factory: Factory[UserPart], index: int, num_shards: int) -> Factory[UserPart]:
     """Return a factory of the storage of shard `index` (0, 1, ...), with an equal share of the size.
 
-    If the size is not divisible by the number of shards, each of the first shards is larger by one env step.
+    If the size is not divisible by the number of shards, the remainder is added to the first shards, one env step each.
     """
     size = storage_factory.options.size
     share = size // num_shards + (index < size % num_shards)

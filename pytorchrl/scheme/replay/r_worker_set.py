@@ -44,7 +44,7 @@ class RWorkerSet(WorkerSet[RWorker]):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(QueueOptions, PrefetchOptions):
-        """Options of each gradient worker's replay shards, and of the messages that it exchanges with them."""
+        """Options of a gradient worker's replay shards, and of the messages between the worker and its shards."""
 
         num_replay_workers: int = option(
             1, low=1, help="Replay shards of each gradient worker, each with an equal share of the storage's size. A "
@@ -102,7 +102,7 @@ class RWorkerSet(WorkerSet[RWorker]):
     @brief_errors
     def create_factory(cls, num_workers: int, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
                        storage_factory: Factory[Storage], **options: Unpack[ReplayKeywords]) -> RWorkerSetFactory:
-        """Return a recipe for the replay shards of each gradient worker.
+        """Return a factory that builds the replay shards of each gradient worker.
 
         Args:
             num_workers: Number of replay shards of each gradient worker.
@@ -112,7 +112,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             **options: Fields of `RWorkerSet.Options`, except `num_replay_workers`.
 
         Returns:
-            A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
+            A factory that builds a new set when called with `(index_parent=0, local_device=None, runtime=None)`.
 
         Raises:
             ConfigError: An option is unknown or has an invalid value.
@@ -125,7 +125,7 @@ class RWorkerSet(WorkerSet[RWorker]):
 
 @dataclass(frozen=True)
 class RWorkerSetFactory:
-    """A recipe for the replay shards of each gradient worker.
+    """A factory that builds the replay shards of each gradient worker.
 
     Attributes:
         options: Options of the shards.

@@ -57,16 +57,16 @@ class _Kept:
 
 
 class RolloutReplay:
-    """A replay of the newest whole rollouts, sampled uniformly with replacement.
+    """A replay buffer of the newest whole rollouts, which are sampled uniformly with replacement.
 
     Shards use this storage if the agent's own storage keeps no data, as is the case for `VTraceBuffer`. The learner's
-    `VTraceBuffer` then makes batches from the sampled rollouts. Collection workers do not use `RolloutReplay`, which
-    needs neither the actor nor the algorithm.
+    `VTraceBuffer` then makes batches from the sampled rollouts. Collection workers do not use `RolloutReplay`. It needs
+    neither the actor nor the algorithm.
 
     Args:
         options: Checked options.
         seed: Seed of sampling.
-        context: Other arguments of storages, which are ignored.
+        context: Other arguments that storages receive; they are ignored.
 
     Attributes:
         parameters: An empty mapping, because this storage has no parameters.
@@ -154,7 +154,7 @@ class RolloutReplay:
 
     @property
     def mass(self) -> float:
-        """Number of rollouts, which is the sampling weight of this storage among those of several shards."""
+        """Number of rollouts, which is the weight of this storage when one of several shards is sampled."""
         return float(len(self._kept))
 
     @property
@@ -188,12 +188,12 @@ class RolloutReplay:
     # State
 
     def state_dict(self) -> StateDict:
-        """Return the state from which another storage can continue exactly as this one would."""
+        """Return the state from which another storage can continue exactly as this storage would."""
         return {"generator": self.generator.get_state(), "kept": [dataclasses.asdict(kept) for kept in self._kept],
                 "counters": dict(self._counters)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continue from `state_dict()`.
+        """Load a state that `state_dict()` returned.
 
         Raises:
             ConfigError: The state contains more than `size` env steps.

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
-"""The shards are used in turn, drawn uniformly, chosen by the fewest env steps, or fixed for each collection worker."""
+"""Strategies: the shards in turn, a random shard, the shard with the fewest env steps, or a fixed shard for each
+collection worker."""
 SPLITS_SEQUENCES = ("least_loaded", "random")
 """Routings that are refused for sequences, which need all steps of a collection worker in the same shard."""
 
@@ -33,7 +34,7 @@ class Router:
             worker: Index of the collection worker that made the rollout.
             free: Indices of the shards that can accept another rollout.
             staying: Indices of the shards that exist or are being replaced. "by_stream" waits for a shard that is being
-                replaced, and distributes the workers of a permanently lost shard over the others.
+                replaced, and distributes the workers of a permanently lost shard over the other shards.
         """
         if self._routing == "by_stream":
             own = staying[worker % len(staying)]

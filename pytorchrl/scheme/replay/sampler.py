@@ -32,15 +32,15 @@ class _Request(NamedTuple):
 class Sampler:
     """The receiver of batches from replay shards, and the sender of priorities. Only the learning thread uses it.
 
-    Batches are requested in advance, and each request goes to a shard drawn in proportion to the last known masses of
-    the shards. At most `max_requests` batches are in flight or waiting.
+    Batches are requested in advance, and each request goes to a shard that is drawn with a probability proportional to
+    its last known total sampling weight. At most `max_requests` batches are in flight or waiting.
 
     Args:
         handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
         runtime: The runtime of the shards.
         states: The states of the shards, shared with the inserter.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total of `RolloutData.size`
-            that they must reach.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of their
+            `RolloutData.size`.
         num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
             trained.
         max_requests: Largest number of batches in flight or waiting.
@@ -50,8 +50,8 @@ class Sampler:
         seed: Seed for drawing shards.
 
     Attributes:
-        versions: (K, 2) int64, versions of the last batch; see `Sample`.
-        num_waiting: Number of batches that had arrived when the last batch was taken.
+        versions: (K, 2) int64, versions of the batch that was taken last; see `Sample`.
+        num_waiting: Number of batches that were waiting when the last batch was taken.
         num_pending: Number of batches that were in flight when the last batch was taken.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
             arrived ("fetch"), and to send priorities ("priorities").
@@ -69,7 +69,7 @@ class Sampler:
         self.num_waiting = self.num_pending = 0
         self._levels: list[int] = []
         self._requests: deque[_Request] = deque()
-        self._current: _Request | None = None  # the request of the batch that was taken last
+        self._current: _Request | None = None  # the request for the batch that was taken last
         # For each shard, the pairs (ids, errors) to send once the shard has confirmed the previous update.
         self._unsent: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in handles]
         self._updates: list[tuple[int, Future[ShardState]] | None] = [None] * len(handles)
@@ -150,10 +150,10 @@ class Sampler:
         return batch
 
     def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
-        """Send new priorities to the shard of the last batch, without blocking.
+        """Send new priorities to the shard of the batch that was taken last, without blocking.
 
         At most one update is in flight to each shard. Priorities that are passed before the shard has confirmed this
-        update are sent together in the next update.
+        update are collected, and sent in the next update.
 
         Args:
             ids: (B,) int64, ids of the items.
@@ -167,7 +167,7 @@ class Sampler:
             self.send_priorities()
 
     def _send_priorities(self, index: int) -> None:
-        """Send the waiting priorities of a shard, if the shard has confirmed the previous update."""
+        """Send waiting priorities to a shard, if the shard has confirmed the previous update."""
         update = self._updates[index]
         if update is not None:
             incarnation, future = update
@@ -190,7 +190,7 @@ class Sampler:
                 RWorker.update_priorities, ids, errors))
 
     def drain(self, deadline: float) -> int:
-        """Wait for the batches and priorities in flight, discard the batches, and return their number.
+        """Wait for the batches and priorities in flight, discard the batches, and return the number of these batches.
 
         Args:
             deadline: Time at which to stop waiting.
@@ -223,5 +223,5 @@ class Sampler:
 
 
 def _as_tensor(value: object) -> object:
-    """Copy an array to a tensor, because the array may be read-only shared memory; return other values unchanged."""
+    """Copy an array to a tensor, because it may be in read-only shared memory; return other values unchanged."""
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

@@ -29,21 +29,21 @@ _PREFETCH = 4
 class Shards:
     """The connection of a gradient worker to its replay shards.
 
-    The collector thread inserts rollouts, and the learning thread samples batches; either thread waits if a replay
-    ratio requires it. The ledger counts env steps as resident once their shard has confirmed them.
+    The collector thread inserts rollouts, and the learning thread samples batches; either thread waits if a limit of
+    the replay ratio requires it to. The ledger counts env steps as resident once their shard has confirmed them.
 
     Args:
         workers: The shards.
         ledger: The gradient worker's ledger.
         options: Options of the shards.
         supervision: Options for lost shards; None: the defaults.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total of `RolloutData.size`
-            that they must reach.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of their
+            `RolloutData.size`.
         batch_steps: Largest number of env steps in a batch; None: `batch_size`.
         num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
             trained.
-        timeout_s: Longest time in seconds that the learner waits for a batch, and that all shards may take to return
-            their contents for a checkpoint.
+        timeout_s: Time limit in seconds for the arrival of a batch, and for all shards to return their contents for a
+            checkpoint.
         seed: Seed for drawing the shards from which batches are sampled, and for random routing.
         version: Function that returns the learner's version.
 
@@ -152,7 +152,7 @@ class Shards:
         """
         deadline, added = self._runtime.now() + self._timeout_s, self._states.added
         while self._runtime.now() < deadline:
-            if added != self._states.added <= self._learning_starts:  # replay may fill slowly
+            if added != self._states.added <= self._learning_starts:  # each rollout restarts the timeout
                 deadline, added = self._runtime.now() + self._timeout_s, self._states.added
             if is_stopped():
                 raise StoppedError("replay has been stopped")
@@ -175,7 +175,7 @@ class Shards:
         return requested + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
     def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
-        """Send the item ids (B,) and absolute TD errors (B,) of the last batch to its shard, without blocking."""
+        """Send the item ids (B,) and absolute TD errors (B,) of the latest batch to its shard, without blocking."""
         self.sampler.update_priorities(ids, errors)
 
     def take_headers(self) -> list[Rollout]:
@@ -188,7 +188,7 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """(K, 2) int64, versions of the last batch; see `Sample`."""
+        """(K, 2) int64, versions of the batch that was taken last; see `Sample`."""
         return self.sampler.versions
 
     @property
@@ -205,7 +205,7 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Number of batches that had arrived when the last batch was taken."""
+        """Number of batches that were waiting when the last batch was taken."""
         return self.sampler.num_waiting
 
     @property
@@ -244,7 +244,7 @@ class Shards:
         return self._supervisor.restarts
 
     def state(self) -> StateDict:
-        """Return the contents of all shards after a drain, with None in place of the contents of a lost shard.
+        """Return the state of all shards after a drain; the contents of a lost shard are None.
 
         A shard that does not answer within `timeout_s` seconds counts as lost.
         """

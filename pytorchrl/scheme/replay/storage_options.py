@@ -22,7 +22,7 @@ STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 
 
 def kind_of(factory: Factory[Storage]) -> str | None:
-    """Return the kind of data that shards sample from a storage, one of `KINDS`; None if its data must be fresh."""
+    """Return the kind of data (one of `KINDS`) that shards sample from a storage; None if shards cannot use it."""
     return _drawn(provided_kind(factory), factory.cls)
 
 
@@ -74,7 +74,7 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
     Args:
         factory: Factory of a replay storage.
         given: Mapping from option names to values. None keeps the storage's value, and names that are not storage
-            options are ignored. `prioritized` turns a `ReplayBuffer` into a `PERBuffer`, or the reverse. A storage of
+            options are ignored. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. A storage of
             rollouts keeps its own `size`, which is the length of a rollout and not the capacity of the replay.
 
     Raises:

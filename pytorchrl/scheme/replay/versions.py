@@ -54,6 +54,6 @@ class Versions:
         return {"blocks": torch.from_numpy(self._blocks[:, self._begin:self._end].copy())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict()`."""
+        """Load a state that `state_dict()` returned."""
         self._blocks = state["blocks"].numpy().copy()
         self._begin, self._end = 0, self._blocks.shape[1]

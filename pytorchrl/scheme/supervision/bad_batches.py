@@ -19,14 +19,14 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import BatchOfKind, StateDict
 
-# Largest number of files: enough to recognize a common cause, but too few to fill a disk.
+# Largest number of files of a worker: enough to recognize a common cause, but too few to fill a disk.
 _MAX_FILES = 5
 
 logger = get_logger(__name__)
 
 
 def check_directory(name: str, value: object) -> str:
-    """Return the absolute path of a directory that exists or could be created, else raise `ConfigError`."""
+    """Return the absolute path of a directory that exists or can be created, else raise `ConfigError`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not os.fspath(value):
         raise ConfigError(f"{name} must be a directory or None, got {value!r}")
     path = Path(os.path.abspath(os.path.expanduser(os.fspath(value))))
@@ -34,7 +34,7 @@ def check_directory(name: str, value: object) -> str:
     try:
         while not _is_there(nearest):
             nearest = nearest.parent
-    except (OSError, ValueError) as error:  # for example a file in the path, a name that is too long, a null byte
+    except (OSError, ValueError) as error:  # e.g. a parent is a file, a name is too long, or there is a null byte
         raise ConfigError(f"{name} {str(path)!r} cannot be a directory: {error}") from error
     if not nearest.is_dir():
         raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is not a directory")
@@ -53,7 +53,7 @@ def _is_there(path: Path) -> bool:
 
 
 class BadBatches:
-    """Checks whether the gradients of a gradient worker are finite, and saves the batches of non-finite gradients.
+    """Checks whether the gradients of a gradient worker are finite, and saves batches with non-finite gradients.
 
     Each file has the format of `save_model`: `file = torch.load(path, weights_only=True)` reads it, and
     `Batch(**file["batch"])` is the batch.
@@ -88,12 +88,12 @@ class BadBatches:
                 f"{self._keep(batch, info, version)}")
 
     def _keep(self, batch: Batch, info: Mapping[str, float], version: int) -> str:
-        """Save the batch; return a text that names its file, or that says why it was not saved."""
+        """Save the batch; return a text that names its file or says why the batch was not saved."""
         if self._directory is None:
             return "not saved (keep_bad_batches is None)"
         if self._num_files == _MAX_FILES:
             return f"not saved: {self._directory} has {_MAX_FILES} batches of this worker"
-        content = io.BytesIO()  # torch.save writes to memory, because it reports a full disk without an error number
+        content = io.BytesIO()  # in memory, because torch.save reports a full disk without an error number
         torch.save({
             "format": 1, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
             "acting_state": self._algo.acting_state()}, content)

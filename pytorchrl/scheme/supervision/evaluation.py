@@ -80,14 +80,17 @@ class Evaluator(Worker):
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """End the running evaluation, and every later one, at its next step. May be called while `evaluate` runs."""
+        """End the running evaluation and every later evaluation at the next step.
+
+        This method may be called while `evaluate` runs.
+        """
         self._interrupted = True
 
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
         """Play `num_episodes` episodes in new environments; return None if interrupted.
 
-        The number of episodes of each environment is fixed in advance, because the first episodes to finish tend to be
-        short.
+        The number of episodes of each environment is fixed in advance. If the first episodes to finish were used
+        instead, short episodes would be overrepresented.
         """
         self._algo.load_acting_state(weights.state)
         self._rounds += 1

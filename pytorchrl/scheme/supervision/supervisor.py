@@ -27,11 +27,12 @@ _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # Number of losses in a row, with no result in between, that counts as a crash loop.
 _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
-# Largest number of replacements that start at the same time: each imports torch and builds environments on cores that
-# the other workers are using.
+# Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
+# builds environments on cores that other workers are using.
 _MAX_STARTING = 4
-# A worker is not considered hung before its call has taken the first factor times the longest call so far. The timeout
-# of its first call is multiplied by the second factor, because that call includes the start of the worker.
+# A worker is considered hung only if its call takes more than `_HANG_FACTOR` times as long as the longest call so far.
+# The timeout of a worker's first call is multiplied by `_FIRST_CALL_FACTOR`, because that call includes the start of
+# the worker.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -40,9 +41,9 @@ logger = get_logger(__name__)
 class Supervisor:
     """Watches the workers of one set, for the thread that sends them requests.
 
-    A lost worker is replaced after a pause that doubles from 0.5 s to 30 s. Each worker has a budget of ten
-    replacements in ten minutes. The run ends if a worker is lost three times in a row without a result in between,
-    exceeds its budget, or waits too long for free resources.
+    A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
+    has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
+    result in between, exceeds its budget, or waits too long for free resources.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
@@ -60,7 +61,7 @@ class Supervisor:
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options for lost workers."""
+        """Options for the handling of lost workers."""
 
         on_worker_failure: str = option(
             "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a "
@@ -128,9 +129,9 @@ class Supervisor:
                 not apply.
 
         Raises:
-            WorkerLostError: The policy is "raise".
+            WorkerLostError: `on_worker_failure` is "raise".
             CrashLoopError: The worker was lost too often.
-            NoWorkersLeft: The policy is "ignore", and the worker was the last one.
+            NoWorkersLeft: `on_worker_failure` is "ignore", and no worker is left.
         """
         name = self._workers[index].name
         self._since.pop(index, None)

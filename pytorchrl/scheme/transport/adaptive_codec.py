@@ -6,17 +6,18 @@ import math
 import statistics
 from collections import deque
 
-# Number of first messages that are encoded to time the codec; a cold start may slow down the first message.
+# Number of messages at the start that are encoded to time the codec. One message is not enough, because a cold start
+# may slow it down.
 _FIRST_ENCODINGS = 3
 # Number of timings whose median is used, so that a single delay does not change the decision.
 _WINDOW = 5
-# As long as the codec saves no time, at least this many messages pass between two timings of it, and timing takes at
-# most this fraction of the time that messages spend on the link.
+# While the codec saves no time, it is timed at most once in `_MIN_INTERVAL` messages, and timing takes at most the
+# fraction `_BUDGET` of the time that messages spend on the link.
 _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
 class AdaptiveCodec:
-    """Decides for each message whether to encode it; encoding saves time if the link is slower than the codec.
+    """Decides for each message whether to encode it, depending on the speeds of the link and the codec.
 
     Encoding saves time if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are
     seconds, and s is the seconds per byte of the link; see `pytorchrl.scheme.transport.link`. The codec is timed on the
@@ -30,8 +31,8 @@ class AdaptiveCodec:
 
     def __init__(self) -> None:
         self.link_s = 0.0
-        self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # last timings of the codec, in seconds per byte
-        self._saved_share = 0.0  # fraction of the bytes that the last encoding saved
+        self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # latest timings of the codec, in seconds per byte
+        self._saved_share = 0.0  # fraction of the bytes that the latest encoding saved
         self._num_encodings = self._num_plain = 0
 
     @property

@@ -1,7 +1,7 @@
 """Codecs for the arrays in messages between workers. A codec has a name, and encodes raw buffers.
 
-A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array refers to its
-codec, so a reader needs nothing but the message.
+A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array includes its
+codec, so a reader needs only the message.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _MAX_HALF = 65504.0
 # times as large.
 _BLOCK = 256
 _TOP_SHARE = 10  # one value in ten is kept
-# Level 1 compresses more than lz4. Level -5 would compress less than lz4, and is not faster.
+# Level 1 compresses more than lz4. Level -5 would compress less than lz4 and would not be faster.
 _ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A way to represent arrays with fewer bytes.
+    """A method to encode arrays in fewer bytes.
 
     Attributes:
         name: Name in options.
         encode: Function from a flat contiguous array to the arrays that are sent; it returns None if the codec cannot
             represent the values.
-        decode: Function of the arrays that were sent, a dtype and a number of values; it returns the flat array.
-        is_lossless: Whether arrays of every dtype are restored bit for bit; other codecs are for float32 only.
+        decode: Function that returns the flat array, given the arrays that were sent, a dtype and a number of values.
+        is_lossless: Whether arrays of every dtype are restored bit for bit; lossy codecs encode only float32 arrays.
         has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
-            sender's next array; only for gradients, because only their sum matters.
+            sender's next array. Such codecs are for gradients only, because only the sum of gradients matters.
         package: Package that the codec needs.
         fallback: Codec for arrays that this codec cannot represent; None: such arrays are not encoded.
     """
@@ -125,7 +125,7 @@ def _decode_lz4(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return np.frombuffer(raw, dtype)
 
 
-_zstd = threading.local()  # threads must not share objects of zstandard
+_zstd = threading.local()  # threads must not share zstandard objects
 
 
 def _encode_zstd(flat: np.ndarray) -> Arrays:
@@ -179,7 +179,8 @@ def _encode_int8(flat: np.ndarray) -> Arrays:
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
     scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-    # The codes of a block with a non-finite value do not matter, because its scale turns all of them into NaN.
+    # The codes of a block with a non-finite value do not matter, because the scale of the block turns all of its codes
+    # into NaN.
     codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
@@ -188,7 +189,7 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     codes, scales = arrays
     rows = np.zeros((len(scales), _BLOCK), np.float32)
     rows.reshape(-1)[:size] = codes
-    with np.errstate(invalid="ignore"):  # 0 * inf is invalid and gives NaN
+    with np.errstate(invalid="ignore"):  # no warning for 0 * inf, which is NaN
         rows *= scales[:, None]
     return rows.reshape(-1)[:size]
 
@@ -196,9 +197,9 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
     """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
-    See Lin et al. 2018, Deep gradient compression. If the bits of floats, without the sign bit, are read as integers,
-    these integers have the order of the magnitudes, with NaN last. A histogram of the upper 16 bits therefore shows
-    which bin contains the smallest value to keep, and only the values in that bin are partitioned.
+    See Lin et al. 2018, Deep gradient compression. The bits of a float without the sign bit, read as an integer,
+    increase with its magnitude, and are largest for NaN. A histogram of the upper 16 bits therefore shows which bin
+    contains the smallest value to keep, and only the values in that bin are partitioned.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -239,22 +240,23 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
                    has_feedback: bool = False) -> Codec:
     """Register your own codec under a name that options accept, and return the codec.
 
-    Messages contain the codec, so its functions must be picklable. Registering the name of one of your codecs again
-    replaces the codec.
+    Messages contain the codec, so its functions must be picklable. A codec that you registered earlier under the same
+    name is replaced.
 
     Args:
         name: Name of the codec in options.
         encode: Function from a flat contiguous array to the arrays that are sent. It returns None if the codec cannot
             represent the values, which are then sent without encoding.
-        decode: Function of the arrays that were sent (read-only), the dtype and the number of values. It returns the
-            flat array, which must not share memory with the arrays that were sent.
+        decode: Function that returns the flat array, given the arrays that were sent (read-only), the dtype and the
+            number of values. The flat array must not share memory with the arrays that were sent.
         is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive only float32
             arrays, and never those of rollouts.
         has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
             sender's next array; such codecs are for gradients only.
 
     Raises:
-        ConfigError: The name belongs to a built-in codec, is "auto", or contains a colon.
+        ConfigError: The name is not allowed: it belongs to a built-in codec, is empty or "auto", or contains a colon.
+            Or the codec is lossless, but has feedback.
     """
     if not isinstance(name, str) or not name or ":" in name or name == "auto" or name in _BUILT_IN:
         raise ConfigError(f"a codec's name must be new, contain no colon, and not be 'auto', got {name!r}; existing "
@@ -272,7 +274,7 @@ def codec_names() -> list[str]:
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec with a name, or raise `KeyError`."""
+    """Return the codec with this name; raise `KeyError` if there is none."""
     return _codecs[name]
 
 

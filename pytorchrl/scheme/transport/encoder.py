@@ -1,4 +1,4 @@
-"""Encode messages: the parsed options, the encoder of a sender, and totals of the messages sent."""
+"""Encoding of messages: the parsed options, the encoder of a sender, and totals of the messages sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
 """Names of rollouts, weights and gradients in options and metrics."""
 
-# The codec that "auto" chooses if no codec is named.
+# Kind of message -> the codec that "auto" uses.
 _AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
 _REASONS_REFUSED = {
     DATA: "is lossy: log-probabilities and values computed by the collector would no longer match the data",
@@ -27,7 +27,7 @@ _REASONS_REFUSED = {
 # Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
 # the first.
 _LOOK_INTERVAL = 64
-# Number of first messages that the sender itself decodes, to time decoding.
+# Number of messages at the start that the sender itself decodes, to time decoding.
 _FIRST_TIMED = 3
 
 
@@ -106,7 +106,7 @@ class Traffic:
     raw: int = 0
     sent: int = 0
     encoded: int = 0
-    """Number of messages that were sent encoded."""
+    """Number of messages that were sent in encoded form."""
     encodes: int = 0
     """Number of encodings; weights are encoded once for all workers."""
     encode_s: float = 0.0
@@ -114,17 +114,17 @@ class Traffic:
     decode_s: float = 0.0
     fallbacks: int = 0
     relative_error: float | None = None
-    """Relative error of the last message that was measured."""
+    """Relative error of the latest message whose error was measured."""
 
     @classmethod
     def of(cls, sent: Sent) -> Traffic:
-        """Return the totals of one message to one reader."""
+        """Return the traffic of one message that is sent to one reader."""
         return cls(1, sent.raw, sent.sent, int(sent.is_encoded), int(sent.is_encoded), sent.encode_s, 0, 0.0,
                    sent.fallbacks, sent.relative_error)
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Return the sum of two totals. Its relative error is not a sum, but the latest measured relative error."""
-        if later == _NOTHING:  # common within a process, where nothing is encoded
+        """Return the sum of two totals. The relative error is not summed: it is the latest one that was measured."""
+        if later == _NOTHING:  # a common case, because nothing is encoded within a process
             return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
                 for field in fields(Traffic) if field.name != "relative_error"}
@@ -136,7 +136,7 @@ _NOTHING = Traffic()
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, float | None]:
-    """Return metrics of each kind of message that was encoded: totals over all parts, and means since the start."""
+    """Return totals and means over all parts, for each kind of message of which any message was encoded."""
     everywhere = list(parts)
     metrics: dict[str, float | None] = {}
     for kind in KINDS:
@@ -163,7 +163,7 @@ class Pack(Protocol):
     """Function that encodes one array of a message."""
 
     def __call__(self, array: np.ndarray, place: int | None = 0) -> np.ndarray | Packed:
-        """Return the array as it is sent.
+        """Return the array in the form in which it is sent.
 
         Args:
             array: The array.
@@ -192,7 +192,7 @@ class Encoder:
         self.kept: dict[int, np.ndarray] = {}
         """Index of an array in the message -> its remainder."""
         self._encodings = 0
-        self._decode_s = 0.0  # seconds of the last timed decoding
+        self._decode_s = 0.0  # seconds of the latest timed decoding
         # State of the current message.
         self._fallbacks, self._squares, self._is_measured = 0, (0.0, 0.0), False
 
@@ -207,7 +207,7 @@ class Encoder:
             self._adaptive.link_s = seconds_per_byte
 
     def pack(self, walk: Callable[[Pack], T]) -> tuple[T, Sent]:
-        """Return an encoded message, and its size and encoding.
+        """Build and encode a message; return the message, and its size and encoding.
 
         Args:
             walk: Function that builds the message, given a function that encodes one array.
@@ -240,7 +240,7 @@ class Encoder:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the sender itself decodes the current message, to measure the time that its readers need."""
+        """Whether the sender itself decodes the current message, to measure how long readers need to decode it."""
         return self._encodings <= _FIRST_TIMED or self._is_measured
 
     def _time_decoding(self, made: Sequence[np.ndarray | Packed]) -> float:

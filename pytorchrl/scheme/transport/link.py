@@ -14,12 +14,13 @@ P = TypeVar("P", bound="Peer")
 
 # Sizes of the probes in bytes. Ray does not send smaller messages through shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
-# A large probe that takes this many seconds longer than the small one does so because of its size, not by chance.
+# If a large probe takes at least this many seconds longer than the small probe, its size is the cause, not chance.
 _ENOUGH_S = 0.02
-# Number of probes of each size, of which the fastest counts: the first probe of a size, or a disturbed probe, takes
-# longer, never shorter. If a probe takes this many seconds, it is not repeated.
+# Number of probes of each size. Only the fastest probe counts, because disturbances only make a probe slower. If the
+# first probe takes at least `_SLOW_S` seconds, it is not repeated.
 _REPEATS, _SLOW_S = 3, 0.5
-# Seconds to wait for an answer. A worker that does not answer is lost or hung, which its next request detects.
+# Seconds to wait for an answer. A worker that does not answer is lost or hung; the next request to this worker detects
+# it.
 _TIMEOUT_S = 30.0
 
 
@@ -43,7 +44,7 @@ class Peer:
 
 
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
-    """Return the seconds per byte in one direction of each worker's link, including the copy that a reader makes.
+    """Return, for each worker's link, the seconds per byte in one direction, including the reader's copy of the data.
 
     All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
     result is computed from the difference between probes of two sizes, so it does not contain the constant time of a

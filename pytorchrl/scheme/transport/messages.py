@@ -33,7 +33,8 @@ class Weights:
     state: States
     """Acting state of the algorithm: flat parameter vectors and normalizers. It is never modified."""
     parameters: dict[str, float] = field(default_factory=dict)
-    """Current values of the algorithm's parameters, including scheduled and changed parameters."""
+    """Current values of the algorithm's parameters, including parameters that follow a schedule or were changed by a
+    call."""
     learning: States = field(default_factory=dict)
     """Additional state for gradient workers, such as target networks."""
     storage_parameters: dict[str, float] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class Rollout:
     """Vector steps times environments: the number that counts toward the size of a train batch. Unlike `num_env_steps`,
     it includes steps in which an environment is reset, so that full rollouts all have the same size."""
     collected_steps: int
-    """All env steps that this incarnation of the worker has made so far."""
+    """Number of env steps that this incarnation of the worker has made so far."""
     weights_version: int
     """Version of the weights at the start of the rollout."""
     worker: int
@@ -84,7 +85,7 @@ class Rollout:
     moments: dict[str, Moments] = field(default_factory=dict)
     """Moments for the normalizers, by name."""
     agent_steps: dict[str, int] = field(default_factory=dict)
-    """With several policies: policy -> steps of its agents."""
+    """With several policies: policy -> number of steps of its agents."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by part of the worker's work; see `timing.PARTS`."""
     num_steps: int = 0
@@ -115,10 +116,11 @@ class Gradients:
     """The answer of a gradient worker to one request."""
 
     vectors: Payload
-    """One flat float32 vector (tensor, array or `Packed`) per parameter group; None if the worker applied them itself.
-    With several policies, one vector per policy, which is None for a policy without a gradient."""
+    """One flat float32 vector (tensor, array or `Packed`) per parameter group; None if the worker applied the gradients
+    itself. With several policies, one vector per policy, which is None for a policy without a gradient."""
     num_samples: int
-    """Number of env steps in the batch; with a single policy, the weight of the gradient in a mean."""
+    """Number of env steps in the batch. With a single policy, this is the weight of the gradient when gradients are
+    averaged."""
     num_new_samples: int
     """Number of env steps in the batch that no earlier gradient used."""
     weights_version: int
@@ -136,31 +138,33 @@ class Gradients:
     """One (K, 2) int64 array per batch from replay: (lag when sent to replay, lag when sampled) of each of K items."""
     episodes: tuple[Episode, ...] = ()
     moments: tuple[dict[str, Moments], ...] = ()
-    """Moments of the rollouts that were used, sent with the last gradient that was computed from them."""
+    """Moments of the rollouts that were used, sent with the last gradient that was computed from these rollouts."""
     timings: Seconds = field(default_factory=dict)
-    """Seconds of the worker, and of the rollouts that were taken for training or added to replay, since the last
-    message."""
+    """Level -> part -> seconds of work since the previous message, by this worker and, for the rollouts that were taken
+    for training or added to replay, by the collection workers."""
     times: Times = field(default_factory=dict)
-    """Times of the operations below the update worker since the last message; see `timing.OPERATIONS`."""
+    """Times of the operations below the update worker since the previous message; see `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, object], ...] = ()
     """Statistics of each replay shard."""
     counters: WorkerCounters = field(default_factory=WorkerCounters)
-    """Totals and current numbers of the worker and of the workers below it."""
+    """Counters of the worker and of the workers below it."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    """Totals of the messages, by kind."""
+    """Totals of messages, by kind of message."""
     incarnation: int = 0
     part: WorkersPart | None = None
-    """(sender, incarnation, events of the sender's journal since the last message)."""
+    """(sender, incarnation, events of the sender's journal since the previous message)."""
     fault: str = ""
-    """Text with the worker, the values and the batch's file if the loss or the worker's own gradient is not finite."""
+    """Message with the worker, the loss, the gradient's norm and the batch's file if the loss or the worker's own
+    gradient is not finite; else empty."""
     skipped: bool = False
-    """Whether the worker skipped the update, if it applies the mean itself; all ranks then skip the update."""
+    """For a worker that applies the mean gradient itself: whether it skipped the update, as all other ranks also
+    did."""
     queue_levels: tuple[int, ...] = ()
-    """Number of queued train batches (with shards: waiting batches) after each removal since the last message."""
+    """Number of queued train batches (with shards: waiting batches) after each removal since the previous message."""
     samples: dict[str, int] = field(default_factory=dict)
-    """Policy -> number of valid samples from which its vectors were computed, which is the weight of the vectors in a
-    mean. The policies have the order of `vectors`. A single policy is called `""`, and has `num_samples` samples by
-    default."""
+    """Policy -> number of valid samples from which the policy's vectors were computed. This number is the weight of
+    these vectors when gradients are averaged. The policies are in the order of `vectors`. A single policy has the name
+    `""` and, by default, `num_samples` samples."""
     checksum: int | None = None
     """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
@@ -171,12 +175,12 @@ class Gradients:
 
     @property
     def has_policies(self) -> bool:
-        """Whether the agent has several policies, whose gradients have their own numbers of samples."""
+        """Whether the agent has several policies, each with its own number of samples."""
         return "" not in self.samples
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to learn from: no samples, or no samples of a policy that learns."""
+        """Whether there is nothing to learn from, because there are no samples or no gradients."""
         has_samples = any(self.samples.values())
         return not has_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
 

@@ -20,7 +20,7 @@ M = TypeVar("M", Rollout, Weights, Gradients)
 
 
 def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
-    """Return a message in the form that its reader uses, and its traffic, with the time that decoding took.
+    """Return a message with decoded arrays, and its traffic, which includes the time for decoding.
 
     The data of a rollout and the vectors of gradients become tensors that share no memory with the message; the states
     in weights become arrays. Messages within a process are returned unchanged.
@@ -40,7 +40,7 @@ def receive_tensor(array: np.ndarray | Packed) -> Tensor:
 
 
 def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
-    """Return whether the columns of a rollout are of this type, such as `Tensor` or `np.ndarray`."""
+    """Return whether the columns of a rollout have the type `kind`, such as `Tensor` or `np.ndarray`."""
     return isinstance(next(iter(data.parts.values())).reward, kind)
 
 

@@ -12,7 +12,7 @@ from pytorchrl.runtime import Future, Journal, Outcome, Runtime
 R = TypeVar("R")
 
 ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
-"""Kinds of events that a journal contains between two polls, never within a poll."""
+"""Kinds of journal events that occur only between two polls, never during a poll."""
 
 # Interval in seconds at which a waiting thread checks whether it should end; an answer wakes the thread immediately.
 POLL_INTERVAL_S = 0.1
@@ -138,7 +138,7 @@ class Requests(Generic[R]):
     def _note(self, index: int, outcome: Outcome[R]) -> None:
         if outcome.error is None:
             self._journal.note("answer", index, *self._numbers_of(outcome.unwrap()))
-        elif not isinstance(outcome.error, ReplayError):  # a ReplayError names the first difference itself
+        elif not isinstance(outcome.error, ReplayError):  # a `ReplayError` already names the first difference
             self._journal.note("error", index, type(outcome.error).__name__)
 
     def _as_completed(self, timeout_s: float) -> list[Future[R]]:
@@ -161,7 +161,7 @@ class Requests(Generic[R]):
         return ready if ready or not timeout_s else self._runtime.wait(futures, timeout_s)
 
     def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
-        """Yield the calls that end next in the record; repeat losses and replacements of workers between the calls."""
+        """Yield finished calls in the recorded order; repeat the recorded losses and replacements of workers."""
         num_taken = 0
         while (event := self._journal.upcoming()) is not None:
             kind, index = event[:2]

@@ -19,8 +19,8 @@ class WeightSync:
     Args:
         runtime: The runtime of the workers.
         compression: Codec of weights; None sends weights without encoding.
-        parameters: Names of the vectors of parameters. A lossy codec encodes nothing else, because normalizers are
-            small, and their values may be large.
+        parameters: Names of the parameter vectors. A lossy codec encodes nothing else, because normalizers are small,
+            and their values may be large.
         workers: Handles of the workers that read each version.
 
     Attributes:
