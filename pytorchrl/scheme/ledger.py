@@ -76,7 +76,7 @@ class LedgerSnapshot:
 
 
 class Ledger:
-    """Ledger of one worker. Thread-safe: each move is atomic, so every snapshot balances."""
+    """Ledger of one worker. It is thread-safe: each move is atomic, so every snapshot balances."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

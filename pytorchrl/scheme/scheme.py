@@ -107,8 +107,7 @@ class Scheme(Architectures):
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])
         for text in [*texts, *more]:
-            # The warning names the caller's line, because the stack level skips this constructor and its two
-            # decorators.
+            # Skip the frames of this constructor and its two decorators, so that the warning names the caller's line.
             warnings.warn(printable(text), stacklevel=4)
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None

@@ -51,8 +51,8 @@ class Supervisor:
         runtime: Provides the clock.
         options: Reaction and time limit; None: the defaults.
         seed: Seed of the random variation of pauses.
-        hang_timeout_s: Seconds without a result after which a worker is considered hung; `worker_timeout_s` then limits
-            only the wait for resources. None: `worker_timeout_s`.
+        hang_timeout_s: Seconds without a result after which a worker is considered hung; None: `worker_timeout_s`. The
+            wait for resources is always limited by `worker_timeout_s`.
 
     Attributes:
         restarts: Number of workers replaced so far.

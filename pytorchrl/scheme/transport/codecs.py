@@ -197,9 +197,9 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
     """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
-    See Lin et al. 2018, Deep gradient compression. The bits of a float without the sign bit, read as an integer,
-    increase with its magnitude, and are largest for NaN. A histogram of the upper 16 bits therefore shows which bin
-    contains the smallest value to keep, and only the values in that bin are partitioned.
+    See Lin et al. 2018, Deep gradient compression. The bits of a float, without the sign bit, form an integer that
+    increases with the float's magnitude and is largest for NaN. A histogram of the upper 16 bits therefore shows which
+    bin contains the smallest value to keep, and only the values in that bin are partitioned.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -255,8 +255,8 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
             sender's next array; such codecs are for gradients only.
 
     Raises:
-        ConfigError: The name is not allowed: it belongs to a built-in codec, is empty or "auto", or contains a colon.
-            Or the codec is lossless, but has feedback.
+        ConfigError: The name belongs to a built-in codec, is empty or "auto", or contains a colon; or the codec is
+            lossless and has feedback.
     """
     if not isinstance(name, str) or not name or ":" in name or name == "auto" or name in _BUILT_IN:
         raise ConfigError(f"a codec's name must be new, contain no colon, and not be 'auto', got {name!r}; existing "

@@ -136,7 +136,7 @@ _NOTHING = Traffic()
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, float | None]:
-    """Return totals and means over all parts, for each kind of message of which any message was encoded."""
+    """Return metrics of the traffic for each kind of message that was encoded: totals and means over all parts."""
     everywhere = list(parts)
     metrics: dict[str, float | None] = {}
     for kind in KINDS:

@@ -157,8 +157,8 @@ class Gradients:
     """Message with the worker, the loss, the gradient's norm and the batch's file if the loss or the worker's own
     gradient is not finite; else empty."""
     skipped: bool = False
-    """For a worker that applies the mean gradient itself: whether it skipped the update, as all other ranks also
-    did."""
+    """Whether the update was skipped, if the worker applies the mean gradient itself; all ranks skip the same
+    updates."""
     queue_levels: tuple[int, ...] = ()
     """Number of queued train batches (with shards: waiting batches) after each removal since the previous message."""
     samples: dict[str, int] = field(default_factory=dict)

@@ -49,7 +49,7 @@ class WeightSync:
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Store weights for all workers. The first call may measure the links; the workers must be idle during it."""
+        """Store weights for all workers. Workers must be idle during the first call, which may measure the links."""
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)
