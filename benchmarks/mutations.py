@@ -67,7 +67,7 @@ def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, st
         return "failed", f"not finished within {timeout_s:g} s"
     tail = done.stdout.strip()[-_TAIL_CHARS:]
     if done.returncode == _NO_TESTS_RAN:
-        return "error", f"no test has been selected: {tail}"
+        return "error", f"no test was selected: {tail}"
     if done.returncode < 0:
         return "error", f"pytest was ended by signal {-done.returncode}"
     return ("failed" if done.returncode else "passed"), tail
@@ -92,7 +92,7 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
             outcome, tail = unchanged[mutation.tests]
             # If the tests failed without a mutation, every mutation would count as killed.
             if outcome != "passed":
-                yield {**result, "result": "not applied", "why": f"the tests fail without it: {tail}"}
+                yield {**result, "result": "not applied", "why": f"the tests fail without the mutation: {tail}"}
                 continue
             path = copy / mutation.file
             before = path.read_text()

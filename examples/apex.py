@@ -38,7 +38,7 @@ def main() -> None:
 
     ledger = metrics["ledger"]
     print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
-    print(f"{ledger['resident']:,} steps in replay, {ledger['evicted']:,} gave way; each was learned from "
+    print(f"{ledger['resident']:,} steps in replay, {ledger['evicted']:,} evicted; each was used "
           f"{ledger['consumed'] / (ledger['resident'] + ledger['evicted']):.1f} times on average")
     print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 

@@ -90,7 +90,7 @@ def no_run(path: Path, missing: str) -> str:
     newest = _newest_run(path)
     if newest is None:
         return f"{str(path)!r} contains no run: {missing} is missing"
-    return f"{str(path)!r} is a directory of runs; name the run, for example {str(newest)!r}, the newest"
+    return f"{str(path)!r} is a directory of runs; name one of them, for example the newest, {str(newest)!r}"
 
 
 def _newest_run(runs: Path) -> Path | None:
@@ -101,9 +101,9 @@ def _newest_run(runs: Path) -> Path | None:
 def _needs_one_run(runs: Path, option: str) -> str:
     """Return the message for using `option` with a directory of runs; the message names the newest run there."""
     newest = _newest_run(runs)
-    name = f", for example {str(newest)!r}, the newest" if newest else f", for example {str(runs / 'a')!r}"
+    name = f", for example the newest, {str(newest)!r}" if newest else f", for example {str(runs / 'a')!r}"
     return (f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; "
-            f"name the run{name}")
+            f"name one of them{name}")
 
 
 def _make_numbered(runs: Path, name: str) -> Path:

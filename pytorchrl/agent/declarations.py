@@ -50,7 +50,7 @@ class Declaration:
         return self.field.default if factory is dataclasses.MISSING else factory()
 
     @functools.cached_property
-    def is_default_sound(self) -> bool:
+    def is_default_valid(self) -> bool:
         """Whether the default passes all checks without a conversion; always False for mutable defaults."""
         default = self.field.default
         return (default is not dataclasses.MISSING and self.converted(default) is default

@@ -76,7 +76,7 @@ class Options:
         problems = []
         for name, declaration in self.declarations().items():
             value = getattr(self, name)
-            if value is declaration.field.default and declaration.is_default_sound:
+            if value is declaration.field.default and declaration.is_default_valid:
                 continue
             try:
                 value = declaration.converted(value)

@@ -237,7 +237,7 @@ def schedule_of(parts: Sequence[str | float]) -> Schedule:
         return Ramp(str(name), values[0], values[1], _whole(values[2], 1) if len(values) == 3 else None)
     if name == "piecewise" and len(values) % 2 == 0:
         return piecewise(*zip(values[::2], values[1::2], strict=True))
-    raise ConfigError(f"a schedule is written {FORMS}, got {shown}")
+    raise ConfigError(f"a schedule must have the form {FORMS}, got {shown}")
 
 
 def as_schedule(value: object, option: str, low: float | None, high: float | None, exclusive: bool) -> object:

@@ -70,12 +70,12 @@ class Parser(argparse.ArgumentParser):
         known = {**flags, **self._known}
         unknown = [word for word in words if word.startswith("-")]
         if unknown:
-            self.error("; ".join(f"no flag {word!r}" + (suggestion(
+            self.error("; ".join(f"unknown flag {word!r}" + (suggestion(
                 name_of(word.split("=")[0]), known,
                 lambda name: flag_of(name) if name in flags else f"{name} in Python") or "; see --help")
                 for word in unknown))
         if words:
-            self.error(f"no argument {words[0]!r}; see --help")
+            self.error(f"unexpected argument {words[0]!r}; see --help")
 
     def error(self, message: str) -> NoReturn:
         """Write the usage and the message to stderr, and exit with code 2."""

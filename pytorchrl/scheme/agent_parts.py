@@ -193,7 +193,7 @@ def _check_batch(agent: AgentParts, settings: Settings) -> None:
                           f"x {num_envs} environments x {size} steps, {name} {parts}")
     slots = collection.replay_slots if isinstance(collection, AsynchronousCollection) else 0
     if slots and slots * batch <= (wanted or batch):
-        raise ConfigError(f"replay_slots {slots} · rollout {batch} = {slots * batch} must exceed train_batch_size "
+        raise ConfigError(f"replay_slots {slots} x rollout {batch} = {slots * batch} must exceed train_batch_size "
                           f"{wanted or batch}")
 
 

@@ -127,14 +127,14 @@ RULES = (
          lambda s: "grad_worker_resources is for remote gradient workers, but there are none; give "
                    f"{_REMOTE_GRADIENTS}, or leave grad_worker_resources out"),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.address is not None and not s.has_remote_workers,
-         lambda s: "address is for a Ray cluster, but a scheme without remote workers uses none; leave address out"),
+         lambda s: "address is for a Ray cluster, but a scheme without remote workers does not use one; leave it out"),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.placement is not None
          and not (s.has_parallel_gradients and (s.has_parallel_collection or s.num_shards > 1)),
          lambda s: "placement='colocate' places each gradient worker on the same node as its own remote workers; give "
                    "num_grad_workers >= 2 and num_col_workers (or num_replay_workers) >= 2, or leave it out"),
     Rule(lambda s: _kills(s) and not s.has_remote_workers and not isinstance(s.runtime, Simulated),
          lambda s: "faults kill a worker, but there is no remote worker, and a thread cannot be killed; use remote "
-                   "workers, or leave the kill out"),
+                   "workers, or remove the kill from faults"),
     Rule(lambda s: _kills(s) and s.has_remote_workers and isinstance(s.runtime, Threads),
          lambda s: "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
     Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and s.on_ray),

@@ -181,7 +181,8 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
         # The processes are spawned, because forking a process with threads may deadlock, and torch starts threads.
         envs = ProcessesVectorEnv(makers, copy=False, context="spawn", autoreset_mode=mode)
     except (RuntimeError, ValueError, OSError, EOFError) as failure:
-        raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
+        raise EnvError(
+            f"{blueprint.where}: could not start the environments' processes: {describe(failure)}") from failure
     envs.restarts = restarts
     return envs
 

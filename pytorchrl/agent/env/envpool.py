@@ -51,7 +51,7 @@ class EnvPoolVector(AnyVectorEnv):
                 task, env_type="gymnasium", num_envs=blueprint.num_envs, seed=blueprint.seeds,
                 num_threads=blueprint.num_threads, **kwargs)
         except (AssertionError, KeyError, TypeError, ValueError) as failure:
-            raise ConfigError(f"EnvPool refuses {kwargs} for {task!r}: {failure}") from failure
+            raise ConfigError(f"EnvPool rejects {kwargs} for {task!r}: {failure}") from failure
         self.num_envs = blueprint.num_envs
         # The pool's spaces describe a single environment.
         self.single_observation_space: AnySpace = self.pool.observation_space

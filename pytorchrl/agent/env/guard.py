@@ -183,7 +183,7 @@ def _array_problem(space: AnySpace, observation: Observation, name: str) -> str 
         return None
     if np.issubdtype(dtype, np.floating) and (
             (np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)) or array.dtype == np.bool_):
-        logger.info("%s: cast from %s to %s, the dtype of the space", name, array.dtype, dtype)
+        logger.info("%s: casting from %s to %s, the dtype of the space", name, array.dtype, dtype)
         return None
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and array.dtype.kind in "iub":
         return None

@@ -55,7 +55,8 @@ class ActionMasks:
         given = info.get(f"_{MASK_LEAF}", self._all)
         if MASK_LEAF not in info or not given.all():
             raise EnvError(
-                f"{self._where}: expected info['{MASK_LEAF}'] in every step, because the first reset had it; got none")
+                f"{self._where}: expected info['{MASK_LEAF}'] in every step, because the first reset returned it; it "
+                "is missing")
         return np.asarray(info[MASK_LEAF], dtype=np.bool_)
 
     def read_at_end(

@@ -116,7 +116,7 @@ class MultiAgentVecEnv(VecEnv):
             EnvError: The environment raises an exception, or violates its contract.
         """
         if "agents" in options:
-            raise ConfigError("agents follow from policy_of; leave agents out")
+            raise ConfigError("agents are derived from policy_of; leave agents out")
         kwargs = dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}
         built = build_options(cls, {"env_fn": env_fn, "env_kwargs": kwargs, "vec_env_size": vec_env_size, **options})
         env = build_parallel_env(built.env_fn, built.env_kwargs, built.wrappers, "the environment")
@@ -281,7 +281,7 @@ class MultiAgentVecEnv(VecEnv):
             self._fail_in("reset", index, failure)
         agents = {str(agent) for agent in self.environments[index].agents}
         if not agents:
-            raise EnvError(f"{self._where}, env {index}: there is no agent after reset; reset must fill agents")
+            raise EnvError(f"{self._where}, env {index}: reset left no agents; it must set `agents`")
         self._lengths[index] = 0
         self._agent_returns[index] = {}
         self._observe(index, obs, infos, agents, set(), results)

@@ -236,7 +236,7 @@ class VanillaOnPolicyBuffer(Storage):
                     f"to {wanted} or less, or mini_batch_size to {length} or more")
         count = math.inf if agent.num_envs is None or wanted is not None else agent.num_envs * -(-size // length)
         if num_parts is not None and count < num_parts:
-            return (f"{agent.num_envs} environments give {count} sequences per rollout, fewer than "
+            return (f"{agent.num_envs} environments yield {count} sequences per rollout, which is fewer than "
                     f"num_mini_batch={num_parts}; set sequence_length below {size}, use more environments, or lower "
                     "num_mini_batch")
         return super().contradiction(agent)

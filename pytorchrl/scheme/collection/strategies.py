@@ -364,7 +364,7 @@ class OnArrival(_RemoteCollection):
             """Refuse `broadcast_interval` together with `max_weight_sync_delay`."""
             super().__post_init__()
             if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
-                raise ConfigError("max_weight_sync_delay replaces broadcast_interval; give one of them")
+                raise ConfigError("max_weight_sync_delay replaces broadcast_interval; set only one of them")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: OnArrival.Options) -> None:

@@ -84,7 +84,7 @@ def _resolve_microbatches(
         raise ConfigError(f"norm_over='microbatch' contradicts {name}: {reason}; set num_epochs=1 and "
                           "num_mini_batch=1, or norm_over='batch'")
     if collection.prefetch == 1 and reason:
-        raise ConfigError("prefetch=1 has nothing to overlap: the train batch is complete before its gradient is "
+        raise ConfigError("prefetch=1 has no effect: the train batch is complete before its gradient is "
                           f"computed, because {reason}; leave prefetch out")
     warnings = []
     if collection.norm_over == "microbatch" and getattr(algorithm.options, "advantage_normalization", "none") == "none":

@@ -164,7 +164,7 @@ class GWorker(Worker):
             CallOrderError: There is no batch, or its gradients were already computed.
         """
         if self._gradients.batch is None:
-            raise CallOrderError("get_grads() needs a batch of get_data(), and uses each batch once; call get_data() "
+            raise CallOrderError("get_grads() needs a batch from get_data(), and uses each batch once; call get_data() "
                                  "first, or call step(), which does both")
         return self._gradients.differentiate_taken(distribute_gradients, self.get_data, self.compute_gradients)
 

@@ -114,7 +114,7 @@ class Placement:
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)
         share = resources.get("num_gpus", 0)
         if not used and share and not is_default(resources):
-            yield (f"{name} asks for num_gpus={share:g}, and {_NAMES[level]} workers compute on the CPU; give "
+            yield (f"{name} requests num_gpus={share:g}, but {_NAMES[level]} workers compute on the CPU; give "
                    f"{level}_device='cuda', or leave num_gpus out")
         for option, device in used.items() if self.on_ray else ():
             place = int(device.partition(":")[2] or 0)

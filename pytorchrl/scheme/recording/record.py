@@ -110,7 +110,7 @@ class RecordWriter:
         try:
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
-            raise ConfigError(f"record {path!r} exists already; give another name, or remove it") from None
+            raise ConfigError(f"record {path!r} already exists; choose another name, or delete the file") from None
         except OSError as error:
             raise ConfigError(f"record {path!r} cannot be written: {error}") from error
         self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,

@@ -39,7 +39,7 @@ def check_directory(name: str, value: object) -> str:
     if not nearest.is_dir():
         raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is not a directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{name} {str(path)!r} cannot be written: {str(nearest)!r} is read-only for this user")
+        raise ConfigError(f"{name} {str(path)!r} cannot be written: this user may not write to {str(nearest)!r}")
     return str(path)
 
 

@@ -244,7 +244,7 @@ class UWorker(Worker):
         if self._replay_is_over and replay.checksum is not None:
             self._pull_weights()
             if self._checksum() != replay.checksum:
-                raise ReplayError(f"the replayed run ends with other parameters than the run of {replay.path!r}")
+                raise ReplayError(f"the replayed run ends with other parameters than the run in {replay.path!r}")
 
     def _checksum(self) -> int:
         """Return a checksum of the exact values of all parameters and normalizers."""

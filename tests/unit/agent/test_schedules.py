@@ -70,10 +70,10 @@ def test_values_after_a_number_of_env_steps(schedule, at, value):
     (lambda: piecewise((0, 1.0), (5, 1.0), (5, 2.0)), r"must start at 0 and increase, got \[0, 5, 5\]"),
     (lambda: piecewise((0, 1.0), (0.5, 0.1)), "whole numbers >= 0, got 0.5"),
     (lambda: piecewise((0, 1.0), (1, None)), "got None"),
-    (lambda: schedule_of(["linear", 1.0]), "a schedule is written linear:START:END"),
+    (lambda: schedule_of(["linear", 1.0]), "a schedule must have the form linear:START:END"),
     (lambda: schedule_of(["square", 1.0, 2.0]), "got square:1.0:2.0"),
-    (lambda: schedule_of([]), "a schedule is written"),
-    (lambda: schedule_of(["piecewise", 0, 1.0, 5]), "a schedule is written"),
+    (lambda: schedule_of([]), "a schedule must have the form"),
+    (lambda: schedule_of(["piecewise", 0, 1.0, 5]), "a schedule must have the form"),
     (lambda: schedule_of(["linear", "fast", "0"]), "made of numbers"),
 ])
 def test_invalid_schedules_are_refused(make, message):

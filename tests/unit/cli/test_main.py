@@ -99,23 +99,23 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
     (["train", "ppo"], "--env"),
-    ([*TRAIN, "--lrr", "1e-3"], "no flag '--lrr'; did you mean --lr?"),
+    ([*TRAIN, "--lrr", "1e-3"], "unknown flag '--lrr'; did you mean --lr?"),
     ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),
     ([*TRAIN, "--learning-rate", "1e-3"], "did you mean --lr?"),
     ([*TRAIN, "--size=5"], "did you mean --num-steps?"),
-    ([*TRAIN, "--buffer-size", "5"], "no flag '--buffer-size'; in this package, use 'size' of the replay storage or"),
-    ([*TRAIN, "--config", "my.yaml"], "no flag '--config'; there are no configuration files; give the options "
+    ([*TRAIN, "--buffer-size", "5"], "unknown flag '--buffer-size'; in this package, use 'size' of the replay storage"),
+    ([*TRAIN, "--config", "my.yaml"], "unknown flag '--config'; there are no configuration files; give the options "
                                       "themselves\n"),
-    ([*TRAIN, "--confg", "my.yaml"], "no flag '--confg'; see --help\n"),
-    ([*TRAIN, "--wrapper-class=x"], "no flag '--wrapper-class=x'; did you mean wrappers in Python ("),
+    ([*TRAIN, "--confg", "my.yaml"], "unknown flag '--confg'; see --help\n"),
+    ([*TRAIN, "--wrapper-class=x"], "unknown flag '--wrapper-class=x'; did you mean wrappers in Python ("),
     ([*TRAIN, "--total-timesteps", "5", "--tau=1"],
-     "no flag '--total-timesteps'; did you mean --target-steps?; no flag '--tau=1'; in this package, use 'polyak' of "
-     "another algorithm ("),
-    (["train", "ppo", "--env-id", "CartPole-v1"], "no flag '--env-id'; did you mean --env?"),
+     "unknown flag '--total-timesteps'; did you mean --target-steps?; unknown flag '--tau=1'; in this package, use "
+     "'polyak' of another algorithm ("),
+    (["train", "ppo", "--env-id", "CartPole-v1"], "unknown flag '--env-id'; did you mean --env?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
     ([*TRAIN, "stray"], "no argument 'stray'"),
-    ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # flags cannot be abbreviated
+    ([*TRAIN, "--learn", "1"], "unknown flag '--learn'"),  # flags cannot be abbreviated
     (["enjoy"], "RUN_DIR"),
     (["plot"], "RUN_DIR"),
     (["enjoy", "x", "--episodes", "0"], "whole number >= 1"),

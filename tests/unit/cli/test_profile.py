@@ -81,7 +81,7 @@ def test_an_environment_that_never_worked_is_refused(capsys):
 
 def test_train_has_no_flag_seconds(capsys):
     assert main(["train", "ppo", "--env", "CartPole-v1", "--seconds", "1"]) == 2
-    assert "no flag '--seconds'" in capsys.readouterr().err
+    assert "unknown flag '--seconds'" in capsys.readouterr().err
 
 
 def test_help(capsys):

@@ -142,7 +142,7 @@ def test_documented_names_are_translated_everywhere(capsys, agent, name, meant):
     flag = "--" + name.replace("_", "-")
     assert main(["train", "dqn", "--env", "CartPole-v1", flag, "1"]) == 2
     error = capsys.readouterr().err
-    assert f"no flag '{flag}'; did you mean --" in error
+    assert f"unknown flag '{flag}'; did you mean --" in error
     assert "--" + flat.replace("_", "-") in error
 
 

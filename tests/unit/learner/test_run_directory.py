@@ -136,8 +136,8 @@ def test_runs_that_start_simultaneously_get_different_directories(tmp_path):
 @pytest.mark.parametrize("option", ["overwrite", "resume"])
 def test_options_for_an_earlier_run_require_its_directory(tmp_path, option):
     runs = f"{tmp_path}/runs/"
-    with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name the run, for example "
-                                          rf"'.*runs/a'"):
+    with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name one of them, "
+                                          r"for example '.*runs/a'"):
         prepare_log_dir(runs, **{option: True})
     assert not (tmp_path / "runs").exists()
     for number in (1, 2):
@@ -203,6 +203,6 @@ def test_a_directory_of_runs_is_refused_with_its_newest_run(tmp_path):
         write_json(prepare_log_dir(f"{runs}/") / "run.json", {})
         os.utime(runs / f"run-{number}/run.json", (number, number))
     for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):
-        with pytest.raises((CheckpointError, ConfigError), match=r"is a directory of runs; name the run, for example "
-                                                                 r"'.*runs/run-2', the newest"):
+        with pytest.raises((CheckpointError, ConfigError), match=r"is a directory of runs; name one of them, for "
+                                                                 r"example the newest, '.*runs/run-2'"):
             read(runs)

@@ -21,7 +21,7 @@ PEERS = {"stable-baselines3", "sample-factory"}
 # Listed packages that no module imports by name, with the reason.
 INDIRECT = {
     "imageio-ffmpeg": "moviepy writes films with it",
-    "mpe2": "its environments are given by name",
+    "mpe2": "its environments are selected by name",
     "opencv-python-headless": "Gymnasium's preprocessing and films use it",
     "tensorboard": "torch.utils.tensorboard writes its files",
 }

@@ -64,5 +64,5 @@ def test_results_say_killed_survived_and_equivalent(mutations, tmp_path):
              mutations.Mutation("pytorchrl/a.py", "Y = 2", "Y = 5", "pytorchrl/test_fails.py")]
     found = list(mutations.results(table, tmp_path, timeout_s=300.0, pause_s=0.0))
     assert [result["result"] for result in found] == ["killed", "survived", "equivalent", *["not applied"] * 3]
-    assert "the tests fail without it" in found[-1]["why"]
+    assert "the tests fail without the mutation" in found[-1]["why"]
     assert (tmp_path / "pytorchrl" / "a.py").read_text() == "X = 1\nY = 2\n"

@@ -176,7 +176,7 @@ def test_any_has_a_reason():
         return re.sub(r"^ *(noqa: [A-Z0-9, ]+|type: ignore\[[a-z-]+\])", "", comment).strip(" -#")
     found = sorted({f"{path.relative_to(ROOT)}:{line}" for path, line in untyped_annotations({"Any"})
                     if not reason_on(path, line)})
-    assert found == [], "use a name of pytorchrl.untyped, or give the reason on the line"
+    assert found == [], "use a name from pytorchrl.untyped, or state the reason in a comment on the line"
 
 
 def test_no_docstring_begins_with_a_headless_clause():

@@ -133,7 +133,7 @@ def test_tasks_that_only_poll_are_a_deadlock_too(make_schedule):
 
     spawn(schedule, poll, "Vladimir")
     with pytest.raises(DeadlockError, match="Vladimir waits for Godot"):
-        schedule.wait_until(lambda: False, [Signal()], 1e6, "him too")
+        schedule.wait_until(lambda: False, [Signal()], 1e6, "Godot too")
     assert schedule.now < 10.0
 
 

@@ -116,11 +116,11 @@ def test_missing_devices_are_refused_for_workers_on_threads(make_scheme, see_gpu
      "col_device is 'cuda', and grad_worker_resources asks"),
     # The resources contain a GPU, but the device is the CPU
     ({**COLLECTORS, "col_worker_resources": QUARTER},
-     "col_worker_resources asks for num_gpus=0.25, and collection workers compute on the CPU"),
+     "col_worker_resources requests num_gpus=0.25, but collection workers compute on the CPU"),
     ({**COLLECTORS, "col_device": "cpu", "col_worker_resources": QUARTER},
      "give col_device='cuda', or leave num_gpus out"),
     ({**GRADS, "grad_worker_resources": QUARTER},
-     "grad_worker_resources asks for num_gpus=0.25, and gradient workers compute on the CPU"),
+     "grad_worker_resources requests num_gpus=0.25, but gradient workers compute on the CPU"),
     ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources asks for num_gpus=0.25"),
     # The index of the GPU is too high for the number of GPUs in the resources
     ({**COLLECTORS, "col_device": "cuda:1"},

@@ -140,5 +140,5 @@ def test_storages_of_on_policy_rollouts_are_refused(make_scheme):
 @pytest.mark.parametrize("settings", [{"address": "10.0.0.1:6379"}, {"faults": "kill shard.1 @ add 3"}])
 def test_shards_can_be_remote_workers(make_level, settings):
     assert make_level(num_col_workers=1, runtime="ray", **settings).settings["num_replay_workers"] == 2
-    with pytest.raises(ConfigError, match=r"without remote workers uses none|there is no remote worker"):
+    with pytest.raises(ConfigError, match=r"without remote workers does not use one|there is no remote worker"):
         make_level(num_col_workers=1, num_replay_workers=1, runtime="ray", **settings)

@@ -148,7 +148,7 @@ ROWS = [
      "replay_proportion=0.0 and replay_slots=5 go together"),
     ({"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1.0, "replay_slots": 5},
      ConfigError,
-     "replay_slots 5 · rollout 16 = 80 must exceed train_batch_size 80"),
+     "replay_slots 5 x rollout 16 = 80 must exceed train_batch_size 80"),
     ({"col_communication": "asynchronous", "replay_proportion": 1.0, "replay_slots": 1}, ConfigError,
      "must exceed train_batch_size 16"),
     ({"col_communication": "asynchronous", "buffer": "circular", "ramp": False}, ConfigError,
@@ -159,7 +159,7 @@ ROWS = [
     ({**WAIT, "max_weight_sync_delay": 50}, ConfigError, "leave out broadcast_interval and max_weight_sync_delay"),
     ({**WAIT, "buffer": "circular"}, ConfigError, "which buffer='circular' draws at random"),
     ({"col_communication": "asynchronous", "max_weight_sync_delay": 50, "broadcast_interval": 2}, ConfigError,
-     "max_weight_sync_delay replaces broadcast_interval; give one of them"),
+     "max_weight_sync_delay replaces broadcast_interval; set only one of them"),
     *(({name: value}, ConfigError, f"{name} must be a whole number >= 1 or None, got {value!r}")
       for name in ("train_batch_size", "microbatch_size") for value in (0, -1, 1.5, "2", True)),
     *(({**BY_PIECES, "prefetch": value}, ConfigError, f"prefetch must be a whole number >= 0 or None, got {value!r}")
@@ -178,7 +178,7 @@ ROWS = [
     ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2, "col_fraction_workers": 0.5}, ConfigError,
      "prefetch=1 contradicts col_fraction_workers"),
     ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2}, ConfigError,
-     "prefetch=1 has nothing to overlap.*num_epochs=4"),
+     "prefetch=1 has no effect.*num_epochs=4"),
     ({**BY_PIECES, "norm_over": "microbatch"}, ConfigError,
      "norm_over='microbatch' contradicts PPO: num_epochs=4 and num_mini_batch=4 use"),
 ]

@@ -326,7 +326,7 @@ class TurnBased(MatchingGame):
     ({"policy_of": 3}, "policy_of must be 'shared', .* got 3"),
     ({"reward_transform": "cut"}, "reward_transform must be"),
     ({"wrappers": (3,)}, "wrappers must be functions"),
-    ({"agents": {"a": ("agent_0",)}}, "agents follow from policy_of"),
+    ({"agents": {"a": ("agent_0",)}}, "agents are derived from policy_of"),
     ({"vec_env_sizes": 2}, "did you mean 'vec_env_size'"),
 ])
 def test_bad_input_is_refused_when_the_factory_is_created(arguments, message):
