@@ -129,6 +129,8 @@ class Run:
                 load(folder)
         elif was_training and "SIGKILL" not in kind and "twice" not in kind:
             found.append("no model.pt")
+        if "SIGKILL" in kind:  # a kill may leave a temporary file, which the next run in this directory removes
+            return found
         return found + [f"{path.name.rsplit('.', 1)[0]} left" for path in folder.glob(".*")]
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ logger = get_logger(__name__)
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
 CHECKPOINTS = "checkpoints"
 
+# Names of temporary files: the name of the final file, and the id of the process that writes it.
+_TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.\d+")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -43,7 +45,7 @@ def prepare_log_dir(
     Any other `log_dir` that contains an earlier run is refused by default. With `overwrite`, the earlier run is renamed
     (`runs/a` to `runs/a.1`). With `resume`, it is kept, or renamed if it ended before its first checkpoint. A
     directory that contains the files of a run is never a directory of runs, whether its name ends in a slash or not.
-    Nothing is ever removed.
+    Nothing is ever removed, except temporary files.
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
@@ -103,7 +105,7 @@ def _needs_one_run(runs: Path, option: str) -> str:
     newest = _newest_run(runs)
     name = f", for example the newest, {str(newest)!r}" if newest else f", for example {str(runs / 'a')!r}"
     return (f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; "
-            f"name one of them{name}")
+            f"name the run{name}")
 
 
 def _make_numbered(runs: Path, name: str) -> Path:
@@ -151,6 +153,8 @@ def _free_name(path: Path) -> Path:
 class Lock:
     """Lock on the directory of a run. No other run can use the directory until `close()` or the end of the process.
 
+    If an earlier run was killed while it wrote a file, its temporary file is removed.
+
     Raises:
         ConfigError: Another process holds the lock.
     """
@@ -163,6 +167,9 @@ class Lock:
             self.close()
             raise ConfigError(f"log_dir {str(log_dir)!r} is in use by another run; wait until that run ends, or choose "
                               "another directory") from None
+        for path in log_dir.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the lock; idempotent."""

@@ -14,7 +14,7 @@ import pytorchrl
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.plotting import read_curve
 from pytorchrl.reporting import Recorder, write_json
-from pytorchrl.run_directory import prepare_log_dir
+from pytorchrl.run_directory import Lock, prepare_log_dir
 
 
 @pytest.fixture
@@ -136,14 +136,14 @@ def test_runs_that_start_simultaneously_get_different_directories(tmp_path):
 @pytest.mark.parametrize("option", ["overwrite", "resume"])
 def test_options_for_an_earlier_run_require_its_directory(tmp_path, option):
     runs = f"{tmp_path}/runs/"
-    with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name one of them, "
+    with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name the run, "
                                           r"for example '.*runs/a'"):
         prepare_log_dir(runs, **{option: True})
     assert not (tmp_path / "runs").exists()
     for number in (1, 2):
         write_json(prepare_log_dir(runs) / "run.json", {})
         os.utime(tmp_path / f"runs/run-{number}/run.json", (number, number))
-    with pytest.raises(ConfigError, match=r"for example '.*runs/run-2', the newest"):
+    with pytest.raises(ConfigError, match=r"for example the newest, '.*runs/run-2'"):
         prepare_log_dir(runs, **{option: True})
 
 
@@ -206,3 +206,11 @@ def test_a_directory_of_runs_is_refused_with_its_newest_run(tmp_path):
         with pytest.raises((CheckpointError, ConfigError), match=r"is a directory of runs; name one of them, for "
                                                                  r"example the newest, '.*runs/run-2'"):
             read(runs)
+
+
+def test_the_next_run_removes_temporary_files_of_a_killed_run(tmp_path):
+    names = [".result.json.123", ".run.json.7", ".probe.9", ".model.pt.123"]
+    for name in [*names, ".result.json", ".notes.123", ".gitignore", "model.pt"]:
+        (tmp_path / name).write_text("")
+    Lock(tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".gitignore", ".notes.123", ".result.json", "model.pt"]
