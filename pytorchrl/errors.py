@@ -92,7 +92,7 @@ class WorkerError(PyTorchRLError):
 
 
 class EnvError(WorkerError):
-    """An environment raised, or returned a value that contradicts its declared spaces."""
+    """An environment raised an exception, or returned a value that contradicts its declared spaces."""
 
 
 class CollectionError(WorkerError):

@@ -174,7 +174,8 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting is slow, so count only when something may be due; `scheme.env_steps` is never below the count.
+        # Reading the ledger is slow, so it is read only when something may be due. No due step is missed, because
+        # `scheme.env_steps`, which is cheap to read, is never below `self.env_steps`.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:

@@ -55,7 +55,7 @@ def brief_errors_of(*names: str) -> Callable[[C], C]:
 
 @contextlib.contextmanager
 def full_tracebacks() -> Iterator[None]:
-    """Keep all frames of errors inside the `with` block."""
+    """Keep the full tracebacks of errors that are raised inside the `with` block."""
     found = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"
     try:

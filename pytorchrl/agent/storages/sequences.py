@@ -115,8 +115,8 @@ class _WindowTable:
     """Lookup tables of windows by the place of a row, (C,) each; -1 stands for no window or no slot."""
 
     def __init__(self, capacity: int) -> None:
-        # Indexed by the first trained row of a window: the place of its first row, its number of burn-in steps, and the
-        # next older window with the same first row.
+        # Each window is stored under the row of its first step after the burn-in: the place at which the window begins,
+        # its number of burn-in steps, and the next older window that begins at the same place.
         self.warm = np.full(capacity, -1, np.int64)
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)

@@ -285,7 +285,7 @@ class CWorker(Worker):
         self.preempt(self._sequence, min_steps)
 
     def interrupt(self) -> None:
-        """End the current rollout and all later rollouts at their next step."""
+        """End the current rollout at its next step, and start no further step."""
         self._interrupted = True
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:

@@ -114,7 +114,7 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     (["train", "ppo", "--env-id", "CartPole-v1"], "unknown flag '--env-id'; did you mean --env?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
-    ([*TRAIN, "stray"], "no argument 'stray'"),
+    ([*TRAIN, "stray"], "unexpected argument 'stray'"),
     ([*TRAIN, "--learn", "1"], "unknown flag '--learn'"),  # flags cannot be abbreviated
     (["enjoy"], "RUN_DIR"),
     (["plot"], "RUN_DIR"),

@@ -121,7 +121,7 @@ def test_missing_devices_are_refused_for_workers_on_threads(make_scheme, see_gpu
      "give col_device='cuda', or leave num_gpus out"),
     ({**GRADS, "grad_worker_resources": QUARTER},
      "grad_worker_resources requests num_gpus=0.25, but gradient workers compute on the CPU"),
-    ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources asks for num_gpus=0.25"),
+    ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources requests num_gpus=0.25"),
     # The index of the GPU is too high for the number of GPUs in the resources
     ({**COLLECTORS, "col_device": "cuda:1"},
      "col_device='cuda:1' is GPU 1, counted from 0, .*asks for num_gpus=0.2; 'cuda' is the first"),

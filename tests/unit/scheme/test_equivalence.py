@@ -117,7 +117,7 @@ def test_worker_slices_make_the_update_of_the_whole_batch(make_scheme, num_worke
     assert torch.equal(start, start_of_slices)
     assert _relative(whole, start)[0] > 1e-3  # training changed the parameters
     assert _relative(slices, whole)[0] <= 1e-6
-    assert _relative(slices, whole)[1] <= 1e-4  # every parameter that is not near zero
+    assert _relative(slices, whole)[1] <= 1e-4  # the largest error of a parameter, relative to its size plus 1e-3
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

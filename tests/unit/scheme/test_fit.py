@@ -265,7 +265,7 @@ def scheme_of(algorithm, actor, storage, envs, **settings):
      "compile=True needs an actor without memory"),
     (PPO, {}, {}, GAEBuffer.create_factory(8, sequence_length=4), "sequence_length=4 needs an actor with memory"),
     (PPO, {"num_mini_batch": 3}, {"recurrent_net": "lstm"}, GAEBuffer.create_factory(8),
-     "2 environments give 2 sequences per rollout, fewer than num_mini_batch=3"),
+     "2 environments yield 2 sequences per rollout, which is fewer than num_mini_batch=3"),
     (IMPALA, {"mini_batch_size": 3}, {"recurrent_net": "gru"}, VTraceBuffer.create_factory(8, sequence_length=4),
      "mini_batch_size=3 is less than a sequence, which has 4 steps"),
     (DQN, {}, {}, ReplayBuffer.create_factory(20, rollout_size=11),

@@ -339,7 +339,7 @@ def test_shards_report_metrics_of_each_policy(make_multi):
         assert found[policy]["bytes"] == own.num_bytes
         assert found[policy]["min_priority"] ** 0.5 * found[policy]["items"] <= found[policy]["mass"] * 1.001
     early, shared = found["early"], found["shared"]
-    # In the 12 env steps of a rollout, `early` makes 12 steps and `shared` 14.
+    # A rollout has 12 env steps, but 12 agent steps of `early` and 14 of `shared`, which controls two agents.
     assert metrics["shard/1/added"] == early["added"]
     assert 6 * shared["added"] == 7 * early["added"]
     # A metric of the whole shard is the sum over its policies; `min_priority` is the minimum.

@@ -400,8 +400,9 @@ def test_observations_are_normalized_everywhere_with_frozen_statistics():
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("case", ["categorical", "gaussian", "image", "lstm"])
-@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
+@pytest.mark.parametrize(("case", "bf16"), [
+    ("categorical", False), ("gaussian", False), ("image", False), ("lstm", False), ("image", True),
+    *[pytest.param(case, True, marks=pytest.mark.thorough) for case in ("categorical", "gaussian", "lstm")]])
 def test_evaluate_is_one_graph(case, bf16):
     options = {"recurrent_net": "lstm", "recurrent_size": 4} if case == "lstm" else {"normalize_obs": True}
     actor = _actor(IMAGE if case == "image" else VECTOR, CONTINUOUS if case == "gaussian" else TWO, **options)

@@ -1,4 +1,4 @@
-"""Test a user-defined loss term: its gradients (whole, sliced, masked or compiled), and errors for mistakes."""
+"""Test a user-defined loss term: its gradients (whole, sliced, masked, compiled), and errors for wrong definitions."""
 
 from __future__ import annotations
 

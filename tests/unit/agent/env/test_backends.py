@@ -226,7 +226,7 @@ def test_envpool_has_different_seeds_and_marks_reset_rows_invalid():
 @pytest.mark.usefixtures("fake_envpool")
 @pytest.mark.parametrize(("options", "match"), [
     ({"env_fn": "Other-v0"}, "has no task 'Other-v0'"),
-    ({"env_fn": "Task-v0", "env_kwargs": {"bogus": 1}}, "refuses {'bogus': 1}"),
+    ({"env_fn": "Task-v0", "env_kwargs": {"bogus": 1}}, "rejects {'bogus': 1}"),
     ({"env_fn": "Task-v0", "autoreset": "same_step"}, "next_step"),
     ({"env_fn": "Task-v0", "frame_stack": 2}, "need single environments"),
     ({"env_fn": CountingEnv}, "needs the id"),

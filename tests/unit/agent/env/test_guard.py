@@ -26,7 +26,7 @@ def test_observations_are_checked_leaf_by_leaf():
 def test_numbers_are_cast_if_floats_are_declared(caplog):
     caplog.set_level("INFO")
     assert observation_problem(BOX, np.zeros(2, np.float64)) is None
-    assert "cast from float64 to float32" in caplog.text
+    assert "casting from float64 to float32" in caplog.text
     assert observation_problem(BOX, np.zeros(2, np.int64)) is None
     assert "got float32" in observation_problem(spaces.Box(0, 255, (2,), np.uint8), np.zeros(2, np.float32))
 

@@ -285,7 +285,7 @@ class Broken(MatchingGame):
 
 
 @pytest.mark.parametrize(("fault", "message"), [
-    ("nobody", "no agent after reset"), ("shape", "observation of agent_0: expected float32"),
+    ("nobody", "reset left no agents"), ("shape", "observation of agent_0: expected float32"),
     ("raise", "env 0: step raised at step 0"), ("no reward", "'agent_1' acted"),
     ("no observation", "no observation of")])
 def test_broken_environments_are_reported(fault, message):

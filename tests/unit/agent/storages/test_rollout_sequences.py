@@ -101,7 +101,7 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
         p_cut=0.2,
         with_mask=frames == 3, first_number=s * 10**6, state_size=STATE, picture=(2, 2)) for s in range(2)]
     storage, kept, total, num_rows, num_extra = build(90, stacked_frames=frames or None, n_step=n_step), [], 0, 0, 0
-    for turn in range(40):
+    for turn in range(28):
         source = int(rng.integers(2))
         if rng.random() < 0.05:
             collectors[source].restart()

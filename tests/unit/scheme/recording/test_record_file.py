@@ -56,7 +56,7 @@ def test_invalid_record_files_are_refused(make_scheme, tmp_path, content):
 
 def test_a_record_is_never_overwritten_and_its_path_is_checked(make_scheme, tmp_path):
     (tmp_path / "there").write_text("precious")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_scheme(record=tmp_path / "there").start()
     assert (tmp_path / "there").read_text() == "precious"
     with pytest.raises(ConfigError, match="cannot be written"):

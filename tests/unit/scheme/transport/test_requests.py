@@ -61,7 +61,7 @@ class Side:
 
 @pytest.fixture
 def make():
-    """Return a function that starts workers, and requests to them."""
+    """Return a function that starts three workers, and returns them with a `Requests` object, as a `Side`."""
     sides = []
 
     def make_(**options):

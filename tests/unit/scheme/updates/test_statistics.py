@@ -109,18 +109,18 @@ def test_names_written_by_a_learner_are_on_the_page(tmp_path):
     assert set(last) == set(LEARNERS_NAMES)
 
 
-@pytest.mark.parametrize("here", [here for _, here in TABLES[-1]])
-def test_names_of_other_libraries_have_equivalents(make_apex, here):
+def test_names_of_other_libraries_have_equivalents(make_apex):
     scheme = make_apex()
-    metrics = run(scheme, 12)
-    # Names that contain a policy are checked in test_multi_agent.py.
-    for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):
-        if name == "step()":
-            assert "loss" in scheme.step()
-        elif (found := re.fullmatch(r'ledger\(\)\["(\w+)"\]', name)) is not None:
-            assert found[1] in scheme.ledger()
-        else:
-            assert name in metrics
+    metrics, ledger, statistics = run(scheme, 12), scheme.ledger(), scheme.step()
+    for _, here in TABLES[-1]:
+        # Names that contain a policy are checked in test_multi_agent.py.
+        for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):
+            if name == "step()":
+                assert "loss" in statistics
+            elif (found := re.fullmatch(r'ledger\(\)\["(\w+)"\]', name)) is not None:
+                assert found[1] in ledger
+            else:
+                assert name in metrics
 
 
 def test_each_gradient_is_counted_once(make):
