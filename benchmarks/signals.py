@@ -129,9 +129,11 @@ class Run:
                 load(folder)
         elif was_training and "SIGKILL" not in kind and "twice" not in kind:
             found.append("no model.pt")
-        if "SIGKILL" in kind:  # a kill may leave a temporary file, which the next run in this directory removes
-            return found
-        return found + [f"{path.name.rsplit('.', 1)[0]} left" for path in folder.glob(".*")]
+        # A kill may leave a temporary file, which the next run in this directory removes.
+        return found + ([] if "SIGKILL" in kind else self._temporary_files())
+
+    def _temporary_files(self) -> list[str]:
+        return [f"{path.name.rsplit('.', 1)[0]} left" for path in (self.folder / "run").glob(".*")]
 
     def close(self) -> None:
         """Kill the remaining processes of the session, and remove the files."""
