@@ -174,8 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Reading the ledger is slow, so it is read only when something may be due. No due step is missed, because
-        # `scheme.env_steps`, which is cheap to read, is never below `self.env_steps`.
+        # Reading the ledger is slow. `scheme.env_steps`, which is cheap to read, is never below `self.env_steps`.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
