@@ -53,7 +53,7 @@ class Autoreset(Protocol):
     """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret a step; called if episodes ended (`done`, (E,) bool), or if `pending` was true before the step."""
+        """Interpret a step in which episodes ended (`done`, (E,) bool), or before which `pending` was true."""
 
     def reset(self) -> None:
         """Discard pending resets, because the caller has reset all environments."""
@@ -122,11 +122,11 @@ class MaskedReset:
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Reset the environments whose episodes ended, and interpret the step; see `Autoreset`."""
         index = np.flatnonzero(done)
-        # Indexing with an array copies the rows, so the vector environment may write new observations to the memory.
+        # Indexing with an array copies the rows, so the vector environment may overwrite `observations` when it resets.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
         mask = self._reader.mask(observations)
         final_mask = None if mask is None else mask[index]
-        # The mask is a copy, because `done` is returned below, and the vector environment might change the mask.
+        # `done` is copied, because it is returned below, and the vector environment might change the reset mask.
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
         new_info = dict(info)
         if MASK_LEAF in info and MASK_LEAF in reset_info:

@@ -10,7 +10,7 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
-# An `if` condition that contains one of these names distinguishes the script from its import in a new process.
+# An `if` condition that contains one of these names is assumed to be false when a new process imports the script.
 _GUARDS = {"__name__", "current_process"}
 
 

@@ -71,15 +71,15 @@ class ActionMasks:
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
             return mask
-        # Learners bootstrap with masks only if an action is a single choice. An action of several choices needs an
-        # allowed value for each choice, which the mask may lack, so all actions are then allowed.
+        # Learners bootstrap with masks only if an action is a single choice. If an action consists of several choices,
+        # the mask may allow no value for one of the choices, so it is replaced by a mask that allows all actions.
         is_used = truncated & mask.any(axis=1) & self._has_one_choice
         return np.where((done & ~is_used)[:, None], True, mask)
 
     def final(
         self, mask: np.ndarray | None, final_index: np.ndarray, last_info_of: Callable[[int], Mapping[str, object]],
     ) -> np.ndarray | None:
-        """Return the masks of last observations, (K, n) bool; rows that would allow no action allow all actions.
+        """Return the masks of last observations, (K, n) bool; masks that allow no action are changed to allow all.
 
         Args:
             mask: (K, n) bool, the leaf `action_mask` of the last observations; None if there is no such leaf.
@@ -92,7 +92,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Add masks that allow all actions to `info`, for environments that raised exceptions (`cut`, (E,) bool)."""
+        """Make the masks in `info` allow all actions for the environments that raised exceptions (`cut`, (E,) bool)."""
         if self._is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

@@ -185,7 +185,7 @@ class RestartingEnv(GuardedEnv):
 
 
 class RememberingEnv(AnyWrapper):
-    """Wrapper that stores the last observation and reports the restarts of a `RestartingEnv` in another process."""
+    """Wrapper of a `RestartingEnv` in a separate process; it stores the last observation, and reports restarts."""
 
     def __init__(self, env: RestartingEnv) -> None:
         super().__init__(env)

@@ -13,10 +13,10 @@ from pytorchrl.agent.env.aliases import AnySpace, Observation
 from pytorchrl.errors import SpaceError
 
 MASK_LEAF = "action_mask"
-"""Name of the observation leaf, or of the entry of `info`, with the action mask; the leaf is hidden from networks."""
+"""Name of the observation leaf or `info` entry that contains the action mask; networks do not receive the leaf."""
 
 LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Supported spaces of an action, and of each leaf of an observation."""
+"""Types of spaces that are supported for actions, and for the leaves of observations."""
 
 Path = tuple[Any, ...]
 """Keys (of any type) and indices that lead to a leaf of a nested space."""

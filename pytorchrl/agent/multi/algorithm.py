@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
 """Options that determine when updates happen and how large they are; their values must be equal for all policies."""
 TRAINABLE = "trainable"
-"""Name of the parameter `policy/trainable`: 1 for a policy that learns, 0 for a policy that only acts."""
+"""Name of the parameter `policy/trainable`, which is 1 if the policy learns, and 0 if it only acts."""
 
 
 class MultiAgentAlgorithm(Algorithm):
@@ -95,7 +95,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """Kind of data to learn from; if the policies differ, the kind that requires the freshest data."""
+            """Kind of data to learn from; if the policies differ, the kind with the freshest data."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor

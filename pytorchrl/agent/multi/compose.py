@@ -28,7 +28,7 @@ def multi_agent(
     storages: Factory[Storage] | Mapping[str, Factory[Storage]], *,
     trainable: Collection[str] | None = None, checkpoint: str | None = None,
 ) -> tuple[Factory[MultiAgentAlgorithm], Factory[MultiAgentActor], Factory[MultiAgentStorage]]:
-    """Return factories of algorithm, actor and storage, in the order of `Scheme`, for environments with several agents.
+    """Return factories of algorithm, actor and storage for several policies, in the order of `Scheme`'s arguments.
 
         envs = MultiAgentVecEnv.create_factory(
             "mpe2.simple_speaker_listener_v4", vec_env_size=8, policy_of=lambda agent: agent)

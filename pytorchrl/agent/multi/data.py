@@ -117,7 +117,8 @@ class MultiBatch:
     """All policies, in the order on which `ids` depend."""
     num_samples: int = 0
     """Number of env steps attributed to the batch. The env steps of the rollouts are divided among the batches of a
-    pass in proportion to the agents' steps in each batch. With replay: the most transitions of any policy."""
+    pass in proportion to the agents' steps in each batch. With replay, this is the
+    largest number of transitions of any policy."""
     num_new_samples: int = 0
     """Number of env steps that no earlier batch used."""
     last: bool = False

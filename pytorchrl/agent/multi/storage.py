@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if storages differ, the kind that requires the freshest data."""
+            """Kind of data that the storages provide; if the storages differ, the kind with the freshest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -243,12 +243,12 @@ class MultiAgentStorage(Storage):
             yield batch
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        """Set the numbers of env steps of a batch; for all batches of a pass, they add up to those of the rollouts.
+        """Set the numbers of env steps of a batch; over a pass, these numbers add up to the env steps of the rollouts.
 
         Args:
             batch: The batch.
             samples: The number of agents' steps in earlier batches of the pass, and the number in this batch.
-            new: The same two numbers, but only of new samples.
+            new: The same two numbers, counting only new samples.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps

@@ -57,7 +57,7 @@ class Storage(Part, Updatable, ABC):
     provides: DataKind
     """Kind of data in the batches, declared or inherited by each class; the algorithm must be able to learn from it.
 
-    If `provides.is_kept`, `counters` also contains `evicted`.
+    If `provides.is_kept` is true, `counters` also contains `evicted`.
     """
     draws_rollouts: ClassVar[bool] = False
     """Whether a replay storage keeps and draws whole rollouts."""
@@ -202,7 +202,7 @@ class Storage(Part, Updatable, ABC):
         """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
     def state_dict(self) -> StateDict:
-        """Return the state for an exact continuation: the generator's and, in a replay buffer, the contents."""
+        """Return what an exact continuation needs: the state of the generator and, in a replay buffer, the contents."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: StateDict) -> None:

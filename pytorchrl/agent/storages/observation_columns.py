@@ -70,7 +70,7 @@ def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fil
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values (E, T, ...) to `column`, one environment after another, from place `start`; wrap at the end."""
+    """Write values (E, T, ...) to `column` from place `start` on, one environment after another; wrap at the end."""
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -194,7 +194,7 @@ class StackedColumn(ObservationColumn):
         self._black = capacity
         frame_size = int(np.prod(shape)) // num_frames
         self.frames = np.zeros((capacity, frame_size), dtype)
-        self._extra_frames = np.zeros((1, frame_size), dtype)  # number 0 is the black frame
+        self._extra_frames = np.zeros((1, frame_size), dtype)  # row 0 is the black frame
         self._row_frames = np.zeros((capacity, num_frames), dtype=np.int32)
         self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
         self.clear()

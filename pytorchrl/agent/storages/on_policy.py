@@ -126,7 +126,7 @@ class VanillaOnPolicyBuffer(Storage):
         return len(values), float(mean), float((values - mean).square().sum())
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A with (A - mean) / (std + 1e-8); `mean_and_std` computes both over all workers."""
+        """Replace each advantage A with (A - mean) / (std + 1e-8); `mean_and_std` computes the arguments."""
         self._normalized = True
         if self._samples is not None:
             self._samples.advantage = (self._samples.advantage - mean) / (std + 1e-8)
@@ -173,7 +173,7 @@ class VanillaOnPolicyBuffer(Storage):
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Compute advantages and returns; a subclass may override this estimate.
+        """Compute advantages and returns; a subclass may override this method.
 
         Args:
             rollout: T steps of E environments.

@@ -36,7 +36,7 @@ class Inserted(NamedTuple):
     rows: np.ndarray
     """(T·E,) int64, places of the written rows."""
     broken: np.ndarray
-    """(N,) int64, places of resident rows that can no longer be drawn, because an older frame of their stack was
+    """(N,) int64, places of resident rows that can no longer be drawn, because older frames of their stacks were
     evicted."""
     continued: np.ndarray
     """(E,) bool, whether each environment continues from the end of the source's previous rollout."""
@@ -62,11 +62,11 @@ class _Head:
     """End of the newest rollout of a source; each array has the shape (E,)."""
 
     ids: np.ndarray
-    """Ids of the last rows."""
+    """Id of the last row of each environment."""
     places: np.ndarray
-    """Places of the extra observations after these rows; 0 where the row ended its episode."""
+    """Place of the extra observation after each last row; 0 where the last row ended its episode."""
     done: np.ndarray
-    """Whether the observation after each row is the first of an episode."""
+    """Whether the observation after each last row is the first of an episode."""
 
 
 class Ring:
@@ -135,7 +135,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # false if the last row ended its episode; the head is then not needed
+        shown = link[-1] == heads  # false where the last row ended its episode, so that the head is not needed
         self._release(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count

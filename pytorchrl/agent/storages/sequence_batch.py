@@ -80,7 +80,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 
 
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the returns, discounts and numbers of steps of the L trained rows, (L, B) each; see `Ring.window`.
+    """Compute the return, discount and number of rewards of each trained step, (L, B) each; see `Ring.window`.
 
     `rows`, (W+L+n, B), contains the places in `walk`, with 0 for the places of extra observations.
     """

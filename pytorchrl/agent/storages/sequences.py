@@ -1,9 +1,9 @@
 """Prioritized replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
 
 Each step is stored only once. A sequence is a *window* of steps in one episode of one environment: up to `burn_in`
-steps, which only warm up the memory, and then `length` trained steps, which the loss covers. The first trained row of a
-window identifies the window and has its priority. E = environments, B = windows drawn, H = size of a memory state,
-W = steps of burn-in, L = `length`, n = `n_step`.
+steps, which only warm up the memory, and then `length` trained steps, which the loss covers. The row of the
+first trained step identifies the window and stores its priority. E = environments, B = windows drawn, H = size of a memory
+state, W = steps of burn-in, L = `length`, n = `n_step`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Window(NamedTuple):
     """A window, as ids of rows."""
 
     start: int
-    """Id of the first trained row."""
+    """Id of the row of the first trained step."""
     warm: int
     """Id of the first row, including the burn-in."""
     num_warm: int
@@ -56,7 +56,7 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Ids of the first rows, and of the first trained rows, of pending windows, which cannot be drawn yet.
+        # Row ids of the first steps (`_warm`) and first trained steps (`_start`) of windows that cannot be drawn yet.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -112,15 +112,17 @@ class Episode:
 
 
 class _WindowTable:
-    """Lookup tables of windows by the place of a row, (C,) each; -1 stands for no window or no slot."""
+    """Lookup tables of windows, (C,) each, indexed by place in the ring; -1 means that there is no window or slot."""
 
     def __init__(self, capacity: int) -> None:
-        # Each window is stored under the row of its first step after the burn-in: the place at which the window begins,
-        # its number of burn-in steps, and the next older window that begins at the same place.
+        # These arrays are indexed by the place of a window's first trained step, which identifies the window. They
+        # contain the place of the window's first row, the number of burn-in steps, and the next older window with the
+        # same first row.
         self.warm = np.full(capacity, -1, np.int64)
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
-        # Indexed by the first row of a window: the newest window that begins there, and the slot of its memory state.
+        # These arrays are indexed by the place of a window's first row. They contain the newest window with that first
+        # row, and the slot of the memory state before the row.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 
@@ -201,7 +203,7 @@ class SequenceBuffer(PERBuffer):
             raise ConfigError(
                 f"a shard must store at least burn_in + length = {least} steps, got {size}; raise size, or lower "
                 "burn_in or length")
-        # The largest number of rollouts over which the steps of a window and its last targets can extend.
+        # The largest number of rollouts that can contain the steps of one window and its n-step targets.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
@@ -215,7 +217,7 @@ class SequenceBuffer(PERBuffer):
 
     @functools.cached_property
     def windows(self) -> _WindowTable:
-        """Windows by place in the ring; created on first use, because a collector's storage does not need them."""
+        """Lookup tables of windows; created on first use, because a collector's storage does not need them."""
         return _WindowTable(self.options.size)
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
@@ -238,7 +240,7 @@ class SequenceBuffer(PERBuffer):
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
-        """Continue an environment's episode (None if there is none) with the environment's runs of rows in a rollout.
+        """Process the runs of one environment in a rollout; `episode` is its unfinished episode, or None.
 
         Returns:
             The episode that continues after the rollout, or None; ids of the rows before which a memory state must be
@@ -319,9 +321,9 @@ class SequenceBuffer(PERBuffer):
         return batch
 
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
-        """Return the rows of windows; `starts`, the places of the first trained rows, become row `burn_in`.
+        """Return the rows of windows; row `burn_in` contains `starts`, the places of the first trained steps.
 
-        A burn-in is shorter only at the start of an episode; the padding before it does not affect the memory.
+        A burn-in has fewer steps only at the start of an episode; the padding before it does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
@@ -349,7 +351,7 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times the mean.
+        """Return eta max d + (1 - eta) mean d for each sequence, where d are the absolute errors of its valid steps.
 
         Args:
             batch: The drawn batch.

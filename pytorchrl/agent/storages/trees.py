@@ -104,7 +104,7 @@ class SumTree(_Tree):
         return float(self._nodes[1])
 
     def find_prefix(self, mass: np.ndarray) -> np.ndarray:
-        """Return for each m the id i with value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
+        """Return, for each m, the id i for which value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
 
         Args:
             mass: (N,) float, the numbers m >= 0. If m is not less than the sum of all values, i is the last id whose
@@ -125,7 +125,7 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # Rounding may leave a mass as large as the sum of both children; the last child that is not 0 is then used.
+            # Due to rounding, a mass can equal or exceed the sum of both children; use the last child that is not 0.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right

@@ -45,10 +45,10 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
     algorithm: VTraceLearner
 
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return advantages and V-trace targets of a rollout with the current weights, (T, E) float32 each."""
+        """Compute a rollout's advantages and V-trace targets with the current weights, (T, E) float32 each."""
         options = self.options
         logp, value, final_value = self.algorithm.evaluate_rollout(rollout, options.sequence_length)
-        if not recompute:  # a clipped value loss is relative to the values before the first update with this rollout
+        if not recompute:  # value clipping needs the values from before the first update with this rollout
             rollout.other["value"] = value
         return vtrace(
             rollout, logp, value, final_value, self.algorithm.gamma, rho_bar=options.rho_bar, c_bar=options.c_bar,
