@@ -2,8 +2,8 @@
 
 Each step is stored only once. A sequence is a *window* of steps in one episode of one environment: up to `burn_in`
 steps, which only warm up the memory, and then `length` trained steps, which the loss covers. The row of the
-first trained step identifies the window and stores its priority. E = environments, B = windows drawn, H = size of a memory
-state, W = steps of burn-in, L = `length`, n = `n_step`.
+first trained step identifies the window and stores its priority. E = environments, B = windows drawn, H = size of a
+memory state, W = steps of burn-in, L = `length`, n = `n_step`.
 """
 
 from __future__ import annotations
