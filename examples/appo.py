@@ -1,7 +1,7 @@
 """Train CartPole with APPO: IMPALA with PPO's clipped loss, so that each batch can be used for several updates.
 
-`--slow-policy` turns APPO into IMPACT: the ratio is clipped around a copy of the policy that is updated periodically,
-which allows older data.
+`--slow-policy` turns APPO into IMPACT: the clipped ratio compares the policy with a copy that is updated periodically,
+so that older data can be used.
 
     python examples/appo.py --num-col-workers 4
 """

@@ -12,7 +12,7 @@
     │ ├ RayConnectionError              the cluster cannot be reached
     │ └ StartTimeoutError               a worker did not start in time
     ├ WorkerError                       something failed in a worker
-    │ ├ EnvError                        an environment raised or broke its contract
+    │ ├ EnvError                        an environment raised an error or broke its contract
     │ ├ CollectionError                 workers sent no rollout in time
     │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection sent no data to a learner in time
     │ ├ RanksDifferError                gradient workers that apply the same updates have different parameters

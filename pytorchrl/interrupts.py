@@ -62,7 +62,7 @@ class Interrupts:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def finish_waiting(self) -> None:
-        """Stop raising `Unblocked`, because the steps that follow a signal have their own deadlines."""
+        """Stop raising `Unblocked`, because the operations that follow training have their own deadlines."""
         self._waiting = False
         if self._timer is not None:
             self._timer.cancel()

@@ -203,7 +203,7 @@ class Learner:
         """Make updates until `done()`, then save the model if there is a `log_dir`.
 
         With `eval_every`, evaluations start at its multiples and never block training: an evaluation that is due while
-        another evaluation is running is skipped. The last evaluation uses the final weights, after the model was saved.
+        another evaluation is running is skipped. The last evaluation starts after the final model is saved.
 
         The first Ctrl-C (or SIGTERM) ends training cleanly: the model is saved, the scheme is stopped, and
         `KeyboardInterrupt` (`SystemExit(143)`) is raised. A second signal, or a signal while workers start, ends
@@ -247,7 +247,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # The signal can cause such errors: native code may replace `Unblocked`, and worker processes may have died.
+            # The signal may have caused the error: native code can replace `Unblocked`, and worker processes can die.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -364,8 +364,7 @@ class Learner:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues; the newest two are kept.
 
         At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
-        that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is logged, and the
-        next checkpoint is written when it is due.
+        that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is only logged.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.

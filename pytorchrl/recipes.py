@@ -20,7 +20,7 @@ from pytorchrl.untyped import Json
 _CODE = "__code__"
 """Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` if there is no name."""
 _ACTING = ("noise_std",)
-"""Options of algorithms that affect acting. All other options of algorithms are ignored by `load` if they are code."""
+"""Algorithm options that affect acting. `load` ignores all other algorithm options whose values are code."""
 
 
 @dataclass(frozen=True)

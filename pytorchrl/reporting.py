@@ -32,7 +32,7 @@ Status = MetricsDict
 # Texts from environments and exceptions are untrusted. They are truncated here, and JSON escapes control characters.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# Number of intervals between arrivals that `RateWindow` keeps, and its length as a multiple of the longest of them.
+# `RateWindow` stores the last five intervals between arrivals; its window spans at least three times the longest one.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
@@ -327,7 +327,7 @@ class Progress:
             self._live = _rich_progress(self._stream)
 
     def announce(self, text: str, *, keep: bool = False) -> None:
-        """Show a line of text before training begins. In a terminal, the next line replaces it if not `keep`."""
+        """Show a line of text before training. In a terminal, the next line replaces it unless `keep` is true."""
         if self._stream is None:
             return
         text = printable(text)

@@ -195,5 +195,5 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file, as an `opener` for `open`, but refuse symbolic links; new files have the mode 0666 & ~umask."""
+    """Open a file, but refuse symbolic links; `open` calls this `opener`. New files have mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)

@@ -36,7 +36,7 @@ class Target:
 
         Args:
             env_steps: Env steps that have reached the learner.
-            ledger: The ledger at that time.
+            ledger: The ledger from which `env_steps` was counted.
             num_skipped: Samples of updates that were skipped because of NaN or infinity; they count as used.
         """
         if env_steps < self.env_steps:

@@ -27,7 +27,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
     The message of a `ConfigError` is sufficient, so the frames of the check and earlier errors in the chain are
-    removed. They are kept if they contain a frame of the user's own code, for example in an environment.
+    removed. A traceback that contains a frame of the user's own code, for example in an environment, is kept.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,7 +42,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def brief_errors_of(*names: str) -> Callable[[C], C]:
-    """Return a class decorator that applies `brief_errors` to the methods and class methods called `names`."""
+    """Return a class decorator that applies `brief_errors` to the methods and class methods listed in `names`."""
     def decorate(cls: C) -> C:
         for name in names:
             method = vars(cls)[name]

@@ -27,7 +27,7 @@ _Env = gym.Env[Any, Any]  # observations and actions of any type
 _Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment that single games have too, and settings that do not affect the frames.
+# Settings of ale-py's vector environment that single games also accept, and settings that do not affect the frames.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
@@ -80,7 +80,7 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
 
 
 def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
-    """Return the factory of one test environment that renders images; it includes preprocessing and the recorder."""
+    """Return a factory of one test environment that renders images, with preprocessing and the recorder."""
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")

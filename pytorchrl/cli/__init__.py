@@ -28,7 +28,7 @@ _COMMANDS = {
     "plot": "draw learning curves",
 }
 Handler = Callable[[int, FrameType | None], object] | int | None
-"""A signal handler, as `signal.signal` takes and returns it."""
+"""A signal handler, of the type that `signal.signal` accepts and returns."""
 _USAGE = "usage: pytorchrl {train,profile,enjoy,plot} ... | --help | --version"
 
 

@@ -23,7 +23,7 @@ TITLES: Mapping[str, str] = {
     "learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
     "actor": "actor", "environments": "environments", **GROUPS,
 }
-"""Group of options -> its title in `--help`, in the order of the help."""
+"""Group of options -> its title in `--help`, which lists the groups in this order."""
 
 _COMMON = frozenset((
     "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
@@ -65,7 +65,10 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _refuse(self, words: Sequence[str]) -> None:
-        """Exit with an error that names all flags in `words`, or the first word if no word is a flag; accept []."""
+        """Exit with an error that names all flags in `words`, or the first word if no word is a flag.
+
+        If `words` is empty, do nothing.
+        """
         flags = {name_of(flag): ("", name_of(flag)) for flag in self._option_string_actions if flag.startswith("--")}
         known = {**flags, **self._known}
         unknown = [word for word in words if word.startswith("-")]

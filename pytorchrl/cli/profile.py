@@ -16,7 +16,7 @@ from pytorchrl.reporting import to_json
 from pytorchrl.untyped import MetricsDict
 
 _SECONDS = 20.0
-# The warm-up of workers, compilers and caches takes this share of the seconds, and at least this number of updates.
+# The warm-up of workers, compilers and caches takes this fraction of `--seconds`, and at least this many updates.
 _WARM_UP, _WARM_UP_UPDATES = 0.25, 2
 
 

@@ -139,7 +139,7 @@ def _algorithm_in(arguments: Sequence[str]) -> str | None:
 
 
 def _given(arguments: Sequence[str], flag: str) -> str:
-    """Return the value of a flag before the parser exists; "" if the flag is not given."""
+    """Find the value of a flag without a parser; return "" if the flag is not given."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == flag:
             return following

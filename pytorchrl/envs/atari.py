@@ -2,9 +2,9 @@
 
 An observation is a stack of 4 gray images of 84 x 84 pixels; each image is the maximum of the last two of 4 frames. A
 game starts with up to 30 no-op frames, and with the action FIRE if the game waits for it. A game is truncated after
-27,000 steps. In training, learners receive the sign of rewards and a termination at each lost life, after which the
-game continues; in tests, they receive raw rewards and no such termination. Reported returns are always raw scores of
-complete games.
+27,000 steps. In training, each reward is replaced by its sign, and each lost life is a termination, after which the
+game continues. In tests, rewards are raw, and lost lives are not terminations. Reported returns are always raw scores
+of complete games.
 """
 
 from __future__ import annotations

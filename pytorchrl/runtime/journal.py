@@ -39,7 +39,7 @@ class Journal:
 
     Attributes:
         lock: Lock that guards the worker's parameters. Use the lock directly, instead of `reading` or `writing`, for
-            accesses whose order affects nothing else.
+            accesses whose order does not affect the rest of the run.
         is_kept: Whether events are recorded or compared with a record. If not, callers need not describe events.
     """
 
@@ -75,7 +75,7 @@ class Journal:
         """Record that the collector thread failed, and wake any thread waiting for its turn."""
 
     def release(self) -> None:
-        """Stop recording and enforcing an order, because the worker stops and its last steps have no effect."""
+        """Stop recording and enforcing an order; called when the worker stops, because later events have no effect."""
 
 
 class Recording(Journal):

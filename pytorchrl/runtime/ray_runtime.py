@@ -115,7 +115,7 @@ class RayRuntime(Runtime):
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
-        """Pickle the options only: in another process, the runtime joins the Ray that already runs there."""
+        """Pickle only the arguments, without the address: another process joins the Ray that already runs there."""
         return partial(RayRuntime, seed=self._seed,
                        is_recording=self.is_recording), (replace(self.options, address=None),)
 

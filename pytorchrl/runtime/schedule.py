@@ -235,7 +235,7 @@ class Schedule:
             chosen = self._choose()
             if chosen is not task:
                 self._swap(task, chosen)
-        except KeyboardInterrupt:  # the chosen task is not known here, so every waiting task becomes due again
+        except KeyboardInterrupt:  # `_choose` may have removed a task's entry, so every waiting task becomes due again
             for other in self.tasks:
                 if other.waits_for:
                     self._enter(self.now, (other, other.num_waits))
@@ -288,7 +288,7 @@ class Schedule:
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if is_timeout is not None:  # if it is None, the task only let other tasks go first, which is not a timeout
+        if is_timeout is not None:  # None: the task only let other tasks go first, which is not a timeout
             self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()

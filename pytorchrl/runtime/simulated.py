@@ -316,7 +316,7 @@ class SimulatedRuntime(Runtime):
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
         # A replay delivers messages immediately. Otherwise, a message that arrived in the recorded run could be lost in
-        # the replay, because its sender dies before the delivery.
+        # the replay, if its sender died before the delivery.
         if self._replay is not None:
             deliver()
             return
