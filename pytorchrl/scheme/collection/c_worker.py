@@ -1,4 +1,4 @@
-"""The collection worker, whose actor acts in a vector of environments and fills a storage."""
+"""The collection worker, which acts in a vector of environments and fills a storage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Role(enum.Enum):
 class CWorker(Worker):
     """A worker that collects rollouts.
 
-    The local worker (index 0) shares its parameters with the gradient worker, even if it does not collect.
+    The local worker (index 0) shares its parameters with the gradient worker, even if the local worker does not
+    collect.
 
     Args:
         index_worker: Index in the set: 0 is local to the gradient worker, 1..M are remote.
@@ -91,7 +92,7 @@ class CWorker(Worker):
             envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts of environments before the last call of `reseed`
+        self._envs_restarted = 0  # restarts of the environments that `reseed` has closed
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
@@ -262,8 +263,8 @@ class CWorker(Worker):
     def reseed(self, seed: int) -> None:
         """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
-        Parameters and data are kept. Resetting the environments would not be enough, because they may keep state across
-        episodes.
+        The parameters and collected data do not change. Resetting the environments would not be enough, because they
+        may keep state across episodes.
         """
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
@@ -285,7 +286,7 @@ class CWorker(Worker):
         self.preempt(self._sequence, min_steps)
 
     def interrupt(self) -> None:
-        """End the current rollout at its next step, and start no further step."""
+        """End the current rollout before its next step; later rollouts contain no steps."""
         self._interrupted = True
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:

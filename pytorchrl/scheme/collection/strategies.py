@@ -78,7 +78,7 @@ class LocalCollection:
         return rollout
 
     def _book(self, rollout: Rollout) -> list[Rollout]:
-        """Count a rollout's steps; return a list of this rollout, or an empty list if it has no valid step."""
+        """Count a rollout's steps; return a list with the rollout, or an empty list if it has no valid step."""
         self._ledger.collect(rollout.num_env_steps)
         return [rollout] if rollout.num_env_steps else []
 
@@ -372,7 +372,7 @@ class OnArrival(_RemoteCollection):
         self._col_in_flight, self._is_started = options.col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:
-        """Poll once: deliver each finished rollout, oldest request first, and request the next one from its worker."""
+        """Poll once: deliver finished rollouts, oldest request first, and request another one after each delivery."""
         if not self._is_started:
             self._is_started = True
             for _ in range(self._col_in_flight):

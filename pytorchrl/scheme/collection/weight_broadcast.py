@@ -109,7 +109,7 @@ class WeightBroadcast:
         return weights
 
     def delivered(self, index: int, num_env_steps: int) -> None:
-        """Add the env steps of a rollout that a worker delivered."""
+        """Count the env steps of a rollout that a worker delivered."""
         self._steps[index] += num_env_steps
 
     def forget(self, index: int) -> None:

@@ -35,7 +35,7 @@ class TrainBatchSource(Protocol):
     """A source of train batches."""
 
     def take(self) -> TrainBatch:
-        """Wait for the next train batch and return it; except with replay shards, its `uses` includes this call."""
+        """Wait for the next train batch and return it; its `uses` counts this call, except with replay shards."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""

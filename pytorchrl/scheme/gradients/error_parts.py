@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Decorate a method so that its errors carry the journal's events as `part`; a failed call sends no message."""
+    """Decorate a method so that its errors carry the journal's events as `part`; a failed call returns no events."""
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:

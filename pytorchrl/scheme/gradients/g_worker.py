@@ -31,7 +31,7 @@ from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Enco
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.untyped import StateDict
 
-# A replacement GWorker numbers its workers' incarnations from a multiple of this number, so that none repeats.
+# A replacement GWorker numbers its workers' incarnations from a multiple of this number, so that no number repeats.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0

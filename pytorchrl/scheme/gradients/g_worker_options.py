@@ -27,7 +27,7 @@ class GWorkerOptions(Options):
         "finite; None: such batches are not saved.")
 
     def __post_init__(self) -> None:
-        """Refuse a directory that cannot be created, and make its path absolute."""
+        """Make `keep_bad_batches` an absolute path, and refuse it if it cannot be a directory."""
         super().__post_init__()
         if self.keep_bad_batches is not None:
             object.__setattr__(self, "keep_bad_batches", check_directory("keep_bad_batches", self.keep_bad_batches))

@@ -1,7 +1,7 @@
 """The three kinds of collection, which determine how a gradient worker receives data.
 
-Each kind is a class that inherits the options of the collection workers, the collector thread and the batches. A kind
-has only the options that have an effect with it.
+Each kind is a class that inherits the options of the collection workers, the collector thread and the batches. Each
+kind has only the options that affect it.
 """
 
 from __future__ import annotations

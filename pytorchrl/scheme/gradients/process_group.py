@@ -64,7 +64,7 @@ class GradientGroup:
         return [vector / count if count else None for vector, count in zip(sums, counts, strict=True)]
 
     def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
-        """Return the moments of the samples of all ranks, in the order of the ranks."""
+        """Return the moments of each rank's samples, in rank order."""
         if isinstance(moments, Mapping):
             columns = [self._gather_moments(own) for own in moments.values()]
             return [dict(zip(moments, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -162,7 +162,10 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave all groups up to this generation, including those joined later; an exchange in progress fails."""
+        """Leave the current group if its generation is at most `generation`; an exchange in progress fails.
+
+        If the worker joins a group with such a generation later, it leaves that group immediately.
+        """
         with self._lock:
             self._left = max(self._left, generation)
             group = self._group if self._generation <= self._left else None
@@ -183,7 +186,7 @@ class ProcessGroup:
         return self._group
 
     def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
-        """Return the moments of the samples of all ranks, in the order of the ranks."""
+        """Return the moments of each rank's samples, in rank order."""
         return self._joined().gather_moments(moments)
 
     def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:

@@ -96,8 +96,8 @@ class RingBuffer:
         size: Number of slots.
         num_passes: Number of uses of a train batch.
         init_passes: Number of uses of the first train batch; each later train batch has one more use, up to
-            `num_passes`. If it is 1, slots become empty one at a time, so new train batches are needed at equal
-            intervals.
+            `num_passes`. If `init_passes` is 1, slots become empty one at a time, so new train batches are needed at
+            equal intervals.
     """
 
     def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:

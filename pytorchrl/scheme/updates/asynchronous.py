@@ -174,7 +174,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request[index] = skip
 
     def _update(self) -> None:
-        """Apply the mean of the waiting gradients, summed in worker order.
+        """Apply the mean of the waiting gradients, which are summed in worker order.
 
         New requests are planned in the order of the requests that led to these gradients.
         """

@@ -26,7 +26,7 @@ class GradientPattern(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SynchronousGradients(GWorkerSet.Options, Kind):
-    """One update is made from the gradients of all workers."""
+    """Gradients of all workers, averaged into one update."""
 
     title: ClassVar[str] = "synchronous gradients"
     chosen_by: ClassVar[str] = "grad_communication='synchronous'"
@@ -34,7 +34,10 @@ class SynchronousGradients(GWorkerSet.Options, Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kind):
-    """Each gradient is applied when it arrives. With a single gradient worker, a separate thread makes the updates."""
+    """Gradients applied without waiting for all workers.
+
+    With a single gradient worker, a separate thread makes the updates.
+    """
 
     title: ClassVar[str] = "asynchronous gradients"
     chosen_by: ClassVar[str] = "grad_communication='asynchronous'"
@@ -42,7 +45,7 @@ class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kin
 
 @dataclass(frozen=True, kw_only=True)
 class DecentralisedGradients(GWorkerSet.Options, Kind):
-    """Gradient workers average gradients among themselves, and each applies the update."""
+    """Gradients that the gradient workers average among themselves; each worker applies the mean."""
 
     title: ClassVar[str] = "decentralised gradients"
     chosen_by: ClassVar[str] = "distribute_gradients=True"

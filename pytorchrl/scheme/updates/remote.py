@@ -93,7 +93,7 @@ class RemoteUpdates:
         return self._weight_sync.reference
 
     def _receive(self, answer: Any) -> Any:  # the result type depends on the method
-        """Return a worker's answer, with the vectors of a gradient decoded."""
+        """Return a worker's answer; if the answer is a gradient, decode its vectors."""
         if not isinstance(answer, Gradients):
             return answer
         with self._statistics.timed("decode"):

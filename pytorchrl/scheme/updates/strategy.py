@@ -26,7 +26,7 @@ class UpdateStrategy(Protocol):
         """Wait at most `timeout_s` seconds for gradients in flight, and record arriving gradients as dropped."""
 
     def prepare_drain(self) -> None:
-        """Announce, from another thread, that a drain follows, so that a step that is waiting for data ends."""
+        """Announce the next drain, from another thread; a step that is waiting for data then ends."""
 
     def drain(self, timeout_s: float) -> None:
         """Finish or discard all work, so that nothing is in flight or queued; the next step resumes work."""
@@ -86,7 +86,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Moments for normalizers, kept until their train batch is used up, because normalizers must not change earlier."""
+    """Stores moments for normalizers until their train batch is used up; normalizers must not change earlier."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []

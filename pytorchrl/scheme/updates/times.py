@@ -17,7 +17,7 @@ _RATE_WINDOW_S = 10.0
 
 
 class Rates:
-    """Rates over the ten seconds before the last update. Not thread-safe.
+    """Rates over the ten seconds before the latest update. Not thread-safe.
 
     Args:
         now: The clock.

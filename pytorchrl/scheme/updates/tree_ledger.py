@@ -12,7 +12,7 @@ from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 
 _BEFORE = (-1, -1)
 """Key of the ledgers of gradient workers that were lost before a checkpoint. No live worker has this key, so the next
-checkpoint contains these ledgers, too."""
+checkpoint counts these ledgers as lost, too."""
 
 
 class SavedLedger(TypedDict):
@@ -84,7 +84,7 @@ class TreeLedger:
         return self.total()
 
     def collected_and_consumed(self) -> tuple[int, int, int]:
-        """Return the numbers of env steps that are `collected`, `consumed` and `consumed_unique`; this is fast."""
+        """Return the counts `collected`, `consumed` and `consumed_unique` of env steps, without merging all ledgers."""
         return self.collected, self._own["consumed"], self._own["consumed_unique"]
 
     @property

@@ -99,7 +99,7 @@ class UpdaterThread(threading.Thread):
 
 
 def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
-    """Raise `ConfigError` if the algorithm has a schedule and `target_steps`, at which schedules end, is missing."""
+    """Raise `ConfigError` if the algorithm has a schedule but `target_steps`, at which schedules end, is None."""
     options = factory.col_workers_factory.algo_factory.options
     scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
     if scheduled and target_steps is None:
@@ -175,8 +175,8 @@ class UWorker(Worker):
         else:
             request_timeout_s = 2 * collection.queue_timeout_s
             is_decentralised = isinstance(gradients, DecentralisedGradients)
-            # A record does not contain the exact time at which a group of decentralised workers breaks up, so a lost
-            # worker ends the run.
+            # A record does not contain the exact time at which a group of decentralised workers breaks up, and
+            # a replay could not reproduce it. Therefore, a lost worker ends the run.
             if is_decentralised and self._journal.is_kept:
                 supervision = replace(supervision, on_worker_failure="raise")
             supervisor = Supervisor(
@@ -260,11 +260,12 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a thread makes them, wait until it has made as many since the last call.
+        """Make `updates_per_step` updates; if a thread makes the updates, wait for this many since the last call.
 
         Returns:
-            The means of the algorithm's statistics over the updates since the last call. An update that is skipped,
-            because its loss or gradient is not finite, counts as one of `updates_per_step` and has no statistics.
+            The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
+            loss or gradient is not finite; it then has no statistics. Unless a thread makes the updates, a skipped
+            update counts as one of `updates_per_step`.
 
         Raises:
             StoppedError: `stop()` was called earlier.
@@ -350,7 +351,7 @@ class UWorker(Worker):
             if self._replay_is_over:
                 if was_over and not self.statistics.new_updates:
                     self._raise_end_of_record()
-                return self.statistics.take_info()[1]  # the record ended, or updates were skipped
+                return self.statistics.take_info()[1]  # possibly fewer than `updates_per_step` updates
             if self.updater.failure is not None:
                 raise self.updater.failure
             if not self.updater.is_alive():
