@@ -190,9 +190,9 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        object.__setattr__(watched, "__class__", kind)  # restore the class, because networks may keep the copy
+        object.__setattr__(watched, "__class__", kind)  # restore the class, because networks may store the copy
         actor.options = options
-    if read & {"feature_extractor", "__dict__"}:  # `__dict__`: vars(options) reads every option
+    if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, and so all options
         return
     fields = {field.name: field for field in dataclasses.fields(options)}
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read

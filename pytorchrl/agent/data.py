@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards (E,) of a step into `rhs`, the states for the next step, if the memory has them as an input."""
+    """Write the rewards (E,) of a step into `rhs`, the states for the next step, if the memory has rewards as input."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -93,15 +93,15 @@ class Step:
     """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...), the next observations; after a reset in the same step, the first of the new episode."""
+    """Leaf -> (E, ...), next observations; after a reset in the same step, the first observation of the new episode."""
     reward: np.ndarray
-    """(E,) float32, rewards after the option `reward_transform`."""
+    """(E,) float32, rewards, transformed by `reward_transform`."""
     terminated: np.ndarray
     """(E,) bool; a step that both terminates and truncates an episode counts as terminated only."""
     truncated: np.ndarray
     """(E,) bool."""
     valid: np.ndarray
-    """(E,) bool; false for a step that is not a transition, such as the reset step of NEXT_STEP."""
+    """(E,) bool; false for a step that is not a transition, such as a reset in Gymnasium's autoreset mode NEXT_STEP."""
     first: np.ndarray
     """(E,) bool; whether `obs` is the first observation of an episode, so that memory is reset before it."""
     final_index: np.ndarray
@@ -144,7 +144,7 @@ class RolloutData:
     action: Tensor
     """(T, E, ...) int64 or float32, as drawn."""
     reward: Tensor
-    """(T, E) float32, rewards after the option `reward_transform`."""
+    """(T, E) float32, rewards, transformed by `reward_transform`."""
     terminated: Tensor
     """(T, E) bool; whether the environment ended the episode."""
     truncated: Tensor
@@ -193,7 +193,7 @@ class RolloutData:
         return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
-        """Return the rollout with NumPy arrays that share memory with the tensors, for sending with a single copy."""
+        """Return the rollout with NumPy arrays that share memory with the tensors, so that sending needs one copy."""
         return self.map(lambda tensor: tensor.numpy())
 
 
@@ -215,10 +215,11 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return the weight of each gradient of a batch in a mean of gradients: its number of valid samples.
+    """Return the weight of each gradient of a batch, for a weighted mean over batches.
 
-    Every policy has the same number of gradients: an agent with one policy has one gradient for each parameter group of
-    its algorithm, and an agent with several policies has one gradient for each policy.
+    The weight of a gradient is the number of valid samples of its policy. Every policy has the same number of
+    gradients: an agent with one policy has one gradient for each parameter group of its algorithm, and an agent with
+    several policies has one gradient for each policy.
 
     Args:
         samples: Policy -> number of valid samples, as in `Batch.samples`.
@@ -355,15 +356,15 @@ class SequenceBatch(OnePolicyBatch):
     rhs: Obs
     """Network -> (B, H), the stored state before row 0."""
     action: Tensor
-    """(L, B) int64, actions of the trained steps."""
+    """(L, B) int64, actions of the L steps in the loss."""
     ret: Tensor
     """(L, B) float32, R, the discounted sum of the m <= n rewards after o."""
     discount: Tensor
-    """(L, B) float32, gamma^m, or 0 after a termination."""
+    """(L, B) float32, gamma^m, with m as in `ret`, or 0 after a termination."""
     next_row: Tensor
-    """(L, B) int64, row of the observation after the m steps."""
+    """(L, B) int64, index of the row m steps after o, with m as in `ret`."""
     valid: Tensor
-    """(L, B) bool; false for rows after the end of a sequence, and for the last observation of an episode."""
+    """(L, B) bool; false for padding, and for rows that contain the last observation of an episode."""
     weight: Tensor
     """(B,) float32, importance weights, at most 1."""
     ids: Tensor
@@ -375,7 +376,7 @@ class SequenceBatch(OnePolicyBatch):
     previous: Tensor | None = None
     """(W+L+n, B, actions + 1) float32, see `PREVIOUS`; None if the memory does not have this input."""
     num_samples: int = 0
-    """Number of valid trained steps."""
+    """Number of valid steps in the loss."""
     num_new_samples: int = 0
     """Always 0, because drawn sequences are copies; the ledger counts the steps in replay."""
     last: bool = False

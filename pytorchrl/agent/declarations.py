@@ -93,7 +93,7 @@ class Declaration:
 
     @property
     def allowed(self) -> str:
-        """A description of the allowed values for errors, such as "a whole number >= 1 or None"."""
+        """A description of the allowed values for error messages, such as "a whole number >= 1 or None"."""
         if self.choices is None:
             return type_name(self.type, bounds_text(self.low, self.high, self.is_exclusive))
         return f"one of {list(self.choices)}" + (" or None" if self._may_be_none(self.choices) else "")
@@ -141,7 +141,7 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # `choices` contains values of enum members. Functions and the members themselves only need the right type.
+        # `choices` contains the values of enum members. A function or an enum member only needs the right type.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))
@@ -198,7 +198,7 @@ def _fits_generic(origin: TypeHint, arguments: tuple[object, ...], value: object
 
 
 def type_name(hint: object, bounds: str = "", is_plural: bool = False) -> str:
-    """Return the name of a type annotation for errors, such as "a whole number >= 1 or None".
+    """Return a type annotation in words for error messages, such as "a whole number >= 1 or None".
 
     Args:
         hint: The annotation.

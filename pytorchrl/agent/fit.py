@@ -143,7 +143,7 @@ def check_action_space(actor: type[object], space: gym.Space[object]) -> None:
     """Refuse an action space that a class of actor does not support.
 
     Raises:
-        SpaceError: The message lists the actors for that space.
+        SpaceError: The class does not support the space; the message lists the actors that do.
     """
     problem = _space_problem(actor, space)
     if problem:
@@ -157,7 +157,7 @@ def check_algorithm_space(algorithm: type[AlgorithmDeclarations], space: gym.Spa
     """Refuse an action space that an algorithm does not support, before the actor is checked.
 
     Raises:
-        SpaceError: The message lists the algorithms for that space.
+        SpaceError: The algorithm does not support the space; the message lists the algorithms that do.
     """
     problem = _algorithm_space_problem(algorithm, space)
     if problem:
@@ -172,7 +172,7 @@ def _check_policy(policy: str, algorithm: Factory[object], actor: Factory[object
 
 
 def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
-    # With several policies, the options determine the kind.
+    # With several policies, the kind of data is an attribute of the options.
     kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)
     if not isinstance(kind, DataKind):
         allowed = ", ".join(f"DataKind.{kind.name} ({kind.value})" for kind in DataKind)
@@ -278,7 +278,7 @@ def _algorithms_for(actor: type[nn.Module], options: object) -> list[type[Algori
 
 
 # Known classes are all imported classes that are not abstract and have the required declarations. The library imports
-# all its parts of a kind together, so its own classes are always known.
+# all its algorithms together, and likewise all its actors and all its storages, so its own classes are always known.
 
 
 def _known_algorithms() -> list[type[AlgorithmDeclarations]]:

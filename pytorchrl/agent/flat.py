@@ -74,7 +74,7 @@ class FlatParameters:
         return self.data.numel()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return name -> view of the scalars of `vector` (P,) that belong to a parameter, in the parameter's shape."""
+        """Split `vector` (P,) into one view for each parameter; return name -> view in the parameter's shape."""
         self.check(vector)
         pieces = torch.split(vector, [param.numel() for param in self._params.values()])
         return {name: piece.view(param.shape) for (name, param),

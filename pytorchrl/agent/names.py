@@ -20,11 +20,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Options of an owner: name -> (home, name in the part). `train` and the command line rename some options."""
+"""Owner's name for an option -> (key of `HOMES`, name in the part); `train` and the command line rename some."""
 
 # With difflib's default cutoff of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
-# If an owner has more options than this, its errors do not list the options.
+# If an owner has more options than this, error messages do not list them.
 _MOST_LISTED = 30
 
 
@@ -56,7 +56,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the owner's names for the options of one meaning; empty if `here` needs all of them and one is missing."""
+    """Return the owner's names for the options in `here`; empty if `here` needs all options and one is missing."""
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 
@@ -111,7 +111,7 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
 def options_of(owner: object) -> Known:
     """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class.
 
-    An owner whose options are declared in several classes lists all of them in `known_keywords()`.
+    If an owner's options are declared in several classes, its method `known_keywords` returns all options.
     """
     if hasattr(owner, "known_keywords"):
         known: Known = owner.known_keywords()

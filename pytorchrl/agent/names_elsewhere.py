@@ -1,7 +1,7 @@
 """Map option names of other libraries to the options of this package.
 
-The names come from the policy optimizers of old versions of RLlib, from current RLlib, Stable-Baselines3 and CleanRL,
-and from `train`, which renames some options of the parts. Error messages and the documentation use this table;
+The names come from RLlib (its current version and its old policy optimizers), Stable-Baselines3 and CleanRL, and from
+`train`, which renames some options of the parts. Error messages and the documentation use this table;
 `pytorchrl.agent.names` parses `Here.at`.
 """
 
@@ -89,7 +89,7 @@ _LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's loggi
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
 _LEARNER_RESOURCES = _at("scheme.grad_worker_resources", note="a mapping such as {\"num_gpus\": 1}")
 
-# Option names of the policy optimizers in old versions of RLlib, and of the first interface of the worker tree.
+# Option names from RLlib's old policy optimizers, and from the first version of the worker-tree interface.
 _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": _at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,

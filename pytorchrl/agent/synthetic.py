@@ -1,8 +1,8 @@
 """An agent that computes nothing, for observing a scheme and counting its work.
 
 Its steps and weights are plain numbers: every env step has a unique number, and the only parameter is the number of
-updates. In the simulated runtime, with the costs of real work, a run of this agent predicts how a scheme of any size
-behaves.
+updates. With the simulated runtime and costs that were measured in a real run, this agent predicts how a scheme of any
+size behaves.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class SyntheticStorage(Storage):
         """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        # Declared here and not in the storage's class, so that no error message recommends the storage.
+        # `provides` is declared here and not in the storage's class, so that no error message recommends this storage.
         provides: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
@@ -322,7 +322,7 @@ class SyntheticReplay(SyntheticStorage):
         return size
 
     def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
-        """Append steps, and evict the oldest steps that exceed the capacity."""
+        """Append steps; if the capacity is exceeded, evict the oldest steps."""
         kept = self._drawn_from
         super().insert_data_slice(rollouts)
         self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.size:]

@@ -56,7 +56,7 @@ class Updatable:
         self._set_parameter(name, checked)
 
     def _set_parameter(self, name: str, value: float | Schedule | None) -> None:
-        # Build new dictionaries, so that a thread that is reading the previous ones never sees a partial change.
+        # Build new dictionaries, so that a thread that reads the previous dictionaries never sees a partial change.
         schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
         parameters = {other: number for other, number in self.parameters.items() if other != name}
         if isinstance(value, Schedule):

@@ -247,7 +247,7 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
     other entries are buffers, by name.
 
     Raises:
-        CheckpointError: The file cannot be read, or does not contain the state of such an actor.
+        CheckpointError: The file cannot be read, or does not contain the state of an actor with the same networks.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"checkpoint {path!r} is not a file; pass a file written by save_model")

@@ -183,7 +183,7 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions. Results that are faster to compute for a whole rollout at once are computed later.
+        """Choose actions; log-probabilities are computed later, for a whole rollout at once, which is faster.
 
         Args:
             obs: Leaf -> (E, ...).

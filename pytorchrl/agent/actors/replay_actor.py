@@ -35,8 +35,7 @@ class ReplayNetworkOptions(NetworkOptions, Protocol):
 class ReplayActor(Actor):
     """The base class of actors of replay algorithms.
 
-    The networks of such an actor share no layers. Observations are dictionaries leaf -> (B, ...). Inputs are never
-    changed.
+    The networks of an actor share no layers. Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
     """
 
     @dataclass(frozen=True, kw_only=True)

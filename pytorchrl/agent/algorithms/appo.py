@@ -189,7 +189,10 @@ class APPO(VTraceAlgorithm, PPO):
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> StateDict:
-        """Return the state, including the number of updates, which determines the next renewal; see `Algorithm`."""
+        """Return the state, including the number of updates, which determines when the slow policy is renewed.
+
+        See `Algorithm`.
+        """
         return {**super().state_dict(), "num_updates": self._num_updates}
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -91,7 +91,8 @@ class Algorithm(Part, Updatable, ABC):
     Each class of algorithm declares or inherits the attribute.
     """
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Option of the actor -> supported values; errors suggest the first value. Other options may have any value."""
+    """Option of the actor -> supported values; error messages suggest the first value. Other options may have
+    any value."""
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the algorithm supports if its class of actor also supports them."""
     advantage_normalization: str = "none"
@@ -117,7 +118,7 @@ class Algorithm(Part, Updatable, ABC):
             device: Device of the actor.
 
         Raises:
-            ConfigError: The algorithm cannot train such an actor, or its options contradict the actor's options.
+            ConfigError: The algorithm cannot train this actor, or its options contradict the actor's options.
         """
         of_actor = getattr(actor, "options", None)
         check_actor(type(self), type(actor), of_actor)
@@ -140,7 +141,7 @@ class Algorithm(Part, Updatable, ABC):
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Act as collector number `index` (from 0) of the `num_collectors` collectors in the whole worker tree.
+        """Make the algorithm act as collector `index` (from 0) of all `num_collectors` collectors in the worker tree.
 
         By default, `index` has no effect.
         """
@@ -174,8 +175,8 @@ class Algorithm(Part, Updatable, ABC):
 
         Args:
             rollout: The rollout; only its valid steps are counted.
-            running: State that the collector keeps between rollouts: `returns` (E,) is the discounted return G of each
-                environment, G <- gamma * G + r.
+            running: State that the collector keeps between rollouts. Its entry `returns` (E,) contains the discounted
+                return G of each environment; each step updates it in place: G <- gamma * G + r.
 
         Returns:
             Normalizer -> (count, mean, M2).
@@ -192,7 +193,10 @@ class Algorithm(Part, Updatable, ABC):
         """Return the batches that are due after the storage has received new data, one batch for each update."""
 
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
-        """Return the batch with all values that depend on the whole batch; called before the batch is split."""
+        """Return the batch with values that need the whole batch, such as normalized advantages.
+
+        The method is called before the batch is split. By default, it returns `batch` itself.
+        """
         return batch
 
     @abstractmethod
@@ -208,11 +212,11 @@ class Algorithm(Part, Updatable, ABC):
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Clip the gradient of each group by its global norm, and make an optimizer step for each group that is due.
+        """Clip the gradient of each group by its global norm, and take an optimizer step for each group that is due.
 
         Args:
             gradients: One gradient (P,) for each group, averaged over workers; never changed. None means the gradients
-                of the last `compute_gradients`.
+                from the latest call of `compute_gradients`.
 
         Returns:
             `grad_norm` before clipping, and `lr`; if there are several groups, both names end with `_<group>`.
@@ -242,7 +246,7 @@ class Algorithm(Part, Updatable, ABC):
         return info
 
     def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
-        """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there are none."""
+        """Return the gradients from the latest `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without gradients applies those of the last "
                                  "compute_gradients(batch), which has not been called yet; call it first, or give "

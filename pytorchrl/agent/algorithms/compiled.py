@@ -72,7 +72,7 @@ class CompiledGradient:
             return torch.cat([grad.reshape(-1) for grad in grads]), measured
 
         # torch caches compiled graphs by code object. Functions with the same code object would evict each other's
-        # graphs, so each function gets a new one.
+        # graphs, so each function gets a new code object.
         gradient.__code__ = gradient.__code__.replace()
         return torch.compile(gradient, fullgraph=True, options={
             # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.

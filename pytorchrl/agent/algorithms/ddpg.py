@@ -29,9 +29,9 @@ class DDPG(ReplayAlgorithm):
 
     The target is y = R + DISC * min_j Q'_j(o', mu'(o')), where mu' and Q' are the target networks. The storage provides
     the n-step return R, the discount DISC and the weight w of each sample. The losses are
-    L_q = 1/2 sum_j mean w (Q_j - y)^2 and L_pi = -mean Q_1(o, mu(o)); L_pi is minimized over the policy alone. The
-    paper uses one critic (`num_critics=1`). For exploration, noise is added to actions; the unit of the noise is half
-    the range of an action.
+    L_q = 1/2 sum_j mean w (Q_j - y)^2 and L_pi = -mean Q_1(o, mu(o)); L_pi is minimized over the policy alone.
+    Lillicrap et al. use one critic (`num_critics=1`). For exploration, noise is added to actions; the unit of the noise
+    is half the range of an action.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ class DQN(ReplayAlgorithm):
             updatable=True)
 
         def __post_init__(self) -> None:
-            """Refuse the options of the common epsilon if each collector has its own epsilon."""
+            """Refuse the options of a shared epsilon if each collector has its own epsilon."""
             super().__post_init__()
             if self.epsilon_per_worker:
                 self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")

@@ -325,7 +325,7 @@ class OnPolicyAlgorithm(Algorithm):
         return self.loss(evaluated, self.prepare_batch(batch), parameters, weights)
 
     def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
-        """Return values (B,) on the CPU, computed in chunks to limit the use of memory."""
+        """Return values (B,) on the CPU, computed in chunks to limit memory usage."""
         size, values = rows_at_once(obs), []
         with torch.no_grad(), self._precision():
             for start in range(0, len(done), size):

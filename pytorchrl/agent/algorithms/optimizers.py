@@ -56,7 +56,7 @@ OPTIONS_OF = MappingProxyType({
     "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
-"""Field of `OptimizerSettings`, which is also an option of algorithms -> names of the optimizers that use it."""
+"""Name of a setting, which is also an option of algorithms -> names of the optimizers that use the setting."""
 
 
 def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:

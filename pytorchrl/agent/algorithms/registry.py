@@ -34,7 +34,8 @@ class Registration:
         algorithm: Class of the algorithm.
         storage: Class of the storage that the algorithm learns from.
         actor: Class of the actor that the algorithm trains.
-        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support it.
+        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
+            priorities.
         rollout_storage: Class of the storage for `kind="batch"`; None means `storage`.
     """
 
@@ -80,7 +81,8 @@ def algorithm(
         name: A unique name of letters, digits and `_.-` that begins with a letter.
         storage: Class of the storage that the algorithm learns from.
         actor: Class of the actor that the algorithm trains; None means the algorithm's `actor_class`.
-        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support it.
+        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
+            priorities.
         rollout_storage: Class of the storage of whole rollouts, for `kind="batch"`; None means `storage`.
 
     Raises:

@@ -27,7 +27,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.untyped import StateDict
 
 START = "random_actions"
-"""Parameter that is above 0 while actions are uniformly random; it decreases from 1 to 0 over the start steps."""
+"""Name of the parameter that decreases from 1 to 0 over the start steps; actions are random while it is above 0."""
 
 UPDATE_EVERY_HELP = "Number of env steps after which num_updates updates are made."
 NUM_UPDATES_HELP = "Number of updates that are made every update_every env steps."
@@ -40,7 +40,7 @@ class ReplayAlgorithm(Algorithm):
 
     In the first `start_steps` env steps of the whole experiment, actions are uniformly random. Collectors act randomly
     while the parameter `random_actions` is above 0. This parameter follows the env steps (`follow_schedules`), is sent
-    with the weights, and reaches 0 when all collectors together have made `start_steps` steps. There are no batches
+    with the weights, and reaches 0 when all collectors together have taken `start_steps` steps. There are no batches
     until `start_steps` transitions have been inserted into the storage.
 
     Target networks are copies of networks of the actor. Like all other state that changes with updates, they change
@@ -192,8 +192,8 @@ class ReplayAlgorithm(Algorithm):
         """Compute the gradients of all groups at the current parameters; see `Algorithm`.
 
         Returns:
-            A gradient (P,) for each group; and a dictionary of the losses and measures, as numbers, and of `errors`,
-            the absolute TD errors (B,) float32 on the CPU, for priorities.
+            A gradient (P,) for each group, and a dictionary. The dictionary contains the losses and measures as
+            numbers, and `errors`: the absolute TD errors (B,) float32 on the CPU, from which priorities are computed.
 
         Raises:
             ContractError: `losses` of a subclass returned values of the wrong type or shape; only the first batch is

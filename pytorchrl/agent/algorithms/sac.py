@@ -126,7 +126,7 @@ class SAC(ReplayAlgorithm):
         if batch.mask is None or self.options.target_entropy is not None:
             return self.target_entropy
         allowed = batch.mask.sum(-1)
-        # A row that forbids all actions counts as unmasked, because log(0) would make the target minus infinity.
+        # A row that forbids all actions is treated as if it allowed all of them, because log(0) is minus infinity.
         allowed = torch.where(allowed == 0, self.actor.action_size, allowed)
         return self.options.target_entropy_scale * allowed.log().mean()
 
