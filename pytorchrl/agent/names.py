@@ -20,7 +20,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Owner's name for an option -> (key of `HOMES`, name in the part); `train` and the command line rename some."""
+"""Owner's name for an option -> (key of `HOMES`, the part's name for the option).
+
+`train` and the command line rename some options.
+"""
 
 # With difflib's default cutoff of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
