@@ -176,9 +176,9 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse a number or size of minibatches above the train batch size, and too few `replay_slots`.
+    """Refuse `num_mini_batch` or `mini_batch_size` above the train batch size, and too few `replay_slots`.
 
-    The slots must contain more than one train batch.
+    The replay slots must have room for more than one train batch.
     """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs

@@ -33,8 +33,9 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Setting -> (smallest value allowed, reason).
-        learner: If True, `grad_communication` is by default asynchronous for one gradient worker, which then learns in
-            a separate thread, and synchronous for several. If False, the default is that of `Scheme`.
+        learner: If True, the default of `grad_communication` is synchronous for several gradient workers, and
+            asynchronous for a single one, which then learns in a separate thread. If False, the default is that of
+            `Scheme`.
         kinds: Kinds of data from which the algorithm may learn.
     """
 
@@ -154,8 +155,8 @@ class Architectures:
               **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
 
-        Gradient workers average gradients among themselves. Once the fraction `col_fraction_workers` of them
-        have collected their data, the others stop collecting early.
+        Gradient workers average gradients among themselves. When a fraction `col_fraction_workers` of the gradient
+        workers have finished collecting, the others stop early.
 
         By default, each gradient worker collects its own data. With `num_col_workers >= 2`, each gradient worker has
         that many collection workers, and `col_fraction_workers` is a fraction of these collection workers.

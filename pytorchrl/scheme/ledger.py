@@ -127,8 +127,8 @@ class Ledger:
         """Return the current counts.
 
         Args:
-            collected: Number of collected steps as counted by the collection workers, which replaces the ledger's own
-                count; None keeps the ledger's count.
+            collected: Number of collected steps according to the collection workers, used in place of the ledger's own
+                count; None: the ledger's own count.
         """
         with self._lock:
             places = dict(self._places)

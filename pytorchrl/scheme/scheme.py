@@ -119,7 +119,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return the flat keywords, as name -> (owner, name), from which error messages suggest similar names."""
+        """Return name -> (owner, name) for each flat keyword; error messages suggest names from this mapping."""
         return known_keywords()
 
     @classmethod
@@ -352,7 +352,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint now would not discard a partly used train batch; True with asynchronous collection."""
+        """Whether the next step starts with new data on all workers; see `UpdateStrategy`."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:

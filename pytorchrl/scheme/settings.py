@@ -150,7 +150,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords, as name -> (owner, name), from which error messages suggest similar names."""
+    """Return name -> (owner, name) for each flat keyword; error messages suggest names from this mapping."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

@@ -1,7 +1,7 @@
 """Write and read the file that records a run.
 
-Each line is a JSON value. The first line describes the run. Each of the following lines, up to four per second, is
-written after an update and contains the events that were added to the workers' journals since the previous line:
+Each line is a JSON value. The first line describes the run. Each further line is written after an update, at most four
+times per second. It contains the events that were added to the workers' journals since the previous line:
 `[[worker, incarnation, events, turns], ...]`. The last line states how the run ended; it is missing if the run was
 killed.
 """
@@ -35,7 +35,8 @@ from pytorchrl.untyped import Json
 
 FORMAT = "pytorchrl record 1"
 
-# Writing at every update would make fast updates two percent slower, because each write lets other threads run first.
+# Writing at every update would make fast updates two percent slower: each write releases Python's global interpreter
+# lock, so other threads run first.
 _WRITE_INTERVAL_S = 0.25
 
 logger = get_logger(__name__)
@@ -118,7 +119,7 @@ class RecordWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether to `add` events now. Gathering the events at every update would cost more than recording them."""
+        """Whether to `add` events now. To save time, events are not added at every update."""
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
@@ -200,7 +201,7 @@ class Record:
         return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, object], agent: Mapping[str, object]) -> None:
-        """Raise `ConfigError` with all differences if the record is of another scheme or agent."""
+        """Raise `ConfigError` with all differences if the record was made with another scheme or agent."""
         problems = differences(self.settings, settings, self.agent, agent)
         if problems:
             raise ConfigError(f"replay {self.path!r} is from another run: {'; '.join(problems)}; use the settings and "

@@ -93,7 +93,7 @@ class Inserter:
         self._states.changed.set()
 
     def _reset(self, index: int) -> None:
-        """Count as dropped all env steps that a lost shard contained or that were in flight to it."""
+        """Count the env steps in a lost shard, and those in flight to it, as dropped."""
         in_flight = sum(rollout.num_env_steps for rollout in self._in_flight[index])
         self._ledger.drop(in_flight, "in_flight", DropReason.WORKER_LOST)
         self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)
@@ -103,7 +103,7 @@ class Inserter:
         self._states.changed.set()
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """Handle the loss of a shard that another component detected."""
+        """Handle a shard whose loss was detected elsewhere."""
         self._adds.lose(index, error)
 
     @property
@@ -112,7 +112,7 @@ class Inserter:
         return self._adds.owners()
 
     def restore(self, index: int, state: ShardState) -> None:
-        """Continue counting from the state of a shard whose contents were restored."""
+        """Set the counts of resident and evicted env steps from the state of a restored shard."""
         self._evicted[index], self._resident[index] = state.evicted, state.resident
         self._states.update(index, self._states.incarnation(index), state)
 

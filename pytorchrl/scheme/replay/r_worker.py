@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
 from pytorchrl.worker_names import replay_worker
 
-# Number of latest calls of each kind from which their mean duration is computed.
+# Number of latest calls of each kind over which the mean duration is computed.
 _TIME_WINDOW = 100
 
 
@@ -105,7 +105,7 @@ class RWorker(Worker):
         """Sample a batch.
 
         Args:
-            size: Number of transitions or sequences; for whole rollouts, the smallest total of their
+            size: Number of transitions or sequences; for whole rollouts, the minimum sum of their
                 `RolloutData.size`.
             smallest: The smallest sampling weight over all items of all shards.
             parameters: Current values of the storage's parameters, by name.

@@ -128,7 +128,7 @@ class RolloutReplay:
 
         Args:
             num_mini_batch: Number of batches per epoch.
-            mini_batch_size: Smallest total of `RolloutData.size` in a batch; rollouts are sampled until it is reached.
+            mini_batch_size: Minimum sum of `RolloutData.size` in a batch; rollouts are sampled until it is reached.
             num_epochs: Number of epochs.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):

@@ -39,7 +39,7 @@ class Sampler:
         handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
         runtime: The runtime of the shards.
         states: The states of the shards, shared with the inserter.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of their
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the minimum sum of their
             `RolloutData.size`.
         num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
             trained.
@@ -216,7 +216,7 @@ class Sampler:
         return any(update is not None for update in self._updates)
 
     def forget_requests(self) -> list[int]:
-        """Discard all requests without an answer, and return the index of each request's shard."""
+        """Discard all unanswered requests, and return the index of each request's shard."""
         shards = [request.shard for request in self._requests]
         self._requests.clear()
         return shards

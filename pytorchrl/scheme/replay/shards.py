@@ -37,7 +37,7 @@ class Shards:
         ledger: The gradient worker's ledger.
         options: Options of the shards.
         supervision: Options for lost shards; None: the defaults.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of their
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the minimum sum of their
             `RolloutData.size`.
         batch_steps: Largest number of env steps in a batch; None: `batch_size`.
         num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
@@ -125,7 +125,7 @@ class Shards:
             self._inserter.lose(index, WorkerLostError(f"{name} did not respond before the end of drain()"))
 
     def close(self, timeout_s: float) -> None:
-        """Stop the shards after both threads have ended.
+        """Stop the shards. The collector thread and the learning thread must have ended.
 
         Rollouts that no shard confirms within `timeout_s` seconds remain in flight in the ledger.
         """

@@ -19,7 +19,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import BatchOfKind, StateDict
 
-# Largest number of files of a worker: enough to recognize a common cause, but too few to fill a disk.
+# Largest number of files that a worker writes: enough to recognize a common cause, but too few to fill a disk.
 _MAX_FILES = 5
 
 logger = get_logger(__name__)

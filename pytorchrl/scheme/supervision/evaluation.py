@@ -30,7 +30,7 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     policy_returns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """With several agents: policy -> return of each episode in which the policy acted, as the mean over its agents."""
+    """With several agents: policy -> mean return of its agents, for each episode in which the policy acted."""
 
     @property
     def return_mean(self) -> float:

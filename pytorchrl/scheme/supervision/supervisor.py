@@ -162,7 +162,7 @@ class Supervisor:
         logger.warning("%s; it will be replaced in %.1f s", error, pause)
 
     def replaced(self) -> list[int]:
-        """Replace the workers whose pause is over, at most four at a time, and return their indices."""
+        """Replace the lost workers whose replacement is due, at most four at a time, and return their indices."""
         now = self._runtime.now()
         places = max(0, _MAX_STARTING - len(self._untried))
         ready = [index for index, moment in self._due.items() if moment <= now][:places]

@@ -22,8 +22,8 @@ class AdaptiveCodec:
     Encoding saves time if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are
     seconds, and s is the seconds per byte of the link; see `pytorchrl.scheme.transport.link`. The codec is timed on the
     messages themselves: on the first three messages, on every message that is encoded, and otherwise so rarely that
-    timing takes at most one percent of the time on the link. Decisions depend on no clock and no random numbers, only
-    on `link_s` and the calls of `record`.
+    timing takes at most one percent of the time on the link. Decisions depend only on `link_s` and the calls of
+    `record`, not on a clock or random numbers.
 
     Attributes:
         link_s: Seconds per byte of the link; 0.0 before the link is measured, and if sending takes no time.

@@ -46,7 +46,8 @@ class Codec:
         decode: Function that returns the flat array, given the arrays that were sent, a dtype and a number of values.
         is_lossless: Whether arrays of every dtype are restored bit for bit; lossy codecs encode only float32 arrays.
         has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
-            sender's next array. Such codecs are for gradients only, because only the sum of gradients matters.
+            sender's next array. Such codecs are for gradients only: gradients add up over time, so a remainder may be
+            sent later.
         package: Package that the codec needs.
         fallback: Codec for arrays that this codec cannot represent; None: such arrays are not encoded.
     """

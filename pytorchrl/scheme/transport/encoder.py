@@ -136,7 +136,7 @@ _NOTHING = Traffic()
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, float | None]:
-    """Return metrics of the traffic for each kind of message that was encoded: totals and means over all parts."""
+    """Return the metrics of each kind of message that was encoded, computed from the traffic in all `parts`."""
     everywhere = list(parts)
     metrics: dict[str, float | None] = {}
     for kind in KINDS:

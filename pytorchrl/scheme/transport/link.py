@@ -12,11 +12,11 @@ from pytorchrl.scheme.transport.encoder import Encoder
 
 P = TypeVar("P", bound="Peer")
 
-# Sizes of the probes in bytes. Ray does not send smaller messages through shared memory.
+# Sizes of the probes in bytes, which are large enough for Ray to send the probes through shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
-# If a large probe takes at least this many seconds longer than the small probe, its size is the cause, not chance.
+# If a large probe takes at least this many seconds longer than the small probe, the cause is its size, not chance.
 _ENOUGH_S = 0.02
-# Number of probes of each size. Only the fastest probe counts, because disturbances only make a probe slower. If the
+# Number of probes of each size. Only the fastest probe counts, because other load can only slow a probe down. If the
 # first probe takes at least `_SLOW_S` seconds, it is not repeated.
 _REPEATS, _SLOW_S = 3, 0.5
 # Seconds to wait for an answer. A worker that does not answer is lost or hung; the next request to this worker detects
@@ -47,7 +47,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
     """Return, for each worker's link, the seconds per byte in one direction, including the reader's copy of the data.
 
     All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
-    result is computed from the difference between probes of two sizes, so it does not contain the constant time of a
+    result is computed from the difference between probes of two sizes, so it does not include the fixed overhead of a
     call. The result for a worker that does not answer is 0.0.
 
     Args:

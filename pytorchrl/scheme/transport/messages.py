@@ -140,25 +140,26 @@ class Gradients:
     moments: tuple[dict[str, Moments], ...] = ()
     """Moments of the rollouts that were used, sent with the last gradient that was computed from these rollouts."""
     timings: Seconds = field(default_factory=dict)
-    """Level -> part -> seconds of work since the previous message, by this worker and, for the rollouts that were taken
-    for training or added to replay, by the collection workers."""
+    """Level -> part -> seconds of work since the previous message. The work of the collection workers is included once
+    their rollouts have been taken for training or added to replay."""
     times: Times = field(default_factory=dict)
-    """Times of the operations below the update worker since the previous message; see `timing.OPERATIONS`."""
+    """Times of the operations at all levels below the update worker since the previous message; see
+    `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, object], ...] = ()
     """Statistics of each replay shard."""
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     """Counters of the worker and of the workers below it."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    """Totals of messages, by kind of message."""
+    """Totals of the traffic, by kind of message."""
     incarnation: int = 0
     part: WorkersPart | None = None
     """(sender, incarnation, events of the sender's journal since the previous message)."""
     fault: str = ""
-    """Message with the worker, the loss, the gradient's norm and the batch's file if the loss or the worker's own
-    gradient is not finite; else empty."""
+    """Error message if the loss or the worker's own gradient is not finite, else empty. It names the worker, the loss,
+    the gradient's norm and the batch's file."""
     skipped: bool = False
-    """Whether the update was skipped, if the worker applies the mean gradient itself; all ranks skip the same
-    updates."""
+    """Whether the worker skipped the update; False unless the worker applies the mean gradient itself. All ranks skip
+    the same updates."""
     queue_levels: tuple[int, ...] = ()
     """Number of queued train batches (with shards: waiting batches) after each removal since the previous message."""
     samples: dict[str, int] = field(default_factory=dict)

@@ -43,7 +43,7 @@ class Watch(Protocol):
         """Record that a worker is dead or hung."""
 
     def replaced(self) -> list[int]:
-        """Replace the lost workers whose pause is over; return their indices."""
+        """Replace the lost workers whose replacement is due; return their indices."""
 
     def replace(self, index: int) -> None:
         """Replace a lost worker now."""
@@ -93,7 +93,7 @@ class Requests(Generic[R]):
         self._supervisor.called(index)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
-        """Replace lost workers whose pause is over, and yield (worker, value) of each finished call.
+        """Replace lost workers whose replacement is due, and yield (worker, value) of each finished call.
 
         The method waits up to `timeout_s` seconds for the first finished call.
 
