@@ -113,7 +113,7 @@ class ShardStates:
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
         """Stop sampling from a lost shard, and record the loss for the inserter."""
         with self._lock:
-            if incarnation == self._incarnations[index]:  # the large count makes `update` ignore later responses
+            if incarnation == self._incarnations[index]:  # `update` ignores later responses, which have fewer `answers`
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 
