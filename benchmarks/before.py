@@ -55,7 +55,7 @@ def sleeping() -> Any:
 
 
 # Task -> (function that makes the scheme, number of updates before the measurement, divisor of the number of measured
-# updates, seconds per turn of a source tree). Without seconds, the source trees run one after the other.
+# updates, seconds per turn of a source tree). If the seconds are None, the source trees run one after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 

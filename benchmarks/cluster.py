@@ -4,8 +4,8 @@
     [--default-health-checks]
 
 The driver runs on a head node without CPUs, and the workers run on two nodes with four CPUs each. The script kills all
-processes of the node that has gradient worker 1 or, without remote gradient workers, collection worker 1. It measures
-two times from that moment:
+processes of the node that has gradient worker 1 or, without remote gradient workers, collection worker 1. Then it
+measures two durations, both from that moment:
 
     noticed_s  seconds until the supervisor logs that a worker of the outermost level is lost
     back_s     seconds until all lost workers of that level are replaced, and each replacement has sent a result

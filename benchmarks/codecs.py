@@ -130,7 +130,10 @@ class Peer(LinkEnd):
         return message, sent, seconds
 
     def take(self, weights: Any) -> tuple[float, float]:
-        """Receive weights; return the seconds of decoding or copying twice, because `Requests` reads the last value."""
+        """Receive weights, and return the seconds that decoding or copying takes.
+
+        The result contains the seconds twice, because `Requests` reads the last of several values.
+        """
         from pytorchrl.scheme.transport.receive import receive_tensor
 
         time.sleep(weights.num_bytes / self._rate)

@@ -212,7 +212,10 @@ def environment_raises(count: int, directory: str) -> dict[str, Any]:
 
 
 def error_arrives(count: int, directory: str) -> dict[str, Any]:
-    """Return the table row for an error that ends training: seconds until a call raises it, seconds of `stop()`."""
+    """Return the table row for an error that ends training.
+
+    The row contains the seconds until a call raises the error, and the seconds that `stop()` takes.
+    """
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:

@@ -1,4 +1,4 @@
-"""Compare the learner's updates per second with and without the sample queue, to see if the queue keeps it busy.
+"""Check whether the sample queue keeps the learner busy: compare its updates per second with and without the queue.
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 

@@ -63,7 +63,7 @@ class Clock:
         self.result: dict[str, Any] = {"returns": {}}
 
     def tick(self, steps: int, learned: int, return_mean: float) -> bool:
-        """Record the progress of a run (collected env steps, different steps used); return whether to continue."""
+        """Record the collected env steps, the distinct steps used and the mean return; return whether to continue."""
         now = time.perf_counter()
         if self._first is None:
             if steps >= self._warm_up:

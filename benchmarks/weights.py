@@ -72,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
-    width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks, each with about one square weight matrix
+    width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks, each dominated by a square matrix
     scheme = Scheme(
         PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
                                                            hidden_sizes=(width, width)),

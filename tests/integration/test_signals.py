@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "signals.py"
-# A signal that arrives before Python runs our code kills the process; a shell also reports that as 130 or 143.
+# A signal that arrives before Python runs our code kills the process, so its exit code is negative. Otherwise, our code
+# exits with 130 or 143.
 CODES = {"SIGINT": {"130", "-2"}, "SIGTERM": {"143", "-15"}, "SIGKILL": {"-9"}, "SIGINT twice": {"130", "-2"},
          "SIGTERM, SIGKILL": {"-9", "143", "-15"}}
 

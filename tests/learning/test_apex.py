@@ -34,8 +34,8 @@ def play(seed, **runtime):
 def test_apex_solves_cartpole(runtime):
     """Check the median of three seeds, because the last policy of a run is sometimes bad.
 
-    Importance weights fully correct for priorities (beta = 1). With beta = 0.4, such runs ended with
-    returns between 170 and 290.
+    Importance weights fully correct for priorities (beta = 1). With beta = 0.4, runs ended with returns
+    between 170 and 290.
     """
     results = [play(seed, **runtime) for seed in (1, 2, 3)]
     assert statistics.median(results) >= 475, results

@@ -34,7 +34,7 @@ def test_learns_within_seconds(algorithm, target_steps):
 
 @pytest.mark.slow
 def test_learns_from_rollouts_in_shards_within_seconds():
-    """Check learning from rollouts that are sampled from the last 4000 env steps; each is used twice on average."""
+    """Check learning from rollouts sampled from the latest 4000 env steps; each rollout is used twice on average."""
     torch.set_num_threads(1)
     learner, _ = make_learner(
         "impala", "CartPole-v1", seed=1, progress=False, preset="apex", num_col_workers=2,

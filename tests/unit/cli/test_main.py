@@ -298,7 +298,7 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
 
 
 def test_stochastic_samples_actions(capsys, tmp_path):
-    """Check that `--stochastic` changes the returns, and that in both modes the loaded agent has the same returns."""
+    """Check that `--stochastic` changes the returns, and that `load` and `enjoy` give equal returns in both modes."""
     assert run(capsys, *TRAIN, *TINY, "--seed", 1, "--log-dir", tmp_path)[0] == 0
     played = {deterministic: json.loads(run(capsys, "enjoy", tmp_path, "--episodes", 5, "--json", *flags)[1])["returns"]
               for deterministic, flags in ((True, ()), (False, ("--stochastic",)))}
@@ -343,7 +343,7 @@ def test_an_error_of_an_environment_in_training_exits_with_1(capsys, monkeypatch
     assert code == 1
     assert "the simulator is gone" in err
     count[0] = 100
-    assert run(capsys, *TRAIN, *TINY)[0] == 2  # an environment that fails at once is a usage error
+    assert run(capsys, *TRAIN, *TINY)[0] == 2  # an environment that fails immediately counts as a usage error
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_critical_parts_of_alternating_levels_add_up_to_the_whole_time():
               "collection": {"environment": 60, "send": 20, "idle": 120}}
     parts = critical_parts(time_s, {})
     assert sum(parts.values()) == pytest.approx(1.0)
-    # This is the time that the learner waits minus the time that the collection workers work.
+    # The idle time is the time that the learner waits minus the time that the collection workers work.
     assert parts["collection/idle"] == pytest.approx(0.5 - 0.4)
 
 

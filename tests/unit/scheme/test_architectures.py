@@ -1,4 +1,4 @@
-"""Tests of named architectures: their settings, which of these may be changed, and which changes are refused."""
+"""Tests of named architectures: their settings, and which changes to these settings are allowed or refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_settings_that_contradict_an_architecture_are_refused(named, name, setti
 
 
 def test_r2d2_is_apex_with_sequences():
-    """Check that r2d2 is apex with two changes: a shorter queue, and sending all steps of a collector to one shard."""
+    """Check that r2d2 is apex with a shorter queue, and with all steps of a collector sent to the same shard."""
     scheme = Scheme.r2d2(*small_r2d2(), seed=1)
     apex = Scheme.apex(*synthetic_agent(4, capacity=1000), seed=1, learning_starts=20, train_batch_size=64)
     differing = {name for name, value in scheme.settings.items() if apex.settings[name] != value}

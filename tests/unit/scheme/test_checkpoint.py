@@ -260,7 +260,7 @@ def test_environments_are_rebuilt_with_new_seeds():
         other.step()
     assert torch.equal(other.acting_state()["all"], scheme.acting_state()["all"])
     given = [seed for seed in Remembering.seeds if seed is not None]
-    assert len(given) == 6  # two before the checkpoint, two after it, and the same two again in the resumed scheme
+    assert len(given) == 6  # two seeds before the checkpoint, two after it, and the same two in the resumed scheme
     assert len(set(given)) == 4
     scheme.stop()
     other.stop()

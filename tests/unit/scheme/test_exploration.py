@@ -138,7 +138,7 @@ class Watch:
             self.broken = BrokenError(" ".join(map(str, what)))
 
     def learn(self, numbers):
-        """Count these steps as received by a learner, and check that none was received too often."""
+        """Count the given steps as received by a learner, and check that no step was received too often."""
         self.learned.update(numbers)
         too_often = [number for number in numbers if self.learned[number] > self.settings["num_passes"]]
         self.note(not too_often or self.settings["replay_slots"], "learned too often from steps", too_often[:3])
@@ -228,7 +228,7 @@ def run(seed, updates=5, faulty=True):
     """Run one schedule, and return the digest of its events.
 
     Raises:
-        BrokenError: If an invariant is violated; the message has the seed and the last events.
+        BrokenError: If an invariant is violated; the message contains the seed and the last events.
     """
     settings, agent, action = scenario(seed, faulty)
     watch = None

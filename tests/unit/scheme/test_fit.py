@@ -297,7 +297,7 @@ def test_all_contradictions_are_reported_at_once():
 
 
 class OwnMemory(OnPolicyActor):
-    """An actor with custom networks, whose options do not say whether it has memory."""
+    """An actor with custom networks; its options do not say whether it has memory."""
 
     def build_networks(self, generator):
         super().build_networks(generator)

@@ -20,7 +20,7 @@ SEEDS = range(12)
 
 
 class Look:
-    """A counter of the env steps that the collectors have made, and of the largest number of unused steps so far."""
+    """A counter of the env steps that the collectors have made; `most` is the largest number of unused steps so far."""
 
     def __init__(self, scheme, unused):
         self.root, self.unused, self.most = scheme.start(10**6), unused, 0

@@ -62,7 +62,7 @@ def test_merge_adds_workers_and_counts_sent_steps_as_in_flight():
     worker.collect(30)
     worker.move(30, "in_flight", "queued")
     worker.move(12, "queued", "sent")
-    own = Ledger()  # ledger of the update worker, which received 8 of the 12 steps and applied 5
+    own = Ledger()  # ledger of the update worker, which received 8 of the 12 steps and used 5 of them
     own.move(8, "sent", "in_flight")
     own.move(5, "in_flight", "consumed_unique")
     own.consume(5)

@@ -89,8 +89,7 @@ def test_gymnasium_1_4_0_returns_a_late_result_from_the_next_call(supervised):
 
 @pytest.fixture
 def supervised():
-    """Provide requests to one supervised worker whose answers the test controls: (requests, runtime, replaced indices).
-    """
+    """Provide (requests, runtime, replaced indices) for one supervised worker, whose answers the test controls."""
     runtime, replaced = SimulatedRuntime(), []
     runtime.done = []
     runtime.wait = lambda futures, timeout_s: [future for future in futures if future in runtime.done]
@@ -104,7 +103,8 @@ def supervised():
 def test_pytorchrl_2021_takes_the_first_of_no_results_after_sixty_seconds(make_scheme):
     """Check that waiting continues if no result arrives within 60 s.
 
-    PyTorchRL of 2021 (revision 9e45189) then takes the first element of an empty list, which raises `IndexError`.
+    In this case, PyTorchRL of 2021 (revision 9e45189) takes the first element of an empty list, which raises
+    `IndexError`.
     """
     scheme = make_scheme(**simulated(col_communication=ASYNC, faults="delay col.* 130s @ step 6",
                                      worker_timeout_s=1000.0))

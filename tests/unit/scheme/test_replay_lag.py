@@ -70,7 +70,8 @@ def numbered(rollout, number):
 def numbers(batch):
     """Return, for each item of the batch, the number of its rollout.
 
-    An item is a rollout, a transition or a sequence; for a sequence, the first trained step determines the number.
+    An item is a rollout, a transition or a sequence. For a sequence, the first step after the burn-in determines the
+    number.
     """
     if isinstance(batch, RolloutBatch):
         return [int(data.reward[0, 0]) for data in batch.rollouts]

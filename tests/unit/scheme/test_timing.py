@@ -1,4 +1,4 @@
-"""Check, mostly on the virtual clock, that each second of a worker counts as one part of its work or as idle."""
+"""Check, mostly on the virtual clock, that each second of a worker counts as a part of its work or as idle time."""
 
 from __future__ import annotations
 

@@ -149,7 +149,10 @@ def train():
 
 
 class ScriptedEpisodes:
-    """Source of scripted steps: each environment plays episodes (length, end), in SAME_STEP or NEXT_STEP mode."""
+    """Source of scripted steps, in SAME_STEP or NEXT_STEP mode.
+
+    `scripts` contains a list for each environment, with (length, end) of each episode.
+    """
 
     def __init__(self, scripts, next_step):
         self.scripts, self.next_step = scripts, next_step

@@ -165,7 +165,7 @@ def test_non_finite_loss_makes_the_gradient_nan_and_changes_nothing(
     before = parts.whole_state
     terms = PPO.terms
 
-    def bad_terms(self, *args):  # only the loss is not finite, because the derivative of a constant is 0
+    def bad_terms(self, *args):  # the added constant affects the loss, but not its derivative
         found, measures = terms(self, *args)
         return {**found, "policy_loss": found["policy_loss"] + bad}, measures
     monkeypatch.setattr(PPO, "terms", bad_terms)

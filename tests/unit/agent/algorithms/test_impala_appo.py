@@ -1,4 +1,4 @@
-"""Test IMPALA and APPO: losses against hand-written losses, the slow policy and the KL coefficient."""
+"""Compare losses of IMPALA and APPO with hand-written losses; test the slow policy and the KL coefficient."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_shared_head_uses_the_features_of_the_policy():
 
 
 def test_unrolled_custom_memory_equals_its_acting_steps(build, collect, made_up_steps):
-    """Check that the unrolled memory equals the memory while acting, so that the ratio is 1 in PPO's first batch."""
+    """Check that unrolling computes the same memory as acting: the KL divergence of PPO's first batch is 0."""
     parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1, actor={"hidden_sizes": (64, 64)})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()

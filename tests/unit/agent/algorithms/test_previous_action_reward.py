@@ -1,4 +1,4 @@
-"""Test a memory that also sees the previous action and reward: while acting, in replay and in evaluation."""
+"""Test a memory that receives the previous action and reward, during acting, replay and evaluation."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ def test_target_entropy_is_that_of_allowed_actions():
 
 
 def test_target_entropy_of_a_row_without_allowed_actions_is_that_of_all():
-    """Check that a row without allowed actions counts as if all were allowed, because log 0 would be infinite."""
+    """Check that a row without allowed actions counts as if all actions were allowed.
+
+    Otherwise, the target entropy would contain log 0, which is infinite.
+    """
     algorithm = make("discrete_sac", target_entropy_scale=0.5)
     mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
     batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,

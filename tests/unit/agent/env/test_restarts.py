@@ -90,7 +90,7 @@ def rollout_of(rows):
 @MODES
 @pytest.mark.parametrize("cut_at", [1, 4, 5, 19])
 def test_advantages_across_a_cut_equal_brute_force(autoreset, cut_at):
-    """Compare advantages with their definition in episodes that a fault cuts.
+    """Compare advantages with their definition, for episodes that a fault cuts short.
 
     A cut episode bootstraps from the last observation before the fault.
     """

@@ -20,7 +20,7 @@ def test_columns_have_environments_as_their_first_axis():
 @pytest.mark.parametrize(("space", "value", "expected"), [
     (gym.spaces.Discrete(3), np.int64(2), 2), (gym.spaces.Discrete(3, start=5), np.int64(2), 7),
     (gym.spaces.MultiDiscrete([3, 3], start=[1, 2]), np.array([0, 2]), [1, 4]),
-    (gym.spaces.Box(0, 1, (), np.float32), np.float32(0.75), 0.75)])  # fractional values are kept
+    (gym.spaces.Box(0, 1, (), np.float32), np.float32(0.75), 0.75)])  # the action is not rounded
 def test_actions_are_converted_to_the_format_of_the_environment(space, value, expected):
     action = columns(space).as_env_action(value)
     assert np.asarray(action).tolist() == expected

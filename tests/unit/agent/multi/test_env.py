@@ -115,7 +115,10 @@ class MaskedByObservation(ChangingAgents):
 
 
 def test_masks_of_agents_that_appear_later_exist_from_the_start():
-    """Check that the reset returns a mask for agent_2, which appears later, because storages then allocate memory."""
+    """Check that the reset returns a mask even for agent_2, which appears later.
+
+    Storages allocate memory for masks after the reset.
+    """
     envs = make(env_fn=MaskedByObservation, policy_of="independent")
     _, mask = envs.reset()
     assert mask["agent_2"].tolist() == [[True, True, True]] * 2
@@ -222,7 +225,7 @@ def test_test_env_kwargs_and_wrappers():
     lengths = [episode.length for _ in range(10) for episode in envs.step(
         {policy: np.zeros(1, np.int64) for policy in ("agent_0", "agent_1")}).episodes]
     assert lengths == [5, 5]
-    assert len(made) == 3  # three environments: to find the agents, to find the spaces, and to step
+    assert len(made) == 3  # one to find the agents, one to find the spaces, and one to step
 
 
 class StartingAtOne(MatchingGame):

@@ -138,7 +138,7 @@ class PlainReplay:
         return {row.action: row for row in self.rows[-self.capacity:] if row.valid}
 
     def sequences(self, length, burn_in, period, n_step):
-        """Return all complete windows, as {action of the first trained step: (rows, number of burn-in rows)}."""
+        """Return all complete windows, as {first action after the burn-in: (rows, number of burn-in rows)}."""
         found, kept = {}, {id(row) for row in self.rows[-self.capacity:]}
         for made, head in {id(made): (made, head) for made, _, head in self.streams.values()}.values():
             for rows, from_start, is_over in episodes_of(made[:head]):

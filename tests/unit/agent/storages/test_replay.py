@@ -33,7 +33,7 @@ def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float3
 
 
 def by_action(batch, *names):
-    """Return {action: values of the fields `names`} from a batch in which every action appears."""
+    """Return {action: values of the fields `names`} for the transitions of a batch."""
     values = [getattr(batch, name) for name in names]
     return {a: tuple(round(float(v[b]), 6) for v in values) for b, a in enumerate(batch.action.tolist())}
 

@@ -1,4 +1,4 @@
-"""Compare sequences sampled from a replay of whole rollouts with the rollouts as plain lists."""
+"""Compare sequences sampled from a replay of whole rollouts with plain lists of the same rollouts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Kept:
 def observations_of(rows):
     """Return a list of (obs, mask, row or None) for one environment of a rollout.
 
-    The row is None for the last observation of an episode or rollout, from which no step was made.
+    The row is None for the last observation of an episode or rollout, because no step starts from it.
     """
     found = []
     for i, row in enumerate(rows):

@@ -20,7 +20,7 @@ LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_valu
 
 
 def rollout_of(reward, ratio, terminated=None, truncated=None, valid=None, final_index=None):
-    """Return a rollout, and log-probabilities under the learned policy that give the importance ratios `ratio`."""
+    """Return a rollout, and log-probabilities of the learned policy for which the importance ratios are `ratio`."""
     reward = torch.as_tensor(np.asarray(reward), dtype=torch.float32)
     shape = reward.shape
     flags = [torch.as_tensor(np.zeros(shape, bool) if flag is None else np.asarray(flag))

@@ -48,7 +48,7 @@ def test_old_rollouts_are_mixed_in(proportion, kinds):
     for part in parts:
         number = part.rollout.weights_version
         if part.is_old:
-            assert newest - 4 <= number < newest  # an old rollout is one of the 4 before the newest
+            assert newest - 4 <= number < newest  # one of the four rollouts before the newest one
             drawn.add(newest - number)
         else:
             assert number == newest + 1

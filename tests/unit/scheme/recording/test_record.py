@@ -87,11 +87,10 @@ def scenario(seed):
 
 @pytest.mark.parametrize("seed", seeds(10, 25))
 def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
-    """Check that a replay with random settings of the learner's buffers drops the same items, uses the same slots, and
-    calls the same workers.
+    """Check that a replay drops the same items, uses the same slots and calls the same workers as the recorded run.
 
-    The reports of an update may differ in the number of dropped items, because the collector thread continues while an
-    update is reported.
+    The settings of the learner's buffers are random. The reports of an update may differ in the number of dropped
+    items, because the collector thread continues while an update is reported.
     """
     rng = random.Random(f"buffers {seed}")
     settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,
@@ -109,7 +108,7 @@ def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_sum_in_the_same_order(runs, size):
-    """Check that ranks sum their gradients in the same order in both runs.
+    """Check that a run and its replay sum the gradients of the ranks in the same order.
 
     With four or more ranks, the reduction that is built into gloo would not add the gradients in rank order.
     """

@@ -98,7 +98,7 @@ def test_sampled_and_inserted_rollouts_are_copies(make):
     storage.insert_data_slice([given])
     given.reward.zero_()
     (batch,) = storage.generate_batches(1, 20)
-    batch.rollouts[0].other["value"] = torch.zeros(5, 2)  # a learner also adds values to sampled rollouts
+    batch.rollouts[0].other["value"] = torch.zeros(5, 2)  # a learner adds values in the same way
     batch.rollouts[0].other["logp"].zero_()
     (again,) = storage.generate_batches(1, 20)
     for data in (*again.rollouts, batch.rollouts[1]):

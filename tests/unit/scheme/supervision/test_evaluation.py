@@ -18,8 +18,10 @@ LENGTHS = (2, 9, 4)
 
 
 class OwnLength(gym.Env):
-    """An environment whose episodes have `LENGTHS[n]` steps with reward n + 1; n is the number of environments built
-    before."""
+    """An environment whose episodes have `LENGTHS[n]` steps with reward n + 1.
+
+    Environments are numbered by n, in the order in which they are built.
+    """
 
     built = itertools.count()
     observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)

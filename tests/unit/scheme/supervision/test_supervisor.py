@@ -48,7 +48,7 @@ def run(make_scheme, check_ledger, monkeypatch):
 
 
 def incarnations(steps):
-    """Return {(gradient worker, collection worker, incarnation)} of the workers that made these steps."""
+    """Return {(gradient worker, collection worker, incarnation)} of the workers that made the given steps."""
     return {(int(step) >> 52, int(step) >> 40 & 0xFFF, int(step) >> 28 & 0xFFF) for step in steps}
 
 

@@ -38,8 +38,10 @@ def gradients(steps, size=2000, seed=0):
 
 @pytest.mark.parametrize("name", ["int8", "topk"])
 def test_decoded_and_kept_values_add_up_to_the_encoded_values(name):
-    """Check that the sum of all decoded values and the kept values equals the sum of all encoded values, and that the
-    share that is not yet sent shrinks over time."""
+    """Check that the decoded values and the kept values add up to all encoded values.
+
+    The share of the values that is not yet sent must shrink over time.
+    """
     encoder, codec = encoder_of(name), get_codec(name)
     given, decoded, without, missing, missing_without = 0.0, 0.0, 0.0, [], []
     for gradient in gradients(200):

@@ -14,7 +14,7 @@ from pytorchrl.scheme.transport.link import measure_links
 
 
 class Far(Worker):
-    """A worker at the end of a simulated link, with a fixed latency of each call."""
+    """A worker at the end of a simulated link, with a fixed latency per call."""
 
     def __init__(self, index_worker, runtime, rate, latency_s=0.25):
         super().__init__(index_worker)

@@ -159,7 +159,7 @@ def test_the_loss_of_a_worker_is_raised_if_requested(make):
 def test_send_seconds_exclude_the_workers_own_time(make):
     """Check the send times if each message takes 0.25 s.
 
-    Answers below 10 do not report the worker's own time.
+    An answer with a number below 10 does not report the worker's own time.
     """
     side = make(seconds_of=lambda number: 1.0 if number >= 10 else None, costs={"message": 0.25})
     side.ask(0, 10, 1.0)

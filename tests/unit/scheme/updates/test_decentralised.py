@@ -200,7 +200,7 @@ def break_off_once(monkeypatch, worker_index, number):
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monkeypatch, late):
-    """Check that all ranks become equal again after one rank has not applied the sixth update.
+    """Check that all ranks become equal again after one rank failed to apply the sixth update.
 
     No worker is lost.
     """

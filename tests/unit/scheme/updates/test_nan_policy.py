@@ -227,7 +227,10 @@ def test_the_message_covers_only_the_current_series_of_skipped_updates(make_bad)
 
 
 def test_only_non_finite_asynchronous_gradients_are_skipped(make_bad):
-    """Check that the good worker's gradients are applied, and reset the number of updates skipped in a row."""
+    """Check that the good worker's gradients are applied.
+
+    Each of them resets the number of updates skipped in a row.
+    """
     scheme = make_bad(at(), every(1), runtime="simulated", **SCHEMES["async"])
     for _ in range(40):
         scheme.step()
