@@ -13,7 +13,7 @@ from tests.unit.scheme.replay.numbered import SIZE, rollout, start_shards
 
 
 class Side:
-    """The collector thread's side of replay."""
+    """Empty shards, and an inserter that sends rollouts to them."""
 
     def __init__(self, number, capacity=1000, costs=None, policy="restart", **options):
         self.runtime, workers = start_shards(number, capacity, costs)

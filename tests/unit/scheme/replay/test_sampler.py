@@ -16,7 +16,7 @@ BATCH = 4
 
 
 class Side:
-    """The learning thread's side of replay, with some rollouts in each shard."""
+    """Shards with some rollouts each, and a sampler that requests batches from them."""
 
     def __init__(self, number=2, rollouts=3, costs=None, **options):
         self.runtime, workers = start_shards(number, costs=costs)

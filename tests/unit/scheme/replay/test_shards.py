@@ -43,7 +43,7 @@ class Collector(threading.Thread):
 
 
 class Side:
-    """Both sides of replay: the collector thread and the learning thread."""
+    """The shards of one gradient worker, and a thread that adds rollouts; the test itself samples batches."""
 
     def __init__(self, num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options):
         self.runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=seed, costs=costs, faults=faults))
@@ -82,7 +82,7 @@ class Side:
 
 @pytest.fixture
 def make():
-    """Return a function that starts both sides of replay."""
+    """Return a function that starts shards and a collector thread."""
     sides = []
 
     def make_(num_shards=2, capacity=1000, faults=None, costs=None, interval_s=0.01, num_workers=2, limit=10**6,
