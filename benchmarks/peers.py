@@ -294,8 +294,8 @@ def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> 
         result[side] = {
             "env_steps_per_s": round(statistics.median(rates)) if rates else None, "returns_by_budget": returns,
             "runs": found,
-            **({} if side == "ours" else {"ours_to_it": [round(ratio, 2) for ratio in ratios],
-                                          "ours_to_it_median": round(statistics.median(ratios),
+            **({} if side == "ours" else {"ours_to_library": [round(ratio, 2) for ratio in ratios],
+                                          "ours_to_library_median": round(statistics.median(ratios),
                                                                      2) if ratios else None})}
     return result
 

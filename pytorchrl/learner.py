@@ -267,7 +267,7 @@ class Learner:
         try:
             self.stop()
         except Exception as error:  # noqa: BLE001 - the first error is raised; this one is logged
-            logger.warning("stopping after a failure failed too: %s", error)
+            logger.warning("stopping after a failure also failed: %s", error)
 
     @property
     def env_steps(self) -> int:
@@ -371,7 +371,7 @@ class Learner:
             StoppedError: `stop()` has been called.
         """
         if self.log_dir is None:
-            raise ConfigError("save_checkpoint needs a log_dir; give one to the Learner")
+            raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         if not self._started or self._stopped:
             self.start()
         start = time.perf_counter()

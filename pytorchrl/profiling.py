@@ -46,7 +46,7 @@ _WORK: Mapping[str, str] = {
     "gradients/idle": "gradient workers that wait for other gradient workers",
     "update/decode": "unpacking gradients and taking their mean",
     "update/apply": "applying updates",
-    "update/push": "taking and publishing new weights",
+    "update/push": "copying and publishing new weights",
     "update/idle": "your own program between two steps",
 }
 """Part -> description of its work."""

@@ -68,7 +68,7 @@ class RunFiles:
             ConfigError: There is no `log_dir`, or the name could lead out of it.
         """
         if self._log_dir is None:
-            raise ConfigError("save_model needs a log_dir; give one to the Learner")
+            raise ConfigError("save_model needs a log_dir; pass one to the Learner")
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
         path, temporary = self._log_dir / f"{name}.pt", self._log_dir / f".{name}.pt.{os.getpid()}"

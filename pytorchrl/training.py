@@ -33,7 +33,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     agent, scheme_options, learner_options = compose(registration.algorithm, env, options)
     log_dir = build_options(Learner, learner_options).log_dir
     if log_dir is None and options.get("info_keywords"):
-        raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
+        raise ConfigError("info_keywords needs a log_dir, because it adds columns to the monitor files there")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
     recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, options), **options})

@@ -75,7 +75,7 @@ _PRIORITIZED = (Here("replay.prioritized | scheme.prioritized"),
                 Here(note="`PERBuffer` draws by priority, `ReplayBuffer` uniformly"))
 _EPSILON = (Here("replay.epsilon | scheme.epsilon"),)
 _EVAL_EVERY = _at("learner.eval_every", note="counts env steps of all environments")
-_NETWORK = _no_option("the network follows from the observations, see `hidden_sizes`, `feature_extractor`, "
+_NETWORK = _no_option("the network is chosen from the observations; see `hidden_sizes`, `feature_extractor`, "
                       "`recurrent_net`")
 _ENTRIES = _no_option("its entries are options themselves: `hidden_sizes` for net_arch or fcnet_hiddens, "
                       "`activation`, `feature_extractor`, `recurrent_net` for use_lstm, `optimizer`")

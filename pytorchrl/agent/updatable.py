@@ -92,5 +92,5 @@ def refuse_function(value: object) -> None:
     if isinstance(value, Computed):
         raise ConfigError(
             f"{value.option} cannot become a function while training, because checkpoints and records cannot store "
-            f"{value!r}; give a schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], "
+            f"{value!r}; use a schedule of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], "
             "or give the function as the option from the start")

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _add_flags(parser: Parser) -> None:
     parser.add_argument("--seconds", type=_seconds, default=_SECONDS, metavar="NUMBER",
-                        help=f"seconds to measure, after a quarter of that time to warm up [{_SECONDS:g}]")
+                        help=f"seconds to measure, after a warm-up of a quarter of that time [{_SECONDS:g}]")
 
 
 def _seconds(text: str) -> float:

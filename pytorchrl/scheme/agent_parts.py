@@ -211,7 +211,7 @@ def _pickled_bytes(name: str, factory: Factory[object]) -> int:
         culprits = [option for option, value in as_keywords(factory.options).items() if not _can_be_pickled(value)]
         raise FactorySerializationError(
             f"{name} cannot be sent to a worker: {', '.join(culprits) or 'it'} cannot be pickled ({error}); "
-            "create locks, open files and device tensors inside the function that workers call, not outside") from error
+            "create locks, open files and GPU tensors inside the function that workers call, not outside") from error
     if size > _LARGEST_BYTES:
         raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB when pickled, but at most "
                                         f"{_LARGEST_BYTES // 2**20} MB can be sent; load large data inside the "

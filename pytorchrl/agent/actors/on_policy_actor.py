@@ -55,7 +55,7 @@ class OnPolicyActor(Actor):
         feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option(
             (64, 64), help="Units of each fully connected layer over vectors.", low=1)
-        activation: str = option("tanh", help="Activation after each of these layers.", choices=tuple(ACTIVATIONS))
+        activation: str = option("tanh", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))
         recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
         recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         shared_policy_value_network: bool | None = option(

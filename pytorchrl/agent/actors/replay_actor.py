@@ -47,7 +47,7 @@ class ReplayActor(Actor):
         action_space: Any = option(help="Space of the actions.")  # replaced by `flatten_action_space`
         feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
-        activation: str = option("relu", help="Activation after each of these layers.", choices=tuple(ACTIVATIONS))
+        activation: str = option("relu", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))
         normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
         checkpoint: str | None = option(
             None, help="Saved model from which the acting networks and normalizers are initialized.")

@@ -65,7 +65,7 @@ class APPO(VTraceAlgorithm, PPO):
                 (not self.target_network and self.is_clip != _IS_CLIP,
                  f"is_clip={self.is_clip} needs target_network=True"),
                 (self.target_network and self.compile,
-                 "compile=True does not support the slow policy of target_network=True; leave one out"),
+                 "compile=True does not support the slow policy of target_network=True; leave one of the two out"),
                 (self.target_network and self.kl_coef and self.target_update_interval == 1,
                  f"kl_coef={self.kl_coef} needs target_update_interval >= 2, because a slow policy that is copied at "
                  "every update is always the current one"),

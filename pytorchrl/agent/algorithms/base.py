@@ -248,7 +248,7 @@ class Algorithm(Part, Updatable, ABC):
     def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
         """Return the gradients from the latest `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
-            raise CallOrderError("apply_gradients() without gradients applies those of the last "
+            raise CallOrderError("apply_gradients() without gradients applies those of the latest "
                                  "compute_gradients(batch), which has not been called yet; call it first, or give "
                                  "gradients")
         return self._gradients

@@ -152,12 +152,12 @@ class SequenceBuffer(PERBuffer):
             help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
         length: int = option(80, help="Number of steps of a sequence that the loss covers.", low=1)
         burn_in: int = option(
-            40, help="Largest number of earlier steps of a sequence, which only warm up the memory.", low=0)
+            40, help="Largest number of steps before the trained steps, which only warm up the memory.", low=0)
         period: int = option(
             40, help="Number of steps between the starts of consecutive sequences of an environment.", low=1)
         priority_eta: float = option(
             0.9, low=0.0, high=1.0,
-            help="Weight of the largest error in the priority of a sequence; the mean error has the remaining weight.")
+            help="Weight of the largest error in the priority of a sequence; the mean error has the rest.")
 
         def __post_init__(self) -> None:
             """Raise `ConfigError` if `period` would leave gaps between sequences."""

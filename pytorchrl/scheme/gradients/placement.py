@@ -119,7 +119,7 @@ class Placement:
         for option, device in used.items() if self.on_ray else ():
             place = int(device.partition(":")[2] or 0)
             if not share:
-                yield (f"{option} is {device!r}, and {name} asks for no GPU, so Ray would assign none; add a share "
+                yield (f"{option} is {device!r}, and {name} requests no GPU, so Ray would assign none; add a share "
                        f"such as num_gpus=0.25, or give {option}='cpu'")
             elif place >= max(1, share):
                 yield (f"{option}={device!r} is GPU {place}, counted from 0, of the GPUs that Ray assigns to each "

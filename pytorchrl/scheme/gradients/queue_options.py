@@ -44,7 +44,7 @@ class SampleQueueOptions(QueueOptions):
         "asynchronous learner first uses the rollout; at later uses, the limit applies to the whole train batch. "
         "None: no limit.")
     on_policy_lag: str = option(
-        "drop", choices=LAG_POLICIES, help="What is done about rollouts that exceed max_policy_lag: \"drop\" drops "
+        "drop", choices=LAG_POLICIES, help="Treatment of rollouts that exceed max_policy_lag: \"drop\" drops "
         "them; \"wait\" also delays requests for rollouts that would be too old at their first use.")
 
     def __post_init__(self) -> None:

@@ -165,7 +165,7 @@ class Record:
 
         record: str | os.PathLike[str] | None = option(
             None, help="New file in which to record the events that, together with the seed, determine the run, such "
-            "as the order in which messages arrive; written four times a second.")
+            "as the order in which messages arrive. It is written up to four times a second.")
         replay: str | os.PathLike[str] | None = option(
             None, help="File that `record` wrote. The run is repeated bit for bit, to its end, in the simulated "
             "runtime; the first event that cannot be repeated raises an error.")

@@ -144,7 +144,7 @@ class Supervisor:
                 self.kill(index)
             if len(self.gone) == len(self._workers):
                 number = len(self._workers)
-                raise NoWorkersLeft(f"all {number} workers are lost, the last one {name}: {error}") from error
+                raise NoWorkersLeft(f"all {number} workers are lost; {name} was lost last: {error}") from error
             left = len(self._workers) - len(self.gone)
             logger.warning("%s; continuing with %d of %d workers", error, left, len(self._workers))
             return

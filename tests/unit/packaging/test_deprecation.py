@@ -37,12 +37,12 @@ def test_a_warning_from_deep_inside_the_package_points_to_the_users_line():
 def test_a_deprecated_function_warns_and_still_works():
     @deprecated(use="area(width, height)", since="0.2", removed_in="0.3")
     def surface(width, height=1):
-        """Return the surface."""
+        """Return the area."""
         return width * height
 
     with pytest.warns(DeprecationWarning, match=r"surface\(\) is deprecated since 0.2 .* use area\(width, height\)$"):
         assert surface(3, height=2) == 6
-    assert (surface.__name__, surface.__doc__) == ("surface", "Return the surface.")
+    assert (surface.__name__, surface.__doc__) == ("surface", "Return the area.")
 
 
 def test_renamed_options_are_returned_in_order_under_their_new_names():

@@ -109,7 +109,7 @@ def test_missing_devices_are_refused_for_workers_on_threads(make_scheme, see_gpu
     ({**GRADS, "col_device": "cuda"}, "col_device='cuda' is for collection workers with an actor of their own"),
     # The device is a GPU, but the resources contain none
     ({**COLLECTORS, "col_device": "cuda", "col_worker_resources": NO_GPU},
-     "col_device is 'cuda', and col_worker_resources asks for no GPU.*num_gpus=0.25, or give col_device='cpu'"),
+     "col_device is 'cuda', and col_worker_resources requests no GPU.*num_gpus=0.25, or give col_device='cpu'"),
     ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}},
      "grad_device is 'cuda:0', and grad_worker_resources"),
     ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU},
@@ -136,7 +136,7 @@ def test_contradictory_device_options_are_refused(make_scheme, settings, message
 
 def test_a_learner_on_a_gpu_requires_gpus_for_gradient_workers(make_scheme, see_gpus):
     see_gpus(1)
-    with pytest.raises(ConfigError, match=r"grad_device is 'cuda', and grad_worker_resources asks for no GPU.*or give "
+    with pytest.raises(ConfigError, match=r"grad_device is 'cuda', and grad_worker_resources requests no GPU.*or give "
                                           r"grad_device='cpu'"):
         make_scheme(**GRADS, runtime="ray", device="cuda:0", grad_worker_resources=NO_GPU)
     make_scheme(**GRADS, runtime="ray", device="cuda:0", grad_device="cpu", grad_worker_resources=NO_GPU)
