@@ -46,6 +46,20 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(pair, collect,
 
 
 @pytest.mark.slow
+def test_batches_of_another_layout_have_their_own_graphs(pair, collect, made_up_steps):
+    plain, compiled = pair
+    plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
+    plain.storage.before_gradients()
+    whole, = plain.storage.generate_batches(1)
+    single = next(plain.storage.generate_batches(whole.num_samples))
+    strided = dataclasses.replace(whole, ret=torch.stack([whole.ret, -whole.ret], 1)[:, 0])
+    assert (len(single.done), strided.ret.stride()) == (1, (2,))
+    for batch in (whole, single, strided, whole):
+        gradients = [parts.algorithm.compute_gradients(batch)[0][0] for parts in pair]
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_already_normalized_advantages_are_not_changed(pair, collect, made_up_steps):
     plain, compiled = pair
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
