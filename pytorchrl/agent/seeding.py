@@ -56,8 +56,8 @@ def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gene
 def global_draws(generator: torch.Generator) -> Iterator[None]:
     """Redirect draws from torch's global CPU generator to `generator`, whose state advances.
 
-    User code draws initial weights from the global generator, whose state is restored afterwards. A lock serializes
-    threads that build their workers at the same time.
+    This function is needed because user code draws initial weights from the global generator, whose state is restored
+    afterwards. A lock serializes threads that build their workers at the same time.
     """
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator.get_state())

@@ -1,4 +1,4 @@
-"""Tests of the start and end of Ray: a local Ray leaves no processes or files, and errors state their cause."""
+"""Test the startup and shutdown of Ray: no processes or files are left behind, and errors state their cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute a loss and its gradient in one compiled graph. P = scalars of the parameter vector."""
+"""Compute a loss and its gradient in one compiled graph. P = number of scalars in the parameter vector."""
 
 from __future__ import annotations
 

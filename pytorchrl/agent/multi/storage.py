@@ -243,12 +243,14 @@ class MultiAgentStorage(Storage):
             yield batch
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        """Set the numbers of env steps of a batch; over a pass, these numbers add up to the env steps of the rollouts.
+        """Set `num_samples` and `num_new_samples` of a batch, converted from agents' steps to env steps.
+
+        Rounding is cumulative, so that the `num_samples` of all batches of a pass sum to the env steps of the rollouts.
 
         Args:
             batch: The batch.
             samples: The number of agents' steps in earlier batches of the pass, and the number in this batch.
-            new: The same two numbers, counting only new samples.
+            new: The same pair, counting only new samples.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps

@@ -48,7 +48,7 @@ class SynchronousCollection(
         return None not in (self.train_batch_size, self.microbatch_size)
 
     def __post_init__(self) -> None:
-        """Refuse options for microbatches if train batches are not collected in microbatches."""
+        """Refuse invalid sizes, and options for microbatches that contradict each other or have no effect."""
         super().__post_init__()
         _check_sizes(self.train_batch_size, self.microbatch_size)
         if not self.collects_microbatches:

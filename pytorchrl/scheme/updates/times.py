@@ -84,7 +84,7 @@ class Times:
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add seconds by level and part."""
+        """Add `seconds`, level -> part -> seconds, to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, gradients: Gradients) -> None:

@@ -175,8 +175,8 @@ class UWorker(Worker):
         else:
             request_timeout_s = 2 * collection.queue_timeout_s
             is_decentralised = isinstance(gradients, DecentralisedGradients)
-            # A record does not contain the exact time at which a group of decentralised workers breaks up, and
-            # a replay could not reproduce it. Therefore, a lost worker ends the run.
+            # A record does not contain the exact time at which a group of decentralised workers breaks up, so a replay
+            # could not reproduce the breakup. Therefore, a lost worker ends a recorded run.
             if is_decentralised and self._journal.is_kept:
                 supervision = replace(supervision, on_worker_failure="raise")
             supervisor = Supervisor(

@@ -41,7 +41,7 @@ SCHEME_OPTIONS = {*known_keywords(), *inspect.signature(Scheme).parameters} - {"
 PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("scheme",
                                                                                name) for name in SCHEME_OPTIONS}
           | {place for algorithm in registered() for place in known_names(algorithm).values()})
-# Option names of the optimizers in the reference documents -> our names for the same options.
+# Names of options in RLlib's documentation -> names of the same options here.
 DOCUMENTS = {
     "grads_per_step": "updates_per_step", "buffer_size": "size", "num_replay_buffer_shards": "num_replay_workers",
     "prioritized_replay": "prioritized", "prioritized_replay_alpha": "alpha", "prioritized_replay_beta": "beta",

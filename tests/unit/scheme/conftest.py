@@ -118,7 +118,7 @@ def check_ledger_fixture():
 
 
 class Recorder:
-    """Lists of the env steps that were made, inserted into a storage, and sampled.
+    """Three lists of env steps: those taken, those inserted into a storage, and those sampled.
 
     An env step is identified by (seed of the environment, episode, t).
     """

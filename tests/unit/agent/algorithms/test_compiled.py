@@ -47,7 +47,7 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(pair, collect,
 
 @pytest.mark.slow
 def test_batches_of_another_layout_have_their_own_graphs(pair, collect, made_up_steps):
-    plain, compiled = pair
+    plain, _ = pair
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
     plain.storage.before_gradients()
     whole, = plain.storage.generate_batches(1)

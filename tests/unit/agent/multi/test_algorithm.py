@@ -30,7 +30,7 @@ def equal(one, other):
 
 
 def advantages_by_hand(part, column, gamma, gae_lambda):
-    """Compute GAE of one column by definition, episode by episode; invalid steps belong to no episode."""
+    """Compute the GAE of one column directly from its definition; invalid steps belong to no episode."""
     finals = {(t, e): value for (t, e), value in zip(
         part.final_index.tolist(), part.other["final_value"].tolist(), strict=True)}
     value, found, following = part.other["value"][:, column].double(), {}, 0.0

@@ -75,8 +75,8 @@ def scenario(seed):
     worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
     action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
     if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:
-        # Only these two faults lose no rank. In a recorded run, a lost rank ends the run at the deadline of the other
-        # ranks.
+        # These two faults never cost a rank. In a recorded run, the loss of a rank would end the run once the other
+        # ranks had reached their deadlines.
         settings["distribute_gradients"] = rng.random() < 0.5
     settings["faults"] = {
         "kill": f"kill {worker} p=0.03",

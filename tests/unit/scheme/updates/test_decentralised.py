@@ -176,9 +176,9 @@ def test_a_rank_lost_while_collecting_costs_the_others_no_data(make, check_ledge
 
 
 def break_off_once(monkeypatch, worker_index, number):
-    """Make rank `worker_index` raise `RankLostError` after its `number`-th mean, as if its connections had broken.
+    """Make rank `worker_index` raise `RankLostError` after its `number`-th call of `ProcessGroup.mean`.
 
-    All ranks complete this mean.
+    The rank behaves as if its connections had broken. The call itself is completed by all ranks.
     """
     right, calls = ProcessGroup.mean, []
 

@@ -43,7 +43,7 @@ class BadPPO(PPO):
         gradients, info = super().compute_gradients(batch)
         if kind is not None:
             self.bad_batches.append(batch)
-        if kind in ("nan gradient", "inf gradient"):  # one number of the gradient is bad, and the loss is finite
+        if kind in ("nan gradient", "inf gradient"):  # only one element is not finite; the loss stays finite
             assert math.isfinite(info["loss"])
             gradients[0][3] = float(kind[:3])
         return gradients, info
