@@ -23,8 +23,8 @@ def main() -> None:
         lr=linear(1e-3, 0.0), gamma=0.98, num_epochs=10, num_mini_batch=4, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=128, gae_lambda=0.9)
 
-    # With 2 or more workers, collection is parallel. The scheme starts Ray before its first remote worker, and shuts Ray
-    # down when the scheme is stopped.
+    # With 2 or more workers, collection is parallel. The scheme starts Ray before its first remote worker, and shuts
+    # Ray down when the scheme is stopped.
     scheme = Scheme(
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, seed=args.seed)
 
