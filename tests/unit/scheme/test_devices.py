@@ -113,7 +113,7 @@ def test_missing_devices_are_refused_for_workers_on_threads(make_scheme, see_gpu
     ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}},
      "grad_device is 'cuda:0', and grad_worker_resources"),
     ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU},
-     "col_device is 'cuda', and grad_worker_resources asks"),
+     "col_device is 'cuda', and grad_worker_resources requests"),
     # The resources contain a GPU, but the device is the CPU
     ({**COLLECTORS, "col_worker_resources": QUARTER},
      "col_worker_resources requests num_gpus=0.25, but collection workers compute on the CPU"),

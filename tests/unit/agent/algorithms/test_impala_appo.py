@@ -247,7 +247,7 @@ def test_target_kl_requests_to_skip_the_remaining_batches(train):
     ({"is_clip": 0.0, **SLOW}, "is_clip must be a number > 0"),
     ({"target_update_interval": 0}, "target_update_interval must be a whole number >= 1"),
     ({"kl_target": 0.1}, "needs kl_coef > 0"), ({"target_update_interval": 3}, "needs target_network=True"),
-    ({"is_clip": 3.0}, "needs target_network=True"), ({"compile": True, **SLOW}, "leave one out"),
+    ({"is_clip": 3.0}, "needs target_network=True"), ({"compile": True, **SLOW}, "leave one of the two out"),
     ({"kl_coef": 1.0, "target_update_interval": 1, **SLOW}, "needs target_update_interval >= 2"),
     ({"replay_times": 2}, "no option 'replay_times'"),
 ])
