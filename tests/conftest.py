@@ -28,6 +28,11 @@ RAY_CPUS = 4
 FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
 
+def seeds(usual, all_of_them):
+    """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `thorough`."""
+    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(usual, all_of_them))]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Run quick unit tests first. With several processes, one of them starts Ray and runs all tests that need it."""

@@ -110,7 +110,7 @@ def _relative(a, b):
 @pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["averaged", "all-reduced"])
 @pytest.mark.parametrize("normalization", ["none", "batch"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_worker_slices_make_the_update_of_the_whole_batch(make_scheme, num_workers, algorithm, normalization, settings):
     start, whole = _train(make_scheme, 1, algorithm, normalization)
     start_of_slices, slices = _train(make_scheme, num_workers, algorithm, normalization, **settings)

@@ -15,8 +15,9 @@ import pytest
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination
+from tests.conftest import seeds
 
-SEEDS = range(12)
+SEEDS = seeds(6, 12)
 
 
 class Look:

@@ -13,6 +13,7 @@ from pytorchrl import ASYNC, PPO
 from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from tests.conftest import seeds
 
 FAST = {"start": 0, "message": 0, "step": 0.001, "grad": 0, "update": 0}
 SLOW_LEARNER = FAST | {"grad": 1.0}
@@ -282,7 +283,7 @@ def test_max_weight_sync_delay(learner, train):
     assert seldom["policy_lag"]["mean"] > often["policy_lag"]["mean"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(10, 20))
 def test_in_flight_budget_and_lag_have_bounds(learner, check_ledger, seed):
     """Check bounds on the unused steps and on the lag, for random sizes and workers of similar speed."""
     rng = random.Random(f"bounds {seed}")

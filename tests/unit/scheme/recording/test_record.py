@@ -12,6 +12,7 @@ from pytorchrl import ASYNC, PPO, SYNC, linear
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import ConfigError, EnvError, ReplayError
 from tests.unit.scheme.recording.conftest import ALL_ASYNC, ASYNC_COLLECTION
+from tests.conftest import seeds
 
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
@@ -48,11 +49,6 @@ def random_queue_settings(rng):
     if rng.random() < 0.5:
         settings |= {"replay_proportion": rng.choice((0.5, 2.0)), "replay_slots": 4}
     return settings
-
-
-def seeds(usual, all_of_them):
-    """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `thorough`."""
-    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(usual, all_of_them))]
 
 
 def scenario(seed):
