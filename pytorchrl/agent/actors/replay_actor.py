@@ -19,6 +19,7 @@ from pytorchrl.agent.actors.resnets import FixupCNN
 from pytorchrl.agent.actors.trunk import EXTRACTOR_HELP, NORMALIZE_OBS_HELP, NetworkOptions, Trunk, check_extractor
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
+from pytorchrl.agent.noise import NoiseSource, standard_normal
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 
@@ -130,13 +131,13 @@ class NoisyLinear(nn.Module):
         self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), _NOISE_SCALE * bound))
         self.bias_sigma = nn.Parameter(torch.full((outputs,), _NOISE_SCALE * bound))
 
-    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, x: Tensor, generator: NoiseSource | None = None) -> Tensor:
         """Return (B, outputs) for `x` (B, inputs). All rows share one draw of noise; no generator means no noise."""
         mean = F.linear(x, self.weight, self.bias)
         if generator is None:
             return mean
         outputs, inputs = self.weight.shape
-        noise = torch.empty(inputs + outputs, device=x.device).normal_(generator=generator)
+        noise = standard_normal(self.weight.new_empty(inputs + outputs), generator)
         noise_in, noise_out = torch.split(noise.sign() * noise.abs().sqrt(), [inputs, outputs])
         # (sigma * outer(out, in)) x = out * (sigma (in * x)); the right side needs no outer product.
         return mean + F.linear(x * noise_in, self.weight_sigma, self.bias_sigma) * noise_out

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from pytorchrl.agent.noise import NoiseSource, standard_normal
+
 LOG_STD_BOUNDS = ("clip", "tanh")
 """Methods of bounding log standard deviations; see `bound_log_std`."""
 
@@ -37,12 +39,12 @@ def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
 
 
-def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> Tensor:
+def squashed_draw(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> Tensor:
     """Draw u (..., D), differentiable in mean and log_std (..., D); the action is tanh(u)."""
-    return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
+    return mean + log_std.exp() * standard_normal(mean, generator)
 
 
-def squashed_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+def squashed_sample(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> tuple[Tensor, Tensor]:
     """Draw actions (..., D); return them and their log-densities (...,), both differentiable in mean and log_std."""
     u = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(u, mean, log_std)

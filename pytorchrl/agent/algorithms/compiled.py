@@ -1,21 +1,27 @@
-"""Compute a loss and its gradient in one compiled graph. P = number of scalars in the parameter vector."""
+"""Compile losses together with their gradients. P = number of scalars in a parameter vector, B = rows of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.constants import Constants
-from pytorchrl.agent.data import Batch, Parameters
+from pytorchrl.agent.data import Batch, Parameters, ReplayBatch
+from pytorchrl.agent.noise import DrawnNoise, NoiseSource
 from pytorchrl.errors import ConfigError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 LossFunction = Callable[[Batch, Parameters, Tensor], tuple[Tensor, Tensor]]
+LossesFunction = Callable[[ReplayBatch, NoiseSource], tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
 Fields = tuple[Any, ...]
 """Values of the first fields of `Batch`, in order."""
 Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
+Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
 
 
 class CompiledGradient:
@@ -30,7 +36,7 @@ class CompiledGradient:
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], device: torch.device) -> None:
         """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)` with respect to `params`."""
         self._loss, self._params = loss, params
-        self._gradients: dict[Hashable, Gradient] = {}
+        self._graphs: dict[Hashable, Gradient] = {}
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,47 +50,132 @@ class CompiledGradient:
             batch.advantage)
         names = tuple(sorted(parameters))
         leaves = [*batch.obs.values(), *batch.rhs.values(), *tensors[1:2], *tensors[3:]]
-        # The key contains everything that the graph depends on. Strides stand for all dimensions but the first; a graph
-        # fits any number of rows, except that torch compiles another graph for a single row.
-        key = (names, batch.is_normalized, len(batch.done) == 1,
-               *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves])
+        key = (names, batch.is_normalized, _layout(len(batch.done), leaves))
         values = self._values.of(*(parameters[name] for name in names))
-        if key not in self._gradients:
-            try:
-                self._gradients[key] = self._compile(names, batch.is_normalized, (tensors, values, weights), leaves)
-            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-                raise ConfigError(
-                    f"compile=True failed: {error}; install a C++ compiler (g++), or set compile=False") from error
-        return self._gradients[key](tensors, values, weights)
+        if key not in self._graphs:
+            def gradient(tensors: Fields, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+                fields = (*tensors, 0, 0, False, key[1])
+                loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
+                return _flat_gradient(loss, self._params), measured
+            self._graphs[key] = _compile_graph(gradient, leaves, tensors, values, weights)
+        return self._graphs[key](tensors, values, weights)
 
-    def _compile(self, names: tuple[str, ...], is_normalized: bool, arguments: tuple[Fields, Tensor, Tensor],
-                 leaves: list[Tensor | None]) -> Gradient:
-        import torch._dynamo
-        import torch._inductor.exc  # imported only here, because these imports take seconds
 
-        torch._dynamo.config.trace_autograd_ops = True  # allows `torch.autograd.grad` in the graph
-        for leaf in leaves:
-            if leaf is not None:
-                torch._dynamo.maybe_mark_dynamic(leaf, 0)
+class CompiledLosses:
+    """The losses of an algorithm that learns from replay, compiled together with all gradients at the first batch."""
 
-        def gradient(tensors: Fields, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-            fields = (*tensors, 0, 0, False, is_normalized)
-            loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
-            grads = torch.autograd.grad(loss, self._params, materialize_grads=True)
-            return torch.cat([grad.reshape(-1) for grad in grads]), measured
+    def __init__(self, losses: LossesFunction, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+        """Prepare the gradients of `losses(batch, noise) -> (losses, measures, errors)`.
 
-        # torch caches compiled graphs by code object. Functions with the same code object would evict each other's
-        # graphs, so each function gets a new code object.
-        gradient.__code__ = gradient.__code__.replace()
-        compiled = torch.compile(gradient, fullgraph=True, options={
-            # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
-            "cpp.use_decompose_tanh": True,
-            "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
-        })
+        Args:
+            losses: See `ReplayAlgorithm.losses`; all noise must come from its second argument.
+            groups: Group -> the parameters over which the group's loss is minimized.
+        """
+        self._losses, self._groups = losses, groups
+        self._graphs: dict[Hashable, Gradients] = {}
+
+    def __call__(self, batch: ReplayBatch, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the gradient (P,) of each group, the losses and measures as one tensor, and the errors (B,).
+
+        Args:
+            batch: B transitions.
+            draws: The noise of the losses, in the order in which the losses use it.
+
+        Raises:
+            ConfigError: This machine cannot compile the losses.
+        """
+        tensors = (batch.obs, batch.action, batch.ret, batch.discount, batch.next_obs, batch.weight, batch.mask,
+                   batch.next_mask)
+        leaves = [*batch.obs.values(), *batch.next_obs.values(), *tensors[1:4], *tensors[5:]]
+        key = _layout(len(batch.ret), leaves)
+        if key not in self._graphs:
+            def gradients(tensors: Fields, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+                obs, action, ret, discount, next_obs, weight, mask, next_mask = tensors
+                batch = ReplayBatch(
+                    obs, action, ret, discount, next_obs, weight, cast("Tensor", None), mask, next_mask)
+                losses, measures, errors = self._losses(batch, DrawnNoise(draws))
+                vectors = [
+                    _flat_gradient(losses[name], params) if name in losses
+                    else torch.cat([torch.zeros_like(param).reshape(-1) for param in params])
+                    for name, params in self._groups.items()]
+                values = [value.detach() for value in (*losses.values(), *measures.values())]
+                return vectors, torch.stack(values), errors.detach()
+            self._graphs[key] = _compile_graph(gradients, [*leaves, *draws], tensors, draws)
+        return self._graphs[key](tensors, draws)
+
+
+class ReadNames(dict[str, float]):
+    """A dictionary that records the keys that are read.
+
+    Attributes:
+        names: The keys that were read.
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        """Return a value, and record its key."""
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: float = 0.0) -> float:  # type: ignore[override] # values are never None
+        """Return a value or `default`, and record the key."""
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
+    grads = torch.autograd.grad(loss, params, materialize_grads=True, retain_graph=True)
+    return torch.cat([grad.reshape(-1) for grad in grads])
+
+
+def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
+    """Return the properties of a batch's tensors on which a graph depends.
+
+    Strides stand for all dimensions but the first. A graph fits any number of rows, except that torch compiles another
+    graph for a single row.
+    """
+    return num_rows == 1, *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves]
+
+
+def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *args: P.args,
+                   **kwargs: P.kwargs) -> Callable[P, R]:
+    """Compile a function into a single graph for arguments with the same layout as `args`.
+
+    Args:
+        function: The function.
+        leaves: The tensors in `args` whose first dimension may have another size in other calls.
+        *args: Arguments of the function.
+        **kwargs: Nothing.
+
+    Raises:
+        ConfigError: This machine cannot compile the function.
+    """
+    import torch._dynamo
+    import torch._inductor.exc  # imported only here, because these imports take seconds
+
+    torch._dynamo.config.trace_autograd_ops = True  # allows `torch.autograd.grad` in the graph
+    for leaf in leaves:
+        if leaf is not None:
+            torch._dynamo.maybe_mark_dynamic(leaf, 0)
+    # torch caches compiled graphs by code object. Functions with the same code object would evict each other's graphs,
+    # so each function gets a new code object.
+    function.__code__ = function.__code__.replace()
+    compiled = torch.compile(function, fullgraph=True, options={
+        # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
+        "cpp.use_decompose_tanh": True,
+        "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
+    })
+    try:
         if not hasattr(compiled, "aot_compile") or torch._inductor.config.force_disable_caches:
-            compiled(*arguments)  # compile now, so that errors are raised here
+            compiled(*args, **kwargs)  # compile now, so that errors are raised here
             return compiled
         # A call of `compiled` checks whether the graph fits, which takes 25 us; the keys of the graphs make this check
         # unnecessary.
-        unchecked: Gradient = compiled.aot_compile((arguments, {})).fn
+        unchecked: Callable[P, R] = compiled.aot_compile((args, kwargs)).fn
         return unchecked
+    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+        raise ConfigError(
+            f"compile=True failed: {error}; install a C++ compiler (g++), or set compile=False") from error

@@ -15,6 +15,7 @@ from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
@@ -145,7 +146,7 @@ class TD3(DDPG):
     def target_actions(self, next_obs: Obs) -> Tensor:
         """Return the noisy actions for the targets; see `DDPG`."""
         action, clip = super().target_actions(next_obs), self.options.noise_clip
-        noise = torch.empty_like(action).normal_(generator=self.update_generator) * self.options.target_noise
+        noise = standard_normal(action, self.update_generator) * self.options.target_noise
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
 
     def is_due(self, group: str) -> bool:

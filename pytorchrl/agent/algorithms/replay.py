@@ -10,21 +10,26 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
 from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import option
+from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
+from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 from pytorchrl.untyped import StateDict
+
+Losses = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
+"""The result of `ReplayAlgorithm.losses`."""
 
 START = "random_actions"
 """Name of the parameter that decreases from 1 to 0 over the start steps; actions are random while it is above 0."""
@@ -67,6 +72,9 @@ class ReplayAlgorithm(Algorithm):
         mini_batch_size: int = option(256, help="Transitions per batch.", low=1)
         polyak: float = option(0.995, help=POLYAK_HELP, low=0.0, high=1.0)
         target_update_interval: int = option(1, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
+        compile: bool = option(
+            False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
+                        "and needs a C++ compiler.")
 
         def __post_init__(self) -> None:
             """Refuse target networks that never change."""
@@ -98,7 +106,22 @@ class ReplayAlgorithm(Algorithm):
         self.mini_batch_size: int = options.mini_batch_size
         self.num_updates_made = 0
         self._is_choice_checked = self._is_loss_checked = False
+        self._compiled = CompiledLosses(self._losses_with_noise, {
+            name: group.params for name, group in self.groups.items()}) if options.compile else None
+        self._names: list[str] = []  # names of the losses and measures
+        self._noise_shapes: dict[int, list[torch.Size]] = {}  # batch size -> shapes of the noise of the losses
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
+
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """Return a message if options contradict each other; see `Part`.
+
+        Losses cannot be compiled with an actor that has memory.
+        """
+        if agent.algorithm.compile and agent.has_memory:
+            return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
+                    "of a sequence; set compile=False")
+        return super().contradiction(agent)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
         """Return one group for each network of the actor; see `Algorithm`."""
@@ -169,7 +192,7 @@ class ReplayAlgorithm(Algorithm):
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
-    def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    def losses(self, batch: ReplayBatch) -> Losses:
         """Compute the losses of a batch; a subclass may add to the losses and measures of its base class.
 
         Args:
@@ -199,22 +222,73 @@ class ReplayAlgorithm(Algorithm):
             ContractError: `losses` of a subclass returned values of the wrong type or shape; only the first batch is
                 checked.
         """
-        for group in self.groups.values():
-            group.zero_grad()
-        found = self.losses(batch)
-        if not self._is_loss_checked:
-            check_losses(self, found, batch)
-            self._is_loss_checked = True
-        losses, measures, errors = found
-        for name, loss in losses.items():
-            loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
-        names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
-        values = torch.stack([*losses.values(), *measures.values()]).tolist()
-        gradients = [self.groups[name].grad for name in self.groups]
+        if self._compiled is not None and len(batch.ret) in self._noise_shapes:
+            gradients, measured, errors = self._compiled_gradients(self._compiled, batch)
+        else:
+            gradients, measured, errors = self._uncompiled_gradients(batch)
+        values = measured.tolist()
         if not all(map(math.isfinite, values)):
             gradients = [torch.full_like(gradient, math.nan) for gradient in gradients]
         self._gradients = gradients
-        return gradients, {**dict(zip(names, values, strict=True)), "errors": errors.detach().cpu()}
+        return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors.detach().cpu()}
+
+    def _uncompiled_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the gradients of all groups, the losses and measures as one tensor, and the errors."""
+        for group in self.groups.values():
+            group.zero_grad()
+        found = self.losses(batch) if self._compiled is None else self._recorded_losses(batch)
+        losses, measures, errors = found
+        if not self._is_loss_checked:
+            check_losses(self, found, batch)
+            self._is_loss_checked = True
+        self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
+        for name, loss in losses.items():
+            loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
+        return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
+                errors)
+
+    def _compiled_gradients(
+        self, compiled: CompiledLosses, batch: ReplayBatch,
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the same values as `_uncompiled_gradients`, with the same noise."""
+        generator = self.update_generator
+        draws = [torch.empty(shape, device=self.device).normal_(generator=generator)
+                 for shape in self._noise_shapes[len(batch.ret)]]
+        try:
+            return compiled(batch, draws)
+        finally:
+            self.update_generator = generator
+
+    def _recorded_losses(self, batch: ReplayBatch) -> Losses:
+        """Return the losses, and record the shapes of their noise, which the compiled losses need.
+
+        Raises:
+            ConfigError: The losses cannot be compiled, because they draw noise in another way than `standard_normal`
+                does, or read updatable options, which would be constant in the graph.
+        """
+        recorder, generator, parameters = NoiseRecorder(self.update_generator), self.update_generator, self.parameters
+        self.parameters = read = ReadNames(parameters)
+        try:
+            found = self._losses_with_noise(batch, recorder)
+        except TypeError as error:
+            if "Generator" not in str(error):
+                raise
+            raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses draw noise from "
+                              f"update_generator directly ({str(error).splitlines()[0]}); use pytorchrl.agent.noise.standard_normal, or set "
+                              "compile=False") from error
+        finally:
+            self.update_generator, self.parameters = generator, parameters
+        if read.names:
+            raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses read updatable options "
+                              f"({', '.join(sorted(read.names))}), which would be constant in the graph; set "
+                              "compile=False")
+        self._noise_shapes[len(batch.ret)] = recorder.shapes
+        return found
+
+    def _losses_with_noise(self, batch: ReplayBatch, noise: NoiseSource) -> Losses:
+        """Return the losses with noise from another source than the generator, which the caller restores."""
+        self.update_generator = cast("torch.Generator", noise)
+        return self.losses(batch)
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Update the weights and, every `target_update_interval` updates, the target networks; see `Algorithm`."""

@@ -59,7 +59,8 @@ ACTING = {
     "discrete_sac": {"start_steps": 0},
 }
 OU = {"ou_theta": 1.0, "ou_sigma": 0.5, "ou_dt": 0.5}
-ELSEWHERE = {"update_every", "num_updates", "mini_batch_size"}  # test_numbers_and_sizes_of_batches tests these options
+# test_numbers_and_sizes_of_batches and test_compiled_replay.py test these options.
+ELSEWHERE = {"update_every", "num_updates", "mini_batch_size", "compile"}
 
 
 def test_tables_name_every_option():

@@ -1,0 +1,104 @@
+"""Compare the compiled losses and gradients of replay algorithms with the uncompiled ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytorchrl.agent.actors import OffPolicyActor, QActor
+from pytorchrl.agent.algorithms import DQN, SAC, TD3
+from pytorchrl.errors import ConfigError
+from tests.unit.agent.algorithms.test_replay_losses import BOX, DISCRETE, make, make_batch
+
+# Torch emits this warning when its compiler is imported.
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"), pytest.mark.compiled]
+
+CASES = {
+    "dqn": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}, True),
+    "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, False),
+    "sac": (SAC, OffPolicyActor, BOX, {}, False),
+    "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
+}
+
+
+def rows(batch, count):
+    """Return the first `count` transitions of a batch."""
+    cut = {field.name: value[:count] for field in dataclasses.fields(batch)
+           if isinstance(value := getattr(batch, field.name), torch.Tensor)}
+    return dataclasses.replace(batch, obs={"obs": batch.obs["obs"][:count]},
+                               next_obs={"obs": batch.next_obs["obs"][:count]}, **cut)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [
+    case if case == "sac" else pytest.param(case, marks=pytest.mark.thorough) for case in CASES])
+def test_compiled_gradients_equal_the_uncompiled_ones(case):
+    cls, actor_class, space, actor, masked = CASES[case]
+    plain, compiled = (make(cls, actor_class, space, actor, compile=flag, optimizer="sgd") for flag in (False, True))
+    for seed, count in enumerate((7, 7, 5, 7, 5, 5)):
+        batch = rows(make_batch(space is DISCRETE, masked, seed), count)
+        results = [algorithm.compute_gradients(batch) for algorithm in (plain, compiled)]
+        (expected, wanted), (gradients, info) = results
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(info.pop("errors"), wanted.pop("errors"), rtol=1e-4, atol=1e-6)
+        assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        assert torch.equal(plain.update_generator.get_state(), compiled.update_generator.get_state())
+        for algorithm in (plain, compiled):  # equal weights, which differ from those at compilation
+            algorithm.apply_gradients([gradient.clone() for gradient in expected])
+
+
+def test_gradients_are_compiled_from_the_second_batch_of_a_size():
+    algorithm, calls = make(SAC, OffPolicyActor, BOX, compile=True), []
+    algorithm._compiled = lambda batch, draws: calls.append([draw.shape for draw in draws]) or (
+        [torch.zeros(1)], torch.zeros(6), torch.zeros(1))
+    batch = make_batch(False)
+    for count in (7, 5, 7, 5):
+        algorithm.compute_gradients(rows(batch, count))
+    assert calls == [[(7, 2), (7, 2)], [(5, 2), (5, 2)]]
+
+
+class DrawsDirectly(SAC):
+    """Draws noise from the generator directly."""
+
+    def losses(self, batch):
+        self.target_entropy += float(torch.rand((), generator=self.update_generator))
+        return super().losses(batch)
+
+
+class ReadsOption(SAC):
+    """Reads an updatable option."""
+
+    def losses(self, batch):
+        losses, measures, errors = super().losses(batch)
+        return {**losses, "pi": losses["pi"] * self.parameters["lr_pi"]}, measures, errors
+
+
+@pytest.mark.parametrize(("cls", "message"), [
+    (DrawsDirectly, r"DrawsDirectly cannot be compiled.*standard_normal, or set compile=False"),
+    (ReadsOption, r"ReadsOption cannot be compiled.*\(lr_pi\).*set compile=False")])
+def test_losses_that_cannot_be_compiled_are_refused(cls, message):
+    make(cls, OffPolicyActor, BOX).compute_gradients(make_batch(False))
+    algorithm = make(cls, OffPolicyActor, BOX, compile=True)
+    generator = algorithm.update_generator
+    with pytest.raises(ConfigError, match=message):
+        algorithm.compute_gradients(make_batch(False))
+    assert algorithm.update_generator is generator
+    assert type(algorithm.parameters) is dict
+
+
+def test_a_type_error_of_the_losses_is_not_replaced():
+    class Broken(SAC):
+        def losses(self, batch):
+            return len(3)
+    with pytest.raises(TypeError, match="has no len"):
+        make(Broken, OffPolicyActor, BOX, compile=True).compute_gradients(make_batch(False))
+
+
+def test_compiling_with_memory_is_refused():
+    options = DQN.create_factory(compile=True).options
+    agent = SimpleNamespace(algorithm=options, has_memory=True)
+    assert "compile=True needs an actor without memory" in DQN.contradiction(agent)
