@@ -60,7 +60,7 @@ def test_state_contains_all_moments():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
 def test_numbers_around_1e9_keep_their_spread(dtype):
-    """Check the mean, the deviation and normalized values of numbers that float32 would round to multiples of 64."""
+    """Check the moments and the normalized values of numbers that float32 would round to multiples of 64."""
     generator = torch.Generator().manual_seed(0)
     deviations = torch.randn(4000, 2, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0])
     samples = (1e9 + deviations).round(decimals=3).to(dtype)

@@ -42,7 +42,7 @@ def _actor(observation_space=VECTOR, action_space=TWO, seed=1, **options):
 
 
 def _obs(actor, *lead, seed=0):
-    """Return random observations, each leaf with the shape (*lead, *space.shape)."""
+    """Return random observations; each leaf has the shape (*lead, *space.shape)."""
     rng, obs = np.random.default_rng(seed), {}
     for leaf, space in actor.options.observation_space.items():
         shape = (*lead, *space.shape)

@@ -65,7 +65,7 @@ def test_actions_equal_those_of_torch(action, normalize, hidden, activation, det
 
 
 def noise(algo, action):
-    """Return the noise that the torch policy will sample next, with shape (1, 6, n)."""
+    """Return the noise that the torch policy will sample next: (1, 6, 4) for Box actions, otherwise (1, 6, 3)."""
     generator = torch.Generator()
     generator.set_state(algo.generator.get_state())
     if action == "box":

@@ -106,7 +106,7 @@ def collect_rollout(parts, steps, num_steps=None):
 
 
 def learn_from(parts, rollouts):
-    """Make all updates from the rollouts, and return the info of each update."""
+    """Train on the rollouts, and return the info of each update."""
     storage, algorithm = parts.storage, parts.algorithm
     storage.insert_data_slice(rollouts)
     storage.before_gradients()
@@ -151,7 +151,7 @@ def train():
 class ScriptedEpisodes:
     """Source of scripted steps, in SAME_STEP or NEXT_STEP mode.
 
-    `scripts` contains a list for each environment, with (length, end) of each episode.
+    `scripts` contains one list per environment. Each entry of the list is the (length, end) of one episode.
     """
 
     def __init__(self, scripts, next_step):

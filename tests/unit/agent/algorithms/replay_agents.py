@@ -1,4 +1,4 @@
-"""Build small replay algorithms of every kind, with batches and updates for each."""
+"""Build small replay algorithms of every kind, update them with random batches, and let them act."""
 
 from __future__ import annotations
 

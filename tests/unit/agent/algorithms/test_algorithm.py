@@ -20,7 +20,7 @@ MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 # Options
 
 
-# Each option is mapped to (settings with which it has an effect, a value other than the default).
+# Maps each option to (other settings that the option needs to have an effect, a non-default value).
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),

@@ -1,4 +1,4 @@
-"""Test a user-defined loss term: its gradients (whole, sliced, masked, compiled), and errors for wrong definitions."""
+"""Test a user-defined loss term: gradients of whole, sliced and masked batches, compilation, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DecodingActor(OnPolicyActor):
 
 @pytest.fixture
 def make_batch(build, collect, made_up_steps):
-    """Return a function that returns the parts of a worker and one batch; the worker's actor has a decoder."""
+    """Return a function that builds the parts of a worker, with a `DecodingActor`, and one batch."""
     def make(cls, masked=False, ragged=False, **options):
         parts = build(cls, num_epochs=1, num_mini_batch=1, actor_class=DecodingActor, **options)
         parts.storage.insert_data_slice([collect(parts, made_up_steps(4, masked=masked, next_step=ragged))])
@@ -205,7 +205,7 @@ def test_contract_violations_are_reported(make_batch, cls, message):
 
 
 def test_an_info_names_attribute_does_not_disable_checks(make_batch):
-    """Check that info names come from `terms`; the attribute `info_names` does not replace them or disable checks."""
+    """Check that an attribute `info_names` neither replaces the names that `terms` returns nor disables checks."""
     cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
     parts, batch = make_batch(cls)
     _, info = parts.algorithm.compute_gradients(batch)

@@ -1,4 +1,4 @@
-"""Compare the compiled gradient with the uncompiled gradient."""
+"""Compare gradients that are computed with and without compilation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationW
 def pair():
     """Return the parts of an uncompiled worker and of a compiled worker, with equal weights.
 
-    Compiling takes seconds. Therefore, all tests share these parts, and each test leaves the weights equal.
+    Compiling takes seconds. Therefore, all tests share these parts, and each test must leave the weights
+    of both workers equal.
     """
     return [build_parts(PPO, compile=flag) for flag in (False, True)]
 

@@ -1,4 +1,4 @@
-"""Test the exploration of DQN: epsilon by schedule, by request and per collector, and noisy networks."""
+"""Test the exploration of DQN: scheduled and requested values of epsilon, epsilon per collector, and noisy networks."""
 
 from __future__ import annotations
 

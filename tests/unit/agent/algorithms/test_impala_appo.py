@@ -104,7 +104,7 @@ def test_gradient_of_appo_matches_its_formula(build, older_rollout, kl_coef):
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.7])
 def test_gradient_of_impact_matches_its_formula(build, older_rollout, kl_coef):
-    """Check the ratio and the divergence if there is a slow policy.
+    """Check the gradient of a loss whose ratio and KL divergence depend on the slow policy.
 
     The ratio is clip(mu / slow, 0, is_clip) pi / mu, and the divergence is KL(slow || pi).
     """
@@ -203,7 +203,7 @@ def test_defaults_match_the_documentation():
     assert IMPALA.learns_from is APPO.learns_from is DataKind.OLDER_ROLLOUTS
 
 
-# Each option is mapped to (settings with which it has an effect, a value other than the default).
+# Maps each option to (other settings that the option needs to have an effect, a non-default value).
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
@@ -220,7 +220,7 @@ CHANGES = {
 }
 ELSEWHERE = {"target_kl", "compile"}  # these options have separate tests
 OF_IMPALA = [field.name for field in dataclasses.fields(IMPALA.Options)
-             if field.name in CHANGES and field.name != "advantage_normalization"]  # IMPALA refuses this option
+             if field.name in CHANGES and field.name != "advantage_normalization"]  # IMPALA rejects this option
 
 
 def test_table_of_changes_names_every_option():

@@ -25,7 +25,7 @@ def random_batch(seed, size, has_valid):
 
 
 def reference(new, recorded, normalise, clipped_value, dual_clip):
-    """Compute the loss, the reported measures and the gradients in float64, one sample at a time."""
+    """Compute the loss, the reported metrics and the gradients in float64, one sample at a time."""
     logp, entropy, value = [x.detach().double().requires_grad_() for x in new]
     valid = range(len(logp)) if recorded.valid is None else recorded.valid.nonzero().flatten().tolist()
     old_logp, old_value, ret, advantage = [
@@ -180,10 +180,10 @@ def test_skip_remaining_accepts_averaged_info(build):
 
 
 def test_advantages_are_equal_under_both_autoreset_modes(build, play_script):
-    """Check that both modes give equal advantages for two environments with scripted episodes.
+    """Check that both autoreset modes produce the same advantages for two environments with scripted episodes.
 
     The first environment plays episodes of 3 steps (terminated), 4 (truncated), 2 (truncated) and 3 (terminated); the
-    second environment plays them in reverse order. Both end with 2 steps of an unfinished episode.
+    second environment plays them in reverse order. Both environments end with 2 steps of an unfinished episode.
     """
     advantages = {mode: play_script(build(PPO, num_envs=2, size=40), mode) for mode in ("same_step", "next_step")}
     assert len(advantages["same_step"]) == 2 * 14

@@ -36,7 +36,7 @@ def batch_of(seed=0):
 
 
 class ExpectedSarsa(DQN):
-    """An algorithm whose target is the mean value under the epsilon-greedy policy."""
+    """DQN whose target uses the expected Q-value of the next state under the epsilon-greedy policy."""
 
     def target_values(self, batch):
         scores = self.targets["q"](self.actor.normalise(batch.next_obs))

@@ -222,7 +222,7 @@ def test_td3_target_noise_is_clipped_and_drawn_per_sample_and_dimension(clip):
 
 
 def squashed(params, obs, noise):
-    """Return actions and their log-densities, computed by a plain change of variables, not by a stable formula."""
+    """Return actions and their log-densities, computed directly from the change of variables."""
     mean, log_std = np.split(policy(params, obs), 2, axis=1)
     log_std = np.clip(log_std, -20, 2)
     u = mean + np.exp(log_std) * noise

@@ -30,7 +30,7 @@ def test_target_entropy_is_that_of_allowed_actions():
 
 
 def test_target_entropy_of_a_row_without_allowed_actions_is_that_of_all():
-    """Check that a row without allowed actions counts as if all actions were allowed.
+    """Check that a row without allowed actions is treated as if all actions were allowed.
 
     Otherwise, the target entropy would contain log 0, which is infinite.
     """

@@ -35,7 +35,7 @@ def in_one(algorithm, batch):
 
 @contextlib.contextmanager
 def float64(parts, monkeypatch):
-    """Compute with float64 parameters and float64 results within the `with` block."""
+    """Convert parameters and gradients to float64, and compute in float64 within the `with` block."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     for group in parts.algorithm.groups.values():
         group.data, group.grad = group.data.double(), group.grad.double()

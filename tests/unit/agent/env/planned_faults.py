@@ -1,4 +1,4 @@
-"""Environments with planned faults: a plan names the environment, the method and the number of the call."""
+"""Environments with planned faults: a plan lists the environment, the method and the call number of each fault."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Walk(gym.Env):
 class Planned(gym.Wrapper):
     """Wrapper that raises in the calls that `plan` lists as (number of the environment, method, number of the call).
 
-    Environments are numbered as they are built: number 0 is the factory's probe, and 1 to E are the first environments
-    of the vector. The entry ("step", "always") makes every call of `step` raise, except in the probe. Each call appends
-    (number of the environment, method) to `log`.
+    Environments are numbered in the order of their creation. The factory probes environment 0, and environments 1 to E
+    are the first environments of the vector. The entry ("step", "always") makes every call of `step` raise, except in
+    environment 0. Each call appends (number of the environment, method) to `log`.
     """
 
     def __init__(self, env, plan, log, copies, error=lambda: RuntimeError("planned")):
@@ -95,7 +95,7 @@ def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lamb
 
 
 def play(env, num_steps):
-    """Play random actions; return (obs, mask, None) of the reset, and (obs, mask, step) of each step.
+    """Play random actions; return (obs, mask, None) for the reset, and (obs, mask, step) for each step.
 
     Observations and masks are copies.
     """

@@ -12,7 +12,7 @@ from tests.unit.agent.env.small_envs import EchoEnv
 
 
 class InfoMaskEnv(CountingEnv):
-    """Environment that allows only action 0 in even steps and only action 1 in odd steps."""
+    """Environment that allows only action 0 at even steps, and only action 1 at odd steps."""
 
     def info(self):
         return {"action_mask": np.eye(2, dtype=np.int8)[self._t % 2]}
@@ -73,7 +73,7 @@ def test_action_mask_matches_the_observation(autoreset, env, cut):
             np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
             ends += 1
         obs, mask = step.obs, step.mask
-        ended = step.terminated  # masks are kept after truncation, because learners bootstrap with them
+        ended = step.terminated  # a truncation does not change the mask, because learners bootstrap with it
     assert ends == (2 if autoreset == "same_step" else 0)
 
 

@@ -1,4 +1,4 @@
-"""Test that all three autoreset modes give equal transitions, which follow the environment's script."""
+"""Test that all three autoreset modes produce the same transitions, and that these match the environment's script."""
 
 import gymnasium as gym
 import numpy as np
@@ -121,7 +121,7 @@ def test_reset_after_an_episode_end_cancels_the_invalid_row():
 def test_masked_reset_does_not_affect_other_episodes():
     # SyncVectorEnv removes the reset mask from `options`. Gymnasium's statistics wrapper then finds no mask, and resets
     # the statistics of all environments.
-    lengths = iter([1, 2, 5])  # the first length is for the factory's probe
+    lengths = iter([1, 2, 5])  # the factory probes the first environment
     factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
     env = factory(seed=0)
     env.reset()
@@ -180,7 +180,7 @@ def test_same_step_without_final_observations_is_an_error():
 
 
 class SameMemory(gym.Env):
-    """Environment whose observations share one array, a counter of steps; episodes are truncated after 3 steps."""
+    """Environment that counts steps in an array, and always returns this array; episodes have 3 steps."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -218,7 +218,7 @@ def test_last_observation_survives_a_reset_that_reuses_its_memory(backend, num_e
 
 
 class OneMemory(VectorEnv):
-    """Vector environment with episodes of 3 steps; its observations count steps and share the same arrays."""
+    """Vector environment that counts steps, and returns the same arrays after each step; episodes have 3 steps."""
 
     def __init__(self, mode, num_envs=2):
         self.num_envs, self.metadata = num_envs, {"autoreset_mode": mode}

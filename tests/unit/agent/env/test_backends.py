@@ -1,4 +1,4 @@
-"""Test native vector environments, environments in this and other processes, and EnvPool (with a stub module)."""
+"""Test native vector environments, environments in this process and in other processes, and a stub of EnvPool."""
 
 import multiprocessing
 import subprocess
@@ -50,7 +50,7 @@ def cartpole(**options):
 
 
 def test_one_environment_gives_the_results_of_the_native_vector():
-    """Check that the backend for one environment and the native vector environment give equal results.
+    """Check that the backend for one environment returns the same results as the native vector environment.
 
     By default, the autoreset mode is SAME_STEP.
     """

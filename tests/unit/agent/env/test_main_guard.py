@@ -40,7 +40,7 @@ def test_a_script_without_guard_is_refused_before_any_process_starts(run_forked,
     'if __name__ == "__main__":\n    main()',
     'import multiprocessing\nif multiprocessing.current_process().name == "MainProcess":\n    main()',
     'try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass',
-    # This script trains in a thread, like the workers of a scheme.
+    # This script does not train in the main thread; workers of a scheme may also run in other threads.
     'import threading\nif __name__ == "__main__":\n'
     '    thread = threading.Thread(target=main)\n    thread.start()\n    thread.join()'])
 def test_a_script_with_guard_trains(run_forked, tmp_path, call):

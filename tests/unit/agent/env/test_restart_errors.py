@@ -151,7 +151,7 @@ def test_a_fault_in_an_explicit_reset_causes_a_restart():
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_the_restart_budget_counts_all_environments_within_1000_steps(limit):
-    """Check that one fault beyond the limit is allowed just outside the window, and is an error just inside it."""
+    """Check that one fault more than the limit is an error until 1000 steps after the first fault, but not later."""
     ok = {(1 + k, "step", 10 * k) for k in range(limit)}
     options = {"on_env_error": "restart", "max_env_restarts": limit}
     env, _ = planned(ok | {(4, "step", WINDOW)}, CountingEnv, **options)

@@ -125,7 +125,7 @@ def test_advantages_across_a_cut_equal_brute_force(autoreset, cut_at):
 
 
 def episodes_of(rows, e):
-    """Return (valid transitions, observation to bootstrap from or None) for each episode of environment e."""
+    """Yield (valid transitions, observation to bootstrap from or None) for each episode of environment e."""
     episode = []
     for t in range(len(rows) - 1):
         step = rows[t + 1][2]
@@ -203,9 +203,9 @@ def test_too_many_faults_in_processes_are_an_error_with_the_traceback(autoreset)
 
 
 def test_statistics_and_monitor_exclude_episodes_cut_by_a_fault(tmp_path):
-    """Check an environment with episodes of 5 steps that raises in step 8.
+    """Check the episodes of an environment that raises in step 8; each episode has 5 steps.
 
-    The 2 steps of its second episode are discarded.
+    The fault ends the second episode after 2 steps, and these steps are discarded.
     """
     env, _ = planned({(1, "step", 7)}, CountingEnv, {"episode_length": 5}, num_envs=1, autoreset="same_step",
                      log_dir=str(tmp_path))

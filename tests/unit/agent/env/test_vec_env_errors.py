@@ -1,4 +1,4 @@
-"""Test the environments and options that `VecEnv` refuses, and its error messages."""
+"""Test the environments and options that `VecEnv` rejects, and its error messages."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Test valid and refused combinations of actors, algorithms and storages for several policies."""
+"""Test valid and invalid combinations of actors, algorithms and storages for several policies."""
 
 from __future__ import annotations
 

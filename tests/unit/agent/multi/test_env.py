@@ -97,7 +97,7 @@ def test_masks_of_absent_agents_allow_everything():
     assert step.mask["early"].tolist() == [[True, False, True]] * 2
     step = envs.step(actions_of(envs))
     assert step.mask["shared"].tolist() == [[True, True, False]] * 4
-    step = envs.step(actions_of(envs))  # agent_1 ends in this step
+    step = envs.step(actions_of(envs))  # the last step of agent_1
     assert step.mask["shared"].tolist() == [[True, True, True], [False, True, True]] * 2
     assert step.parts["shared"].final_mask.tolist() == [[False, True, True]] * 2
     assert step.parts["early"].final_mask is None
@@ -126,7 +126,7 @@ def test_masks_of_agents_that_appear_later_exist_from_the_start():
     envs.step(act)
     step = envs.step(act)
     assert step.mask["agent_2"].tolist() == [[True, True, False]] * 2
-    step = envs.step(act)  # agent_1 ends in this step
+    step = envs.step(act)  # the last step of agent_1
     assert step.parts["agent_1"].final_mask.tolist() == [[False, True, True]] * 2
 
 
@@ -150,7 +150,7 @@ class Stranger(ChangingAgents):
 
 
 class Numbered(ChangingAgents):
-    """Environment whose agents are numbers."""
+    """Environment whose agents are identified by integers."""
 
     def __init__(self):
         super().__init__()
@@ -225,7 +225,7 @@ def test_test_env_kwargs_and_wrappers():
     lengths = [episode.length for _ in range(10) for episode in envs.step(
         {policy: np.zeros(1, np.int64) for policy in ("agent_0", "agent_1")}).episodes]
     assert lengths == [5, 5]
-    assert len(made) == 3  # one to find the agents, one to find the spaces, and one to step
+    assert len(made) == 3  # one is probed for its agents, one is probed for its spaces, and one is stepped
 
 
 class StartingAtOne(MatchingGame):

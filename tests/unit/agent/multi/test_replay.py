@@ -54,7 +54,7 @@ def test_an_env_step_is_resident_while_any_policy_stores_part_of_it(make_agent):
 
 def test_updates_count_env_steps_and_sample_from_every_policy(make_agent):
     agent = replay_agent(make_agent, start_steps=10)
-    for expected in (0, 2, 3):  # updates due after 10, 20 and 30 env steps: one per 4 env steps beyond 10
+    for expected in (0, 2, 3):  # new updates after 10, 20 and 30 env steps: one for every 4 steps beyond 10
         agent.storage.insert_data_slice([agent.collect()])
         batches = list(agent.algo.batches(agent.storage))
         assert len(batches) == expected

@@ -23,7 +23,7 @@ class Collector:
     """Simulated collector that records random episodes of E environments, in a `RolloutRows` and in plain lists.
 
     Each transition has a unique number as its action. Images are random, and many are black. At the start of an
-    episode, the stack is padded with zeros, copies of the first frame or noise, or it keeps the old frames.
+    episode, the frame stack is padded with zeros, copies of the first frame or noise, or it keeps the old frames.
     """
 
     def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero",

@@ -226,7 +226,7 @@ def test_preempted_rollout_equals_a_full_rollout_of_that_size():
     batches = []
     for size in (5, 3):
         storage = started(size=size)
-        fill(storage, 50, size)  # the shorter rollout below leaves these data in the last rows
+        fill(storage, 50, size)  # the shorter rollout below does not overwrite the last rows
         storage.get_all_buffer_data()
         storage.start(observation(0))
         fill(storage, 1, 3)

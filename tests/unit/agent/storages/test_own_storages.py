@@ -1,4 +1,4 @@
-"""Test user-defined storages (custom returns, custom sampling, and a storage from scratch), and error messages."""
+"""Test user-defined storages (custom returns, custom sampling, and a new kind of storage), and error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISCOUNT = 0.9
 
 
 class MonteCarlo(VanillaOnPolicyBuffer):
-    """Storage whose returns are discounted sums of rewards to the end of the episode or rollout, without bootstrap."""
+    """Storage whose returns are discounted sums of rewards, without bootstrapping from values."""
 
     def estimate(self, rollout, recompute=False):
         value, _ = self.values_of(rollout, recompute)
@@ -91,7 +91,7 @@ def test_samples_contain_the_estimates_of_a_subclass(steps):
 
 
 class Recent(ReplayBuffer):
-    """Replay that samples only the `newest` most recent transitions, in order."""
+    """Replay that samples only the latest `newest` transitions, in order."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayBuffer.Options):
@@ -131,7 +131,7 @@ def rollout_of(numbers, valid=None):
 
 @pytest.mark.parametrize("num_rollouts", [3, 5, 6, 9, 12])
 def test_sampleable_rows_are_listed_from_oldest_to_newest(num_rollouts):
-    """Check the list of rows, and samples from it, with invalid rows and after the ring has wrapped."""
+    """Check the list of sampleable rows and the sampled rows, with invalid rows and after the ring has wrapped."""
     storage = replay(Recent)
     for number in range(num_rollouts):
         storage.insert_data_slice([rollout_of([2 * number, 2 * number + 1], valid=[True, number % 3 != 1])], ["here"])
@@ -145,7 +145,7 @@ def test_sampleable_rows_are_listed_from_oldest_to_newest(num_rollouts):
 
 
 class Plain(Storage):
-    """On-policy storage from scratch: one batch of all steps, with rewards as returns and advantages."""
+    """On-policy storage that generates one batch of all steps, in which returns and advantages are the rewards."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Options):

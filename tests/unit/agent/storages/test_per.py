@@ -92,9 +92,9 @@ def test_weights_over_the_buffer_are_relative_to_all_rows(per):
 
 
 def test_two_storages_equal_one_given_their_mass_and_smallest_leaf(per):
-    """Check that two storages give the weights of a single storage with all transitions.
+    """Check that the scaled weights of two storages equal the weights of a single storage with all transitions.
 
-    Each weight is scaled by (smallest leaf of both trees / smallest leaf of its own tree)^beta.
+    Each weight is multiplied by (smallest leaf of both trees / smallest leaf of its own tree)^beta.
     """
     parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
     mass, smallest = [part.mass for part in parts], min(part.min_priority for part in parts)

@@ -99,7 +99,7 @@ def test_batches_equal_those_of_a_list_implementation(
                 assert not storage.num_items
                 continue
             assert_batch_equals(batch, plain, n_step, 0.9)
-            if turn % 8 == 7 and storage.num_items:  # check that a large sample contains most drawable rows
+            if turn % 8 == 7 and storage.num_items:  # check that a large sample contains most sampleable rows
                 drawn = {int(a) for a in storage.sample(1000).action}
                 assert len(drawn) > 0.8 * storage.num_items
                 assert len(drawn) <= storage.num_items
@@ -190,7 +190,7 @@ def test_counters_include_rows_that_were_never_sampled(build_replay):
 
 def test_an_overwritten_row_counts_as_never_sampled(build_replay):
     storage = build_replay(ReplayBuffer, 4)
-    for unused in (0, 0, 4):  # number of rows left unsampled before the next insertion
+    for unused in (0, 0, 4):  # number of rows that are not sampled before the next insertion
         storage.insert_data_slice([rollout_of([1] * 4)])
         assert storage.counters["evicted_unused"] == 0
         if not unused:

@@ -48,7 +48,7 @@ def play_into(storages, envs, num_rollouts, num_steps):
 
 
 def assert_equal_stacks(single, whole, min_share):
-    """Assert that all drawable rows have equal observations and next observations in both storages."""
+    """Assert that observations and next observations of all sampleable rows are equal in both storages."""
     assert single.ring.num_bytes < whole.ring.num_bytes / 2
     rows = np.flatnonzero(single.ring.columns["drawable"])
     assert len(rows) >= min_share * np.count_nonzero(whole.ring.columns["drawable"])

@@ -126,7 +126,7 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
         for b, rows in enumerate(drawn):
             check_column(batch, b, rows, n_step)
             num_extra += len(observations_of(rows)) - len(rows) - 1
-        # Every valid transition of a rollout occurs as often as the rollout was sampled, for all environments.
+        # The batch has all valid transitions of a rollout, from all environments, once for each time it was sampled.
         actions = [row.action for rows in drawn for row in rows if row.valid]
         assert sorted(batch.action[batch.valid].tolist()) == sorted(actions)
         assert batch.num_samples == len(actions)

@@ -348,7 +348,7 @@ def test_a_size_too_small_for_a_sequence_is_refused(build_replay):
 
 @pytest.mark.parametrize("phase", range(10))
 def test_the_smallest_allowed_size_suffices(build_replay, make_collector, phase):
-    """Check that windows of endless episodes become drawable, wherever the rollouts of several collectors are cut."""
+    """Check that windows of endless episodes can be sampled, no matter where rollouts of two collectors are cut."""
     options = {"length": 6, "burn_in": 3, "period": 3, "n_step": 3, "rollout_size": 5}
     storage = build_replay(SequenceBuffer, 4 * 5 * 2 * 2, state_size=STATE, num_envs=2, **options)
     SequenceBuffer.check_size(storage.options, 2, 2)

@@ -20,7 +20,7 @@ LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_valu
 
 
 def rollout_of(reward, ratio, terminated=None, truncated=None, valid=None, final_index=None):
-    """Return a rollout, and log-probabilities of the learned policy for which the importance ratios are `ratio`."""
+    """Return a rollout, and the learned policy's log-probabilities, which make the importance ratios equal `ratio`."""
     reward = torch.as_tensor(np.asarray(reward), dtype=torch.float32)
     shape = reward.shape
     flags = [torch.as_tensor(np.zeros(shape, bool) if flag is None else np.asarray(flag))
@@ -282,7 +282,7 @@ def test_recomputed_targets_use_current_weights_and_first_values():
     torch.testing.assert_close(first.value.sort().values, second.value.sort().values)
 
 
-# Each option is mapped to (a value other than the default, settings with which the option has an effect).
+# Maps each option to (a non-default value, other settings that the option needs to have an effect).
 CHANGES = {"rho_bar": (0.5, {}), "c_bar": (0.5, {}), "vtrace_lambda": (0.5, {}), "sequence_length": (5, GRU)}
 
 
