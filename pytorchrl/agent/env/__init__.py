@@ -1,6 +1,6 @@
 """Environments, with the same interface for all backends.
 
-Names are imported on first use, because worker processes need only the modules that do not import torch.
+Names are imported on first use, so that processes that need only the environments do not import torch.
 """
 
 from __future__ import annotations

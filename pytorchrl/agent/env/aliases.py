@@ -1,6 +1,7 @@
 """Names for Gymnasium's generic types.
 
-The type parameters are `Any`, because an environment's spaces determine the types of observations and actions.
+The type parameters are `Any`, because the types of observations and actions depend on an environment's spaces, which
+are known only at run time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Observation = Any
 Action = Any
 """An action in the form that the action space prescribes."""
 EnvKwargs = dict[str, Any]
-"""Keyword arguments of an environment; only its constructor knows their types."""
+"""Keyword arguments of an environment's constructor, which determines their types."""
 Info = dict[str, Any]
 """The `info` of an environment: name -> value of any type."""
 AnySpace = gym.Space[Any]
@@ -25,7 +26,7 @@ AnyEnv = gym.Env[Any, Any]
 AnyWrapper = gym.Wrapper[Any, Any, Any, Any]
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 EnvFn = str | EnvSpec | Callable[..., Any]
-"""A Gymnasium id, an EnvSpec, or a function of keyword arguments that builds an environment or a vector environment."""
+"""A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds an environment (or several)."""
 EnvWrapper = Callable[[AnyEnv], AnyEnv]
 ResetResult = tuple[Observation, Info]
 """Observation and info."""

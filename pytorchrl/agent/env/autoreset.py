@@ -33,7 +33,7 @@ class ResolvedStep(NamedTuple):
     info: Info
     """The `info` that belongs to `observations`."""
     valid: np.ndarray | None
-    """(E,) bool, whether each row is a transition; None if all rows are."""
+    """(E,) bool, whether the step of each environment is a transition; None if all of them are."""
     first: np.ndarray
     """(E,) bool, whether each observation is the first of an episode."""
     final_index: np.ndarray
@@ -47,13 +47,17 @@ class ResolvedStep(NamedTuple):
 
 
 class Autoreset(Protocol):
-    """The interface of the adapters for autoreset modes."""
+    """Interface of the adapters for autoreset modes."""
 
     pending: bool
     """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret a step in which episodes ended (`done`, (E,) bool), or before which `pending` was true."""
+        """Interpret the result of a step.
+
+        The caller must call this method if an episode ended in the step (`done`, (E,) bool), or if `pending` was true
+        before the step.
+        """
 
     def reset(self) -> None:
         """Discard pending resets, because the caller has reset all environments."""
@@ -150,8 +154,8 @@ def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
     """Return the autoreset mode of a vector environment whose constructor has no argument for the mode.
 
     The attribute `autoreset_mode` takes precedence over the metadata of the class. `VectorEnv.metadata` is ignored,
-    because all classes without metadata share this dictionary, and some of them store their mode in it. The default
-    is NEXT_STEP, as in Gymnasium.
+    because all classes that define no metadata share this dictionary, and some of them store their mode in it. The
+    default is NEXT_STEP, as in Gymnasium.
     """
     mode = getattr(envs, "autoreset_mode", None)
     if mode is None and envs.metadata is not VectorEnv.metadata:

@@ -31,9 +31,9 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
 VectorMaker = Callable[..., AnyVectorEnv]
 
-# A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments. Stepping single
-# environments takes 17 us for the first and 10 us for each further one (benchmarks/env_backends.py). With this many
-# environments or more, the NumPy vector environments are therefore faster.
+# A step of Gymnasium's NumPy vector environments takes 40 us, regardless of the number of environments. A step of
+# single environments takes 17 us for one environment, and 10 us more for each additional environment
+# (benchmarks/env_backends.py). With at least this many environments, the NumPy vector environments are faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
@@ -204,7 +204,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
-    """Return whether "auto" chooses the native vector environment: it must support the options and be the fastest."""
+    """Return whether "auto" chooses the native vector environment: only if it supports the options and is faster."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
@@ -246,7 +246,7 @@ def _parameters(function: EnvFn) -> set[str]:
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Gymnasium's `SyncVectorEnv` with a third of the overhead per step, for array observations in SAME_STEP mode."""
+    """Faster `SyncVectorEnv`: for array observations in SAME_STEP mode, a step has a third of Gymnasium's overhead."""
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
@@ -272,7 +272,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of the last observation of environment `index`, before the current step overwrites it."""
+        """Return a copy of environment `index`'s latest observation, which the current step has not overwritten yet."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 
@@ -291,7 +291,7 @@ class ProcessesVectorEnv(AsyncVectorEnv):
         return super()._add_info(vector_infos, env_info, env_num)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise an `EnvError` with the error of the first failed environment and the number of other failed ones."""
+        """If environments failed, raise `EnvError` with the error of the first one and the number of other failures."""
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])

@@ -100,7 +100,7 @@ def _form(observation: Observation) -> object:
 
 
 def describe(failure: BaseException) -> str:
-    """Return the type and text of `failure`, with a hint if `failure` is a common mistake."""
+    """Return the type and text of `failure`, with a hint if `failure` looks like the result of a common mistake."""
     return f"{type(failure).__name__}: {_text(failure)}{hint_for(failure)}"
 
 
@@ -120,7 +120,7 @@ def _text(failure: BaseException) -> str:
 def space_problem(
     env: AnyEnv | AnyVectorEnv, names: tuple[str, ...] = ("observation_space", "action_space"),
 ) -> str | None:
-    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; otherwise None."""
+    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; None if all are."""
     for name in names:
         space = getattr(env, name, None)
         if not isinstance(space, spaces.Space):
@@ -153,7 +153,7 @@ def step_problem(space: AnySpace, result: object) -> str | None:
 
 
 def observation_problem(space: AnySpace, observation: Observation, name: str = "observation") -> str | None:
-    """Return an error text if the shape or dtype of `observation` differs from `space`; otherwise None.
+    """Return an error text if the structure, a shape or a dtype of `observation` does not fit `space`; otherwise None.
 
     If the space declares floats, other numeric dtypes are accepted, and their conversion is logged.
     """

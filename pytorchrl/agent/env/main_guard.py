@@ -1,4 +1,4 @@
-"""Detect scripts that the processes of `backend="async"` would run again."""
+"""Detect scripts that would start processes again whenever a process of `backend="async"` imports them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_main_guard(setting: str) -> None:
 
 
 def _main_frame() -> FrameType | None:
-    """Return the main script's frame if spawned processes run the script; None for `python -m`, `-c` and notebooks."""
+    """Return the main script's frame; None if processes do not import a script (`python -m`, `-c`, notebooks)."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     is_module = spec is not None and spec.name.split(".")[-1] == "__main__"

@@ -21,7 +21,7 @@ class ActionMasks:
         reader: Reader of the observations.
         num_envs: E, the number of environments.
         where: Name of the worker, for error messages.
-        shows_last: Whether the step that ends an episode returns its last observation (NEXT_STEP).
+        shows_last: Whether the step that ends an episode returns the episode's last observation (NEXT_STEP).
         has_one_choice: Whether an action is one choice among n actions, as in a Discrete space.
     """
 
@@ -79,7 +79,7 @@ class ActionMasks:
     def final(
         self, mask: np.ndarray | None, final_index: np.ndarray, last_info_of: Callable[[int], Mapping[str, object]],
     ) -> np.ndarray | None:
-        """Return the masks of last observations, (K, n) bool; masks that allow no action are changed to allow all.
+        """Return the masks of K last observations, (K, n) bool; masks that allow no action are changed to allow all.
 
         Args:
             mask: (K, n) bool, the leaf `action_mask` of the last observations; None if there is no such leaf.

@@ -1,4 +1,4 @@
-"""Replace environments that raise exceptions, and truncate their episodes, within the limits of a budget.
+"""Replace environments that raise exceptions, and truncate their episodes; the number of restarts is limited.
 
 A step that raises an exception is not a transition: it returns the last valid observation, truncated=True, and
 `info[CUT]`. In every autoreset mode, the next reset then closes the environment and builds a new one. An environment
@@ -30,9 +30,9 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which an environment's process reports its faults to the worker."""
 WINDOW = 1000
 """Length, in vector steps, of the sliding window within which restarts are counted and limited."""
-# Tracebacks are cut to this length, to limit the size of the log; the end is the most informative part.
+# Only this many characters of a traceback are logged: those at its end, which is the most informative part.
 _TRACEBACK_CHARS = 8000
-# A new environment gets the upper 31 bits of a seed, as the first environment does.
+# The seed of a replacement is the upper 31 bits of a random 64-bit number.
 _SEED_SHIFT = 33
 
 
@@ -74,7 +74,7 @@ class Restarts:
 
         Args:
             fault: The reason for the restart.
-            cause: The exception itself; None if another process raised it.
+            cause: The exception that the environment raised; None if it was raised in another process.
 
         Raises:
             EnvError: The limit is reached. The cause of the error is `cause` or, if that is None, an error with the
@@ -109,7 +109,8 @@ class RestartingEnv(GuardedEnv):
         restarts: The restart budget, shared by the environments of one process.
 
     Attributes:
-        last_observation: Function that returns a copy of the last observation; set by the object that stores it.
+        last_observation: Function that returns a copy of the latest observation; set by the object that stores the
+            observations.
     """
 
     last_observation: Callable[[], Observation]
@@ -185,7 +186,7 @@ class RestartingEnv(GuardedEnv):
 
 
 class RememberingEnv(AnyWrapper):
-    """Wrapper of a `RestartingEnv` in a separate process; it stores the last observation, and reports restarts."""
+    """Wrapper of a `RestartingEnv` in a separate process; it stores the latest observation, and reports restarts."""
 
     def __init__(self, env: RestartingEnv) -> None:
         super().__init__(env)
@@ -214,12 +215,12 @@ class RememberingEnv(AnyWrapper):
 
 
 def cut_in(info: Info) -> np.ndarray | None:
-    """Return which environments raised exceptions in a step with this `info`, (E,) bool; None if none did."""
+    """Return whether each environment raised an exception in the step with this `info`, (E,) bool; None if none did."""
     last = info.get("final_info", info)
     return last.get(CUT) if isinstance(last, Mapping) else None
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may help; a violation of the contract would recur in a new environment."""
+    """Return whether a restart may resolve `error`; a violation of the contract would recur in a new environment."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

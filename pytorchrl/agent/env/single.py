@@ -54,7 +54,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     """Return the specification that is registered for an id.
 
     Raises:
-        ConfigError: The id is unknown (the message names the closest id), or its package is not installed (the message
+        ConfigError: The id is unknown (the message names similar ids), or its package is not installed (the message
             names the extra).
     """
     if isinstance(env_id, EnvSpec):
@@ -124,9 +124,9 @@ def _agents_hint(env: object) -> str:
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """Import the module of `spec` without deprecation warnings.
+    """Import the module of `spec` without deprecation warnings if the environment needs Box2D.
 
-    If Box2D's warnings are raised as errors, they crash the process.
+    Box2D's warnings crash the process if Python raises warnings as errors.
     """
     if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
         with warnings.catch_warnings():

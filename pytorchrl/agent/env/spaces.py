@@ -39,9 +39,9 @@ def flatten_space(
     float64 stays float64 if `keep_float64` is true, or if `space` is a plain dictionary of leaves, because an
     environment factory has already chosen the dtypes of such leaves.
 
-    An image has three axes. The length of the last axis is 1, 3 or 4, and the length of the first axis is not. The
-    values are unsigned bytes, or floats whose bounds are 0 and 1 everywhere. An image of floats is at least 16 pixels
-    high and wide.
+    A leaf is an image with channels last if it has three axes, the length of the last axis is 1, 3 or 4, and the length
+    of the first axis is none of these. Its values must be unsigned bytes, or floats whose bounds are 0 and 1
+    everywhere. An image of floats must also be at least 16 pixels high and wide.
 
     Raises:
         SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, a leaf has no elements, or there are no
@@ -83,7 +83,7 @@ def action_start(space: AnySpace) -> np.ndarray | None:
 
 
 class ObservationReader:
-    """Converts observations of one space to leaves; copies only leaves whose dtype changes.
+    """Converts observations of one space to leaves; copies only leaves whose values or dtypes change.
 
     Args:
         space: Observation space of a single environment.

@@ -20,7 +20,7 @@ class EpisodeStatistics:
     Args:
         num_envs: E, the number of environments.
         monitor: File to which finished episodes are written; None for no file.
-        now: Clock that returns seconds.
+        now: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EpisodeStatistics:
         self._lengths[:] = 0
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Count one step.
+        """Add the rewards of one step, and count the step.
 
         Args:
             reward: (E,) raw rewards of any numeric dtype.
@@ -54,12 +54,12 @@ class EpisodeStatistics:
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
     ) -> list[Episode]:
-        """Finish the episodes that ended in the last counted step, and return them.
+        """Finish the episodes that ended in the latest counted step, and return them.
 
         Args:
             ended: (E,) bool, whether the episode of each environment ended.
-            terminated: (E,) bool, whether the environment ended the episode itself.
-            keywords_of: Function from the index of an environment to the `info` of its last step.
+            terminated: (E,) bool, whether the episode was terminated, not truncated.
+            keywords_of: Function from the index of an environment to the `info` of the last step of its episode.
         """
         seconds = self._now() - self._start
         episodes = []
@@ -74,7 +74,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, cut: np.ndarray) -> None:
-        """Discard the sums of the environments whose episodes were ended by an exception (`cut`, (E,) bool)."""
+        """Discard the statistics of episodes that were ended by exceptions in their environments (`cut`, (E,) bool)."""
         self._returns[cut] = 0.0
         self._lengths[cut] = 0
 

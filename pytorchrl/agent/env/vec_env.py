@@ -40,9 +40,9 @@ from pytorchrl.worker_names import collection_worker
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# A fault that recurs more often than this within 1000 steps is considered permanent.
+# If more restarts than this are needed within 1000 steps, the fault is considered permanent.
 _MAX_RESTARTS = 3
-# float32, whose mantissa has 24 bits, stores larger numbers with at most six fractional bits.
+# float32 has a mantissa of 24 bits, so it stores numbers above this limit with at most six fractional bits.
 _LARGE = 2.0**17
 
 
@@ -143,13 +143,13 @@ class VecEnv(Part):
         """Return a factory of vectors of environments; build and close one environment to find its spaces.
 
         Args:
-            env_fn: A Gymnasium id, an EnvSpec, or a function of keyword arguments.
+            env_fn: A Gymnasium id, an EnvSpec, or a function that takes keyword arguments.
             env_kwargs: Keyword arguments of the environments.
             vec_env_size: E, the number of environments.
             options: Further fields of `VecEnv.Options`.
 
         Raises:
-            ConfigError: An option is invalid, the id is unknown (the message names the closest id), or a package is
+            ConfigError: An option is invalid, the id is unknown (the message names similar ids), or a package is
                 missing (the message names the extra).
             EnvError: The environment raises an exception, or violates its contract, when it is built or reset.
         """
@@ -256,7 +256,7 @@ class VecEnv(Part):
         """Take one step in every environment.
 
         Args:
-            action: (E, ...), continuous actions as float32, others as int64 that count from 0.
+            action: (E, ...); continuous actions are float32, and other actions are int64 and count from 0.
 
         Raises:
             EnvError: An environment raised an exception, or `action` has the wrong shape.
@@ -328,9 +328,9 @@ class VecEnv(Part):
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info`; under NEXT_STEP, add the lives and masks that environments did not return.
+        """Return `info`; under NEXT_STEP, add lives and masks for environments that raised exceptions.
 
-        `cut`, (E,) bool, marks these environments, which raised exceptions.
+        `cut`, (E,) bool, marks these environments, whose own `info` contains neither.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

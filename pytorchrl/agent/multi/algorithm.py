@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pytorchrl.agent.multi.storage import MultiAgentStorage
 
 _SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
-"""Options that determine when updates happen and how large they are; their values must be equal for all policies."""
+"""Options that determine when updates happen and how many samples they use; all policies must have the same values."""
 TRAINABLE = "trainable"
-"""Name of the parameter `policy/trainable`, which is 1 if the policy learns, and 0 if it only acts."""
+"""Second half of the name `policy/trainable`; this parameter is 1 if the policy learns, and 0 if it only acts."""
 
 
 class MultiAgentAlgorithm(Algorithm):
@@ -173,7 +173,7 @@ class MultiAgentAlgorithm(Algorithm):
             policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
 
     def prepare_batch(self, batch: MultiBatch) -> MultiBatch:
-        """Add all values that depend on the whole batch, for each policy; see `Algorithm`."""
+        """Return the batch with the values that each policy computes from its whole batch; see `Algorithm`."""
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 

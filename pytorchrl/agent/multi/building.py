@@ -36,7 +36,7 @@ class ParallelEnv(Protocol):
     def step(self, actions: Mapping[str, Action]) -> tuple[
         Mapping[str, Observation], Mapping[str, float], Mapping[str, bool], Mapping[str, bool], Mapping[str, object],
     ]:
-        """Make a step; return observations, rewards, terminations, truncations and infos."""
+        """Take a step; return observations, rewards, terminations, truncations and infos."""
 
     def close(self) -> None:
         """Release all resources."""

@@ -69,7 +69,7 @@ class PolicyColumns:
     ) -> None:
         """Write observations and masks to `columns`; other columns stay unchanged.
 
-        The first reset determines whether infos contain masks.
+        If the infos of the first reset contain no masks, later infos must not contain masks either.
         """
         for leaf, rows in self.reader.read_rows(observations).items():
             self.obs[leaf][columns] = rows
@@ -119,7 +119,7 @@ class ColumnsStep:
         self._terminated[column], self._truncated[column] = terminated, truncated
 
     def add_end(self, column: int, observation: Observation | None, info: object) -> None:
-        """Record the end of an agent's episode; if its last `observation` is None, record its previous observation."""
+        """Record the last `observation` of an agent's episode; if it is None, use the agent's previous observation."""
         columns = self._columns
         self._ended.append(column)
         self._last.append(

@@ -46,7 +46,7 @@ def multi_agent(
         checkpoint: Saved model of all policies, from which the weights and normalizers are initialized.
 
     Raises:
-        ConfigError: A policy lacks a part, a part is for an unknown policy, or the parts do not fit together.
+        ConfigError: A policy lacks a factory, a factory is for an unknown policy, or the factories do not fit together.
     """
     if not isinstance(envs, MultiAgentEnvFactory):
         raise ConfigError(f"envs must be a factory such as MultiAgentVecEnv.create_factory(...), got {envs!r}")

@@ -98,7 +98,7 @@ class MultiRollout:
         """Return T · E; all env steps are valid, because the step that ends an episode also resets the environment."""
         return self.size
 
-    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` also takes packed arrays
+    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # the argument may be a packed array
         """Return a copy with `function` applied to every tensor, array or packed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 
@@ -114,7 +114,7 @@ class MultiBatch:
     parts: dict[str, Batch | ReplayBatch]
     """Policy -> batch of the policy; a policy without a batch gets no gradient."""
     policies: tuple[str, ...]
-    """All policies, in the order on which `ids` depend."""
+    """All policies; `ids` depend on their order."""
     num_samples: int = 0
     """Number of env steps attributed to the batch. The env steps of the rollouts are divided among the batches of a
     pass in proportion to the agents' steps in each batch. With replay, this is the

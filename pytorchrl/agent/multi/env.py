@@ -42,9 +42,9 @@ from pytorchrl.worker_names import collection_worker
 class MultiAgentVecEnv(VecEnv):
     """E environments with several agents, stepped one after the other in this process.
 
-    Each policy controls one or more agents. Agents may appear late and end early; a step is valid for the agents that
-    act in it. The last observation of an agent that ends is stored even if other agents continue. The step in which the
-    last agents end also starts a new episode.
+    Each policy controls one or more agents. An agent may join an episode late and leave it early; a step is valid for
+    the agents that act in it. When an agent leaves, its last observation is stored even if other agents continue. The
+    step in which the last agents leave also starts a new episode.
 
     Args:
         options: Checked options; see `MultiAgentVecEnv.Options`.
@@ -192,7 +192,8 @@ class MultiAgentVecEnv(VecEnv):
         """Take one step in every environment.
 
         Args:
-            action: Policy -> (C, ...), int64 that counts from 0, or float32; the actions of absent agents are ignored.
+            action: Policy -> (C, ...); continuous actions are float32, and other actions are int64 and count from 0.
+                Actions of absent agents are ignored.
         """
         results = {policy: ColumnsStep(columns) for policy, columns in self._columns.items()}
         team = np.zeros(self.num_envs)
@@ -253,7 +254,10 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of `agents`, the agents that are present; `acting` contains the agents that acted."""
+        """Store the observations of `agents`, which are the agents that are present.
+
+        Agents that are not in `acting` did not act in the step, so these observations are the first of their episodes.
+        """
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "
                            f"{sorted(self._policy_of)}")
@@ -287,7 +291,7 @@ class MultiAgentVecEnv(VecEnv):
         self._observe(index, obs, infos, agents, set(), results)
 
     def _policy_returns(self, index: int) -> dict[str, float]:
-        """Return policy -> mean of the returns of the policy's agents that acted in the episode."""
+        """Return policy -> mean return of those agents of the policy that acted in the episode."""
         own: dict[str, list[float]] = {}
         for agent, value in self._agent_returns[index].items():
             own.setdefault(self._policy_of[agent], []).append(value)

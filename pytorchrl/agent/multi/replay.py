@@ -70,7 +70,7 @@ class MultiAgentReplay(MultiAgentStorage):
         self.insert_data_slice(list(rollouts), sources)
 
     def _evict(self) -> None:
-        """Count the env steps that are no longer in the storage of any policy."""
+        """Count the env steps that all storages have evicted; remove the records of fully evicted rollouts."""
         while self._kept:
             oldest = self._kept[0]
             left = self._count_resident(oldest)
@@ -112,7 +112,7 @@ class MultiAgentReplay(MultiAgentStorage):
         places = {policy: place for place, policy in enumerate(batch.policies)}
         batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
 
-    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:  # `errors` is a tensor
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:  # `info["errors"]` is a tensor
         """Update the priorities with the TD errors of a batch."""
         assert batch.ids is not None
         self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())

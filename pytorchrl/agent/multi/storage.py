@@ -161,7 +161,7 @@ class MultiAgentStorage(Storage):
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # contains mappings in place of arrays
+    def current(self) -> Any:  # unlike in `Storage`, mappings from policies to arrays
         """Return the inputs for the next action: obs, rhs, done and mask, each a mapping from policy."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
@@ -245,7 +245,7 @@ class MultiAgentStorage(Storage):
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
         """Set `num_samples` and `num_new_samples` of a batch, converted from agents' steps to env steps.
 
-        Rounding is cumulative, so that the `num_samples` of all batches of a pass sum to the env steps of the rollouts.
+        Rounding is cumulative, so that the sum of `num_samples` over a pass is the number of env steps in the rollouts.
 
         Args:
             batch: The batch.

@@ -70,7 +70,7 @@ def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fil
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values (E, T, ...) to `column` from place `start` on, one environment after another; wrap at the end."""
+    """Write values (E, T, ...) to `column`, one environment after another, from place `start`; wrap at the end."""
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -117,7 +117,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
+        """Return whether each of `rows` needs data of the `count` evicted rows, which begin at `start`, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release

@@ -222,7 +222,7 @@ class VanillaOnPolicyBuffer(Storage):
     def contradiction(cls, agent: AgentOptions) -> str | None:
         """Return a message if options contradict each other; see `Part`.
 
-        With memory, a rollout must contain at least one sequence for each minibatch.
+        If the actor has memory, a rollout must contain at least one sequence for each minibatch.
         """
         size, length = agent.storage.size, agent.storage.sequence_length
         if length is not None and agent.has_memory is False:

@@ -99,8 +99,8 @@ class ReplayBuffer(Storage):
 
         Raises:
             ConfigError: A rollout is larger than `size`.
-            ValueError: The data differ from the first rollout in names, shapes or dtypes, or the two lists differ in
-                length.
+            ValueError: The names, shapes or dtypes of the data differ from those of the first rollout, or `rollouts`
+                and `sources` differ in length.
         """
         sources = range(len(rollouts)) if sources is None else sources
         if len(sources) != len(rollouts):
@@ -291,7 +291,7 @@ class ReplayBuffer(Storage):
         return {name: self._tensor(array) for name, array in arrays.items()}
 
 
-def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:  # any value in a state
+def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:  # a state or a part of it
     """Return `state` with `function` applied to each value of type `kind` in its dictionaries, lists and tuples."""
     if isinstance(state, kind):
         return function(state)

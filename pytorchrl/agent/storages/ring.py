@@ -64,7 +64,7 @@ class _Head:
     ids: np.ndarray
     """Id of the last row of each environment."""
     places: np.ndarray
-    """Place of the extra observation after each last row; 0 where the last row ended its episode."""
+    """Place of the extra observation after each last row; 0 where a final observation follows the row instead."""
     done: np.ndarray
     """Whether the observation after each last row is the first of an episode."""
 
@@ -135,7 +135,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # false where the last row ended its episode, so that the head is not needed
+        shown = link[-1] == heads  # false where a final observation follows the last row
         self._release(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count

@@ -18,7 +18,7 @@ _FIRST_FINALS = 64
 
 
 class _Row(NamedTuple):
-    """Views of one row of observations, created once, because creating views takes time in the hot loop."""
+    """Views of one row of observations; created in advance, because creating them at every step would be slow."""
 
     obs: tuple[tuple[str, np.ndarray], ...]
     done: np.ndarray
@@ -40,9 +40,9 @@ class _TransitionRow(NamedTuple):
 class RolloutRows:
     """T + 1 rows of observations and T rows of transitions in memory that is allocated once.
 
-    Invariant: rows 0 to t of the observations and 0 to t - 1 of the transitions belong to the current rollout. After
-    `take`, the last row remains the input for the next action; only the next `insert` copies it to row 0. Therefore,
-    views that `take` returned are valid until that `insert`.
+    After t steps, rows 0 to t of the observations and rows 0 to t - 1 of the transitions belong to the current rollout.
+    After `take`, the last row of observations remains the input for the next action; only the next `insert` copies it
+    to row 0. Therefore, the views that `take` returns are valid until the next `insert`.
     """
 
     def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:
@@ -81,11 +81,11 @@ class RolloutRows:
             np.copyto(row.mask, mask)
 
     def current(self) -> ActingRow:
-        """Return obs, rhs, done and mask of row t, the inputs for the next action."""
+        """Return obs, rhs, done and mask of the newest row, which are the inputs for the next action."""
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
-        """Fill transition t and observation t + 1."""
+        """Store a step: the transition in row t, and the observation after it in row t + 1."""
         if self._taken:
             self._begin_next()
         if self._other is None:
@@ -108,7 +108,7 @@ class RolloutRows:
         self._t = t + 1
 
     def take(self, copy: bool) -> RolloutData:
-        """Return the t transitions of the current rollout, as copies if `copy` is true, else as views."""
+        """Return the current rollout, as copies if `copy` is true, else as views."""
         if self._other is None:
             raise RuntimeError("there is no rollout before the first transition; insert a transition first")
         if self._taken:

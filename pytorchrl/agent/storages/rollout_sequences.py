@@ -119,7 +119,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             begin += rows.shape[1]
             places[:, columns] = link[-1]
             places[own + 1, columns] = link
-            places[own, columns] = rows  # overwrites the links to following steps
+            places[own, columns] = rows
             is_step[own, columns] = column["valid"][rows]
         return Walk(places, is_step, 0, n_step)
 

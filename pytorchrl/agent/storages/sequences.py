@@ -71,9 +71,9 @@ class Episode:
         """Add `count` steps with consecutive row ids that begin at `first_id`.
 
         Returns:
-            Ids of the rows before which a memory state must be stored for a window (except the first step of an
-            episode, where the state is zero); and the windows that can now be drawn, because all steps of their targets
-            have arrived.
+            Two lists. The first contains the ids of the new rows at which windows begin; the memory states before
+            these rows must be stored. The first row of an episode is left out, because the state before it is zero.
+            The second contains the windows that can now be drawn, because all steps of their targets have arrived.
         """
         before, self.num_steps = self.num_steps, self.num_steps + count
         wanted: list[int] = []
@@ -243,8 +243,8 @@ class SequenceBuffer(PERBuffer):
         """Process the runs of one environment in a rollout; `episode` is its unfinished episode, or None.
 
         Returns:
-            The episode that continues after the rollout, or None; ids of the rows before which a memory state must be
-            stored; and the windows that can now be drawn.
+            The episode that continues after the rollout, or None; the ids of the rows for which the preceding memory
+            state must be stored; and the windows that can now be drawn.
         """
         wanted: list[int] = []
         windows: list[_Window] = []
@@ -323,7 +323,7 @@ class SequenceBuffer(PERBuffer):
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
         """Return the rows of windows; row `burn_in` contains `starts`, the places of the first trained steps.
 
-        A burn-in has fewer steps only at the start of an episode; the padding before it does not affect the memory.
+        Burn-ins at the start of an episode are shorter. The padding before them does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))

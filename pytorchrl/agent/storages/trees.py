@@ -14,8 +14,8 @@ class _Tree:
     """Binary tree with `capacity` values as leaves; each node contains the sum or minimum of its two children.
 
     Node 1 is the root; nodes 2i and 2i + 1 are the children of node i. The number of leaves is padded to a power of two
-    with the neutral value of the operation. A change recomputes every node above the changed leaf, so that rounding
-    errors do not accumulate.
+    with the neutral value of the operation. Changing a leaf recomputes every node above it, so that rounding errors
+    do not accumulate.
     """
 
     _operation: ClassVar[np.ufunc]
