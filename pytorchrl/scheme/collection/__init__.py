@@ -1,1 +1,1 @@
-"""Collection: workers that act in environments."""
+"""Collection workers, which act in environments, and the threads and strategies that collect their rollouts."""

@@ -30,7 +30,7 @@ from pytorchrl.worker_names import collection_worker
 logger = get_logger(__name__)
 
 _DRAWS = ("generator", "update_generator", "noise")
-"""Names of the entries of an algorithm's state that determine its random numbers."""
+"""Keys of an algorithm's state whose values determine the algorithm's random numbers."""
 
 
 class Role(enum.Enum):
@@ -92,7 +92,7 @@ class CWorker(Worker):
             envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts of the environments that `reseed` has closed
+        self._envs_restarted = 0  # number of restarts of environments that `reseed` has closed
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
@@ -106,7 +106,8 @@ class CWorker(Worker):
         self._weights_traffic = Traffic()
         self._finds_errors = recipe.finds_errors
         self._sequence = 0
-        # Other threads may set the next two attributes (`interrupt`, `preempt`); collection reads them at each step.
+        # Other threads may call `interrupt` and `preempt`, which set the next two attributes. Collection reads these
+        # attributes at each step.
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
@@ -310,7 +311,7 @@ class CWorker(Worker):
                 logger.debug("GWorker %d skips an update at version %d", self.index_parent, self.version, exc_info=True)
             else:
                 self.version += 1
-            if moments:  # the data are finite even if the gradient is not
+            if moments:  # moments are always finite, even if the gradient is not
                 self.merge_moments(moments)
         return info
 
@@ -343,9 +344,9 @@ class CWorker(Worker):
 
 
 def _with_own_draws(state: object, own: object) -> object:
-    """Return the algorithm's state `state`, but with the random generators and the noise of `own`.
+    """Return a copy of `state` with the random generators and the noise of `own`; both are states of an algorithm.
 
-    Workers with equal generators would all collect the same data.
+    If all workers had the same random generators, they would all collect the same data.
     """
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state

@@ -84,7 +84,7 @@ class CollectorThread(threading.Thread):
         index_worker: Index of the gradient worker.
         local_worker: The local collection worker, whose weights are sent to the remote workers.
         remote_workers: Handles of the remote workers; empty if the local worker collects.
-        col_fraction_workers: Share of the workers whose rollouts complete a synchronous round.
+        col_fraction_workers: Share of the workers that finish a synchronous round before the others are preempted.
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
@@ -112,7 +112,7 @@ class CollectorThread(threading.Thread):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options for the learner's wait for data."""
+        """Options that control how long the learner waits for data."""
 
         queue_timeout_s: float = option(
             300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error or, "
@@ -153,7 +153,8 @@ class CollectorThread(threading.Thread):
         self.strategy = self._make_strategy(collection)
         self.failure: BaseException | None = None
         self._pause_point = PausePoint(self._runtime)
-        # Numbers of the last announced and the last completed drain; an announcement may arrive after its drain.
+        # Numbers of the latest announced drain and of the latest completed drain. An announcement may arrive after its
+        # drain is complete.
         self._drain_announced = self._drains = 0
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
@@ -236,7 +237,7 @@ class CollectorThread(threading.Thread):
         return self._watch.take()
 
     def take_send_s(self) -> float:
-        """Return how many seconds messages of synchronous rounds have spent in transit since the last call."""
+        """Return the transit time, in seconds, of the messages of synchronous rounds since the last call."""
         return self.strategy.take_send_s()
 
     @property

@@ -22,7 +22,7 @@ class CollectionStrategy(Protocol):
     delivered_by_lost: int
 
     def step(self, deliver: Deliver) -> None:
-        """Collect once, record the rollouts in the ledger as in flight, and pass them to `deliver`."""
+        """Collect one round, or poll the workers once; count new rollouts as in flight, and pass them to `deliver`."""
 
     def num_live(self) -> int:
         """Return the number of workers that are not lost."""
@@ -31,10 +31,10 @@ class CollectionStrategy(Protocol):
         """Return the number of requests to remote workers whose rollouts have not arrived."""
 
     def take_send_s(self) -> float:
-        """Return how many seconds messages of synchronous rounds have spent in transit since the last call."""
+        """Return the transit time, in seconds, of the messages of synchronous rounds since the last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight and make no new requests; workers busy at the deadline count as lost."""
+        """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline count as lost."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for the rollouts in flight, count their steps, and discard them."""
@@ -86,4 +86,4 @@ class Destination(Protocol):
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete the drain when no rollout is in flight: discard queued rollouts, or wait until all are in replay."""
+        """Complete a drain after all rollouts have arrived: discard queued rollouts, or wait until replay has all."""

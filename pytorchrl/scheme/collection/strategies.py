@@ -35,9 +35,9 @@ _DELAYED_INTERVAL_S = 0.01
 
 
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
-    """Return the numbers of a rollout that must be the same in a replayed run.
+    """Return numbers that describe a rollout and must be identical in a replayed run.
 
-    These are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the number
+    They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the number
     of steps if the rollout was preempted (otherwise 0).
     """
     checksum = 0
@@ -51,7 +51,7 @@ class LocalCollection:
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # measures the time to deliver rollouts ("receive"), including blocking
+        self._watch = watch  # measures the time to deliver rollouts ("receive"), including waits for free space
         self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
@@ -119,11 +119,11 @@ class _RemoteCollection:
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor = workers, runtime, supervisor
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including blocking
+        self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including waits for free space
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # requests to the current incarnation of each worker
-        # Other threads use the requests and the rollouts below only after the collector thread has ended.
+        # Other threads use `_in_flight` and `_arrived` only after the collector thread has ended.
         self._in_flight: Requests[Rollout] = Requests(
             runtime, supervisor, self._journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget,
             self._request_replacement)
@@ -170,7 +170,7 @@ class _RemoteCollection:
                 deliver(valid)
 
     def _forget(self, index: int) -> None:
-        """Reset the counts of a lost worker, for the replacement."""
+        """Reset the counts of a lost worker, and add the env steps that it delivered to `delivered_by_lost`."""
         self._weights.forget(index)
         self._num_requests[index] = 0
         self.delivered_by_lost += self._delivered[index]
@@ -214,7 +214,7 @@ class _RemoteCollection:
 
 
 class Barrier(_RemoteCollection):
-    """Collection in synchronous rounds of one rollout from each worker, all collected with the same weights.
+    """Collection in synchronous rounds. In a round, each worker collects one rollout, all with the same weights.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
@@ -311,7 +311,7 @@ class Barrier(_RemoteCollection):
         self._num_pending = 0
 
     def take_send_s(self) -> float:
-        """Return how many seconds messages have spent in transit since the last call.
+        """Return the transit time, in seconds, of the messages of rounds since the last call.
 
         Rounds that were started in advance are excluded, because their messages are in transit during other work.
         """
@@ -320,7 +320,7 @@ class Barrier(_RemoteCollection):
 
     @property
     def _num_enough(self) -> int:
-        """Number of complete rollouts after which a round preempts the other workers."""
+        """Number of workers that must finish a round before the other workers are preempted."""
         gone = 0 if self._supervisor.is_replacing else len(self._supervisor.gone)
         return math.ceil(self._fraction_workers * (len(self._workers) - gone) - 1e-9)
 
@@ -372,7 +372,7 @@ class OnArrival(_RemoteCollection):
         self._col_in_flight, self._is_started = options.col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:
-        """Poll once: deliver finished rollouts, oldest request first, and request another one after each delivery."""
+        """Poll once: deliver finished rollouts, oldest request first, and request a new rollout after each delivery."""
         if not self._is_started:
             self._is_started = True
             for _ in range(self._col_in_flight):
@@ -428,7 +428,7 @@ class OnDemand(_RemoteCollection):
         return False
 
     def _next_in_record(self) -> int | None:
-        """Return the index of the worker in the next recorded event; None if this event is not a request."""
+        """Return the worker index that the next recorded event contains; None if this event is not a request."""
         event = self._journal.upcoming()
         return event[1] if event is not None and event[0] == "ask" else None
 

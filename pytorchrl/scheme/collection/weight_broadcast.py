@@ -41,7 +41,7 @@ class WeightBroadcast:
         self.local_worker, self.watch, self._journal = local_worker, watch, local_worker.journal
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
-        self._attached: list[Payload] = [None] * len(workers)  # weights (references) for each worker's next request
+        self._attached: list[Payload] = [None] * len(workers)  # references to weights for each worker's next request
         # Versions start at -1, so that workers also receive the initial weights; their own initialization may differ.
         self._versions = [-1] * len(workers)
         self._steps = [0] * len(workers)  # env steps that each worker has delivered since weights were attached for it
@@ -98,7 +98,7 @@ class WeightBroadcast:
                 self.watch.count("push", self.watch.now() - start)
 
     def take(self, index: int) -> Payload:
-        """Return a reference to the weights for a worker's next request, or None if the worker keeps its weights.
+        """Return a reference to the weights attached to a worker's next request; None if none are attached.
 
         The runtime resolves the reference, so the worker receives the `Weights`.
         """

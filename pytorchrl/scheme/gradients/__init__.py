@@ -1,1 +1,1 @@
-"""Gradient workers: queues of samples, batches, gradients, and the averaging of gradients among the workers."""
+"""Gradient workers, the sources of their batches, and the averaging of gradients among the workers."""

@@ -35,7 +35,7 @@ class TrainBatchSource(Protocol):
     """A source of train batches."""
 
     def take(self) -> TrainBatch:
-        """Wait for the next train batch and return it; its `uses` counts this call, except with replay shards."""
+        """Wait for the next train batch, add this use to its `uses` (except with replay shards), and return it."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""
@@ -47,7 +47,7 @@ class TrainBatchSource(Protocol):
         """Return the durations of the source's operations since the last call."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `take` since the last call."""
+        """Return the number of waiting batches at each `take` since the last `take_levels`."""
 
 
 class RoundSource:
@@ -61,7 +61,7 @@ class RoundSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps to collect between two checks of `goal`; None: `goal`.
+        microbatch: Least number of steps to collect between two checks whether `goal` is reached; None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -86,7 +86,7 @@ class RoundSource:
                 if batch.size >= self._goal:
                     break
                 next_check = batch.size + self._step
-            # The local worker's next rollout overwrites the memory of this rollout.
+            # The local worker's next rollout will overwrite the memory of its latest rollout.
             kept += [queued._replace(rollout=_copied(queued.rollout)) for queued in newest]
             batch = self._take_round()
         return batch
@@ -144,7 +144,7 @@ class QueueSource:
 
     @timed("wait")
     def take(self) -> TrainBatch:
-        """Wait for the next train batch, and start collection if necessary.
+        """Start collection if necessary, then wait for the next train batch and return it.
 
         Raises:
             StoppedError: Collection was stopped.
@@ -163,8 +163,8 @@ class QueueSource:
                 return self._samples.take(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
-            # This check has no race, because a thread that has failed adds no data. The error is raised outside the
-            # handler of `queue.Empty`, so that `queue.Empty` does not become its context.
+            # A thread that has failed adds no data, so no data can arrive between this check and the error. The error
+            # is raised outside the handler of `queue.Empty`, so that `queue.Empty` does not become its context.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -193,7 +193,7 @@ class QueueSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of queued train batches at each `take` since the last call."""
+        """Return the number of queued train batches at each `take` since the last `take_levels`."""
         return self._samples.take_levels()
 
 
@@ -208,7 +208,7 @@ class BatchSource:
         group: The group of ranks, which may normalize advantages over the data of all ranks together.
         is_streamed: Whether each train batch is only one microbatch of an update. If so, advantages are not normalized
             over several workers.
-        is_local: Whether the local worker collects, so that rollouts contain tensors of this process.
+        is_local: Whether the local worker collects. If so, rollouts already contain tensors.
 
     Attributes:
         is_loaded: Whether the storage contains a train batch that has not been divided into batches.
@@ -223,7 +223,7 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps of the current train batch in all batches that this pass has returned
+        self._drawn_steps = 0  # env steps of the current train batch in the batches that `next` has returned
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
@@ -359,7 +359,7 @@ class BatchSource:
         return self._source.take_times()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `take` since the last call."""
+        """Return the number of waiting batches at each `take` since the last `take_levels`."""
         return self._source.take_levels()
 
 

@@ -24,13 +24,16 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Decorate a method so that its errors carry the journal's events as `part`; a failed call returns no events."""
+    """Decorate a method so that its errors carry the journal's events in the attribute `part`.
+
+    A successful call returns the events in its result, but a failed call has no result.
+    """
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            if self.index_worker > 0:  # the update worker itself takes the events of a local worker's journal
+            if self.index_worker > 0:  # the update worker reads a local worker's journal directly
                 error.part = self.take_part()  # type: ignore[attr-defined]
             raise
 

@@ -31,7 +31,7 @@ from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Enco
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.untyped import StateDict
 
-# A replacement GWorker numbers its workers' incarnations from a multiple of this number, so that no number repeats.
+# The workers below a GWorker start with this number times its incarnation, so that no incarnation repeats.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -48,7 +48,7 @@ class GWorker(Worker):
         col_communication: "synchronous" or "asynchronous" collection.
         compress_grads_to_send: Codec of gradients; see `GWorkerSet.Options`.
         col_execution: "Central" or "Parallel" collection.
-        col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
+        col_fraction_workers: Share of the collection workers that finish a round before the others are preempted.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
         collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
@@ -114,7 +114,7 @@ class GWorker(Worker):
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
         self._collected_before = 0  # env steps that were collected according to the restored ledger
-        self._preparing = 0  # `number` of the last call of prepare()
+        self._preparing = 0  # `number` of the latest call of prepare()
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -190,7 +190,7 @@ class GWorker(Worker):
         """Update the actor once, and merge moments into its normalizers.
 
         Args:
-            gradients: One gradient per optimized group; None: the gradients that this worker computed last.
+            gradients: One gradient per optimized group; None: the gradients that this worker computed most recently.
             moments: Moments of rollouts, for the normalizers.
 
         Returns:
@@ -198,7 +198,7 @@ class GWorker(Worker):
             and the version do not change, and the caller has to count the skipped update.
 
         Raises:
-            CallOrderError: `gradients` is None, but this worker has no gradients, or its last batch had no samples.
+            CallOrderError: `gradients` is None, but this worker has no gradients, or its latest batch had no samples.
         """
         if gradients is None and not (gradients := self._gradients.grads):
             raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there "
@@ -211,7 +211,7 @@ class GWorker(Worker):
     # Requests of the update worker
 
     def take_part(self) -> WorkersPart | None:
-        """Return (name, incarnation, events of the journal since the last call), or None if no journal is kept."""
+        """Return (name, incarnation, events of the journal since the last call); None if nothing is recorded."""
         part = self._journal.take()
         return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
 
@@ -286,7 +286,7 @@ class GWorker(Worker):
         """Apply the mean gradient, as all ranks do.
 
         Returns:
-            The message's vectors (None, or [] if no rank had data), and the statistics (None for a skipped update).
+            The message's `vectors`: [] if no rank had data, else None. The statistics: None if the update was skipped.
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
@@ -304,7 +304,7 @@ class GWorker(Worker):
             self.local_worker.merge_moments(self._group.share())
 
     def preempt(self, number: int) -> None:
-        """End the rollout of `prepare(number=number)` as soon as it has enough steps."""
+        """End the rollout that `prepare(number=number)` is collecting, as soon as the rollout has enough steps."""
         if number == self._preparing:
             self.local_worker.preempt_running(self._plan.least_steps)
 
@@ -326,7 +326,7 @@ class GWorker(Worker):
         self._group.join(self._runtime, meeting, place)
 
     def leave_group(self, generation: int) -> None:
-        """Leave all groups up to this generation; an exchange in progress fails."""
+        """Leave the current group if its generation is at most `generation`; see `ProcessGroup.leave`."""
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:

@@ -42,7 +42,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
         col_workers_factory: Recipe of each gradient worker's set of collection workers.
-        col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
+        col_fraction_workers: Share of the collection workers that finish a round before the others are preempted.
         grad_worker_resources: Ray resources of each remote worker.
         compress_grads_to_send: Codec of gradients.
         factory: Recipe of the set, with all options; None: a recipe that is made from the other arguments.
@@ -134,12 +134,12 @@ class GWorkerSet(WorkerSet[GWorker]):
             num_workers: Number of gradient workers.
             col_workers_factory: Recipe of each gradient worker's set of collection workers; the result of
                 `CWorkerSet.create_factory`.
-            col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
+            col_fraction_workers: Share of the collection workers that finish a round before the others are preempted.
             col_execution: "Central": the gradient worker's process collects, with a single collection worker.
                 "Parallel": all collection workers are remote, even if there is only one.
             col_communication: "synchronous" or "asynchronous" collection.
             compress_grads_to_send: Codec of gradients.
-            grad_worker_resources: Ray resources of each remote worker; the default shrinks to the available resources.
+            grad_worker_resources: Ray resources of each remote worker; the default is reduced to what is available.
             replay_workers_factory: Recipe of each gradient worker's replay shards; None: no replay level.
             **options: Other options of the class that the arguments select (`SynchronousCollection`,
                 `AsynchronousCollection` or `ReplayCollection`), and `grad_device`.
@@ -229,7 +229,7 @@ class GWorkerSetFactory:
                               "same factories of algorithm, actor and storage")
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
-        """Return a copy of the recipe in which all devices, resources and options have values."""
+        """Return a copy of the recipe in which the defaults of devices, resources and options are resolved."""
         collection, _ = resolve_defaults(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())

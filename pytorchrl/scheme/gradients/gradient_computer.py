@@ -43,8 +43,8 @@ class GradientComputer:
     Attributes:
         batch: The batch for the next gradient; None if no batch is waiting.
         grads: The latest gradients; None before gradients are computed for the first time.
-        used: Counts of the samples that the last gradient used.
-        fault: Description of the fault of the last gradient before averaging; "" if there was none.
+        used: Counts of the samples that the latest gradient used.
+        fault: Description of what is not finite in the latest loss or gradient, before averaging; "" if all is finite.
         num_computed: Number of gradients computed.
     """
 

@@ -108,7 +108,7 @@ def collection_kind(reader: Reader) -> type[Collection]:
 
 
 def collection_of(given: Mapping[str, object]) -> Collection:
-    """Return the options of collection that are given by keywords.
+    """Build the options of collection from keywords.
 
     Raises:
         ConfigError: An option is unknown, has an invalid value, or would have no effect. The message lists all
@@ -124,11 +124,11 @@ def collection_of(given: Mapping[str, object]) -> Collection:
 
 
 def default_collection(communication: Communication, fraction_workers: float, *, has_shards: bool) -> Collection:
-    """Return the default options of collection, for a gradient worker that a user builds without giving options.
+    """Return the default options of collection, for a gradient worker that a user builds without `collection`.
 
     Args:
         communication: Whether collection is synchronous or asynchronous.
-        fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
+        fraction_workers: Share of the collection workers that finish a round before the others are preempted.
         has_shards: Whether there is a replay level.
     """
     if has_shards:

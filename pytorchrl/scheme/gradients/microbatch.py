@@ -1,6 +1,7 @@
 """Gradients of batches that are too large for one backward pass, computed in slices.
 
-B = samples of a batch, L = steps of a sequence, P = scalars of a group's parameter vector.
+In shapes, B is the number of samples in a batch, L the number of steps in a sequence, and P the number of scalars in a
+group's parameter vector.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class GradAccumulator:
         self.samples: dict[str, int] = {}
 
     def slices(self, batch: BatchOfKind, device: torch.device) -> Iterator[BatchOfKind]:
-        """Yield the slices of a batch, whose sizes differ by at most one.
+        """Divide a batch into slices whose sizes differ by at most one, and yield the slices.
 
         Rows (B, ...) are divided into slices of at most `microbatch_size` rows. Sequences (L, B, ...) are not cut: a
-        slice contains as many sequences as fit into `microbatch_size` steps, but at least one.
+        slice contains at most as many sequences as fit into `microbatch_size` steps, but at least one.
 
         Args:
             batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is not changed. In a
@@ -225,7 +226,7 @@ def _length(batch: BatchOfKind) -> int | None:
 
 
 def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, int]:
-    """Return axis, start and stop of slice `part` of `num_parts` slices, whose sizes differ by at most one."""
+    """Return (axis, start, stop) of slice `part` if a batch is cut into `num_parts` slices of almost equal sizes."""
     axis = 0 if _length(batch) is None else 1
     count = batch.action.shape[axis]
     return axis, count * part // num_parts, count * (part + 1) // num_parts
@@ -274,8 +275,8 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
     Args:
         rollout: Number of env steps in a full rollout.
         wanted: Least number of env steps in a train batch; None: one round of rollouts.
-        rounds: For synchronous collection, a pair of the number of rollouts in a round and the least number of env
-            steps in a microbatch (None without microbatches). For asynchronous collection, None.
+        rounds: For synchronous collection, a pair: the number of rollouts in a round, and the least number of env steps
+            in a microbatch (None without microbatches). For asynchronous collection, None.
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds per microbatch

@@ -92,7 +92,7 @@ class Placement:
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
     def resources(self, level: str) -> Mapping[str, float]:
-        """Return the resources that each remote worker of a level requests: by default, a GPU only if needed."""
+        """Return the resources that each remote worker of a level requests; the default omits an unused GPU."""
         resources = self._requested(level)
         return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
 
@@ -100,7 +100,7 @@ class Placement:
         return self.gradients.grad_worker_resources if level == "grad" else self.collection.col_worker_resources
 
     def _gpus_used(self, level: str) -> dict[str, str]:
-        """Return the CUDA devices that a remote worker's process uses; the keys are the options that set them."""
+        """Return the CUDA devices that a remote worker's process uses, by the name of the option that sets each."""
         devices = self.devices()
         used = {f"{level}_device": devices[level]}
         if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:

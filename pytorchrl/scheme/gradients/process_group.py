@@ -21,7 +21,7 @@ from pytorchrl.scheme.transport.messages import Moments
 T = TypeVar("T")
 
 Vectors = list[Tensor | None]
-"""One flat gradient per optimized group; with several policies, one per policy (None for a policy without one)."""
+"""One flat gradient per optimized group. With several policies, one per policy; None if a policy has no gradient."""
 MomentsOfData = Moments | dict[str, Moments]
 """Moments of a worker's samples; with several policies, a mapping from policy to moments."""
 
@@ -33,7 +33,7 @@ class GradientGroup:
         ranks: The connection between the ranks.
 
     Attributes:
-        num_votes: Number of ranks that passed `votes=True` when the last mean was computed.
+        num_votes: Number of ranks that passed `votes=True` to the latest call of `mean`.
     """
 
     def __init__(self, ranks: Collective) -> None:
@@ -121,7 +121,7 @@ def propose_address() -> tuple[str, int]:
     with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         probe.bind(("", 0))
         try:
-            # This sends nothing, but selects the address at which other hosts reach this host.
+            # Connecting a UDP socket sends nothing, but selects the address at which other hosts reach this host.
             route.connect(("10.255.255.255", 1))
             address = route.getsockname()[0]
         except OSError:  # this host has no network, so all ranks must be on this host
@@ -132,8 +132,8 @@ def propose_address() -> tuple[str, int]:
 class ProcessGroup:
     """A gradient worker's membership in groups of ranks, and the moments that it has not yet sent to the other ranks.
 
-    Groups are numbered by generation, so a signal to leave a group does not affect later groups, even if the signal
-    arrives late, or before the worker joins the group.
+    A signal to leave a group contains the generation number of the group. The signal may arrive late, or before the
+    worker joins the group, but it does not affect later groups.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class ProcessGroup:
     def leave(self, generation: float = math.inf) -> None:
         """Leave the current group if its generation is at most `generation`; an exchange in progress fails.
 
-        If the worker joins a group with such a generation later, it leaves that group immediately.
+        If the worker later joins a group whose generation is at most `generation`, it leaves that group immediately.
         """
         with self._lock:
             self._left = max(self._left, generation)
@@ -202,7 +202,7 @@ class ProcessGroup:
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments with all ranks, if any rank passed `shares=True` to the last call of `mean`.
+        """Exchange moments with all ranks, if any rank passed `shares=True` to the latest call of `mean`.
 
         Args:
             shares: Whether this rank sends its moments.

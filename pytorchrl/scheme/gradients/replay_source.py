@@ -41,7 +41,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     learning_starts = options.learning_starts
     if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.provides.is_kept else batch_size
-    if not storage.provides.is_kept:  # whole rollouts exceed `batch_size` by less than one rollout
+    if not storage.provides.is_kept:  # a batch of whole rollouts exceeds `batch_size` by less than a rollout
         batch_steps = batch_size + rollout - 1
     elif storage.draws_rollouts:  # `batch_size` counts sequences, of which a rollout contains `num_envs`
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
@@ -67,7 +67,7 @@ class ReplaySource:
         self._collector, self._shards, self._worker, self.stats = collector, shards, worker, stats
 
     def draw(self) -> BatchOfKind:
-        """Wait for the next sampled batch.
+        """Wait for the next sampled batch, and return it.
 
         Raises:
             LearnerStarvedError: No batch arrived in time.
@@ -106,7 +106,7 @@ class ReplaySource:
         return self._shards.watch.take()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `draw` since the last call."""
+        """Return the number of waiting batches at each `draw` since the last `take_levels`."""
         return self._shards.take_levels()
 
 
@@ -141,7 +141,7 @@ class ReplayDestination:
         self._shards.is_draining = True
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Add rollouts that arrive before the deadline."""
+        """Add rollouts that arrive during a drain to the shards; wait for free space until the deadline."""
         for rollout in rollouts:
             if rollout.num_env_steps:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)

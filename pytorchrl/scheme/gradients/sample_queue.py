@@ -21,7 +21,7 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 class TrainBatchBuilder:
     """Combines whole rollouts into train batches, in the order of their arrival.
 
-    Old rollouts, drawn uniformly from the last `replay_slots` rollouts, are mixed with the new ones (Espeholt et al.
+    Old rollouts, drawn uniformly from the latest `replay_slots` rollouts, are mixed with the new ones (Espeholt et al.
     2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch. After k
     further new rollouts, floor(f k) old rollouts have been added.
 
@@ -109,7 +109,7 @@ class RingBuffer:
 
     @property
     def uses_left(self) -> int:
-        """Number of remaining uses, over all slots."""
+        """Total number of remaining uses in all slots."""
         return sum(self._left)
 
     def get(self) -> tuple[TrainBatch, bool]:
@@ -157,7 +157,7 @@ class RingBuffer:
 
 
 class CircularBuffer:
-    """Keeps the newest train batches, and draws the next train batch to use uniformly.
+    """Keeps the newest train batches, and chooses the next one to use uniformly at random.
 
     Args:
         size: Number of train batches that are kept.
@@ -173,11 +173,11 @@ class CircularBuffer:
 
     @property
     def uses_left(self) -> int:
-        """Number of remaining uses, over all train batches."""
+        """Total number of remaining uses of all train batches."""
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; return (evicted train batch, number of its remaining uses), or None if none is evicted."""
+        """Add a train batch; return (evicted train batch, its number of remaining uses); None if nothing is evicted."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -232,7 +232,7 @@ class SampleQueue:
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of canceled repeat uses of train batches.
+        passes_cancelled: Number of repeat uses of train batches that were canceled.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -324,7 +324,7 @@ class SampleQueue:
         self.clear()
 
     def may_request(self, num_in_flight: int) -> bool:
-        """Return whether a rollout requested now would be within `max_policy_lag` at its first use.
+        """Return whether the lag of a rollout requested now would be at most `max_policy_lag` at its first use.
 
         The lag is the number of updates that the learner will make with all train batches ahead of the rollout,
         including train batches of the `num_in_flight` rollouts that were requested earlier.
@@ -380,7 +380,8 @@ class SampleQueue:
     def _fetch(self) -> TrainBatch | None:
         """Return the next train batch in the queue, or None if the queue is empty.
 
-        With `on_policy_lag="wait"`, return a train batch with the oldest version; among several, the first one.
+        With `on_policy_lag="wait"`, the next train batch is the one with the oldest version, or the first of several
+        with this version.
         """
         if self.queue.empty():
             return None
@@ -403,7 +404,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Return whether a train batch may be used; before its first use, remove rollouts that are too old."""
+        """Return whether a train batch may be used; before its first use, remove its rollouts that are too old."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True
@@ -423,7 +424,7 @@ class SampleQueue:
             self.passes_cancelled += self._buffer.discard(batch)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of queued train batches at each `take` since the last call."""
+        """Return the number of queued train batches at each `take` since the last `take_levels`."""
         levels, self._levels = tuple(self._levels), []
         return levels
 

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class HasStats(Protocol):
-    """An object with methods whose duration is measured."""
+    """An object whose methods can be decorated with `timed`."""
 
     @property
     def stats(self) -> WorkerStats:
@@ -68,7 +68,9 @@ class ReportFields(TypedDict):
 
 
 class WorkerStats:
-    """Statistics of a gradient worker and its rollouts since the last message; counters and traffic are never reset.
+    """Statistics of a gradient worker and of its rollouts, to be sent with the next message.
+
+    Counters and traffic are totals; `take` resets all other statistics.
 
     Args:
         now: The clock.

@@ -87,7 +87,7 @@ class AsynchronousUpdates(RemoteUpdates):
         """Make one update from the next gradients.
 
         Raises:
-            Exception: The error of a worker, after the gradients that arrived with it were used.
+            Exception: The error of a worker; it is raised after the gradients that arrived with it were used.
         """
         self.start()
         while len(self._waiting) < self._num_needed:
@@ -215,7 +215,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request, self._started = {}, False
 
     def finish(self, timeout_s: float) -> None:
-        """Drop all gradients that were not applied, including gradients in flight, and record the drop."""
+        """Drop all gradients that were not applied, including gradients in flight, and record them as dropped."""
         self._drop_gradients()
         super().finish(timeout_s)
 

@@ -1,4 +1,4 @@
-"""Means over the gradients of several workers, weighted by the number of samples in each gradient."""
+"""Means over the gradients of several workers, weighted by the number of samples of each gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytorchrl.scheme.transport.messages import Gradients
 
 
 def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Return the mean of each vector over the given gradients, weighted by the number of samples in each vector.
+    """Return the mean of each vector over the given gradients, weighted by the vector's number of samples.
 
     Args:
         gradients: At least one gradient; all have the same number of vectors. They are summed in this order.
@@ -41,7 +41,7 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
     """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    If some gradients lack a statistic, such as one for a single policy, its mean is taken over the other gradients.
+    The mean of a statistic is computed over the gradients that contain it; some statistics are of a single policy.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):

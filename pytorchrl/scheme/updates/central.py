@@ -25,7 +25,7 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Make one update; batches without samples do not count. A drain ends the call without an update."""
+        """Make or skip one update; batches without samples are ignored. A drain ends the call without an update."""
         while not self._step() and not self._local.is_draining:
             pass
 

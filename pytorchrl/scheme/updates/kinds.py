@@ -15,7 +15,7 @@ from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPattern(Options):
-    """The flat keywords of `Scheme` that choose the kind of gradients."""
+    """The flat keywords of `Scheme` that select the kind of gradients."""
 
     grad_communication: Communication = option(
         SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "
@@ -36,7 +36,7 @@ class SynchronousGradients(GWorkerSet.Options, Kind):
 class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kind):
     """Gradients applied without waiting for all workers.
 
-    With a single gradient worker, a separate thread makes the updates.
+    If the only gradient worker is local, a separate thread makes the updates.
     """
 
     title: ClassVar[str] = "asynchronous gradients"
@@ -56,7 +56,7 @@ GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGrad
 
 
 def gradient_kind(reader: Reader) -> type[Gradients]:
-    """Return the kind of gradients that the flat keywords choose; add problems to `reader.problems`."""
+    """Return the kind of gradients that the flat keywords in `reader` select; add problems to `reader.problems`."""
     pattern = reader.read(GradientPattern)
     if pattern is None:
         return SynchronousGradients
@@ -70,7 +70,7 @@ def gradient_kind(reader: Reader) -> type[Gradients]:
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Build the options of gradients from the options of a worker set and from flat keywords of updates.
+    """Build the options of gradients from the options of the gradient workers and from flat keywords.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

@@ -42,7 +42,7 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return the numbers of a gradient that must be the same in a replayed run; return () for other answers."""
+    """Return numbers that describe a gradient and must be identical in a replayed run; () for other answers."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
@@ -78,7 +78,7 @@ class RemoteUpdates:
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
-        """Return a reference to the newest weights, which the worker receives as `Weights`; None if it has them."""
+        """Return a reference to the newest weights, which a worker receives as `Weights`; None if it is up to date."""
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
@@ -167,7 +167,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: workers start train batches at different steps, so waiting for a common step is useless."""
+        """Always True: workers start train batches at different steps, so none starts with new data on all workers."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
@@ -203,7 +203,7 @@ class RemoteUpdates:
         return answers
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight, and record arriving gradients as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
         for outcome in self.in_flight.finish(timeout_s):
             if isinstance(outcome.value, Gradients):
                 self._statistics.receive(outcome.value)

@@ -72,7 +72,7 @@ class Statistics:
         tree_ledger: The ledger of the whole tree.
         counters: The update worker's own counters, written by the thread that makes updates.
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
-        last_info: The algorithm's statistics of the last update; empty if it was skipped.
+        last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
@@ -175,7 +175,7 @@ class Statistics:
             self.counters.grads_dropped += 1
 
     def empty(self, gradients: Gradients) -> None:
-        """Record a gradient that has no samples to learn from and therefore makes no update."""
+        """Record a gradient that is not used for an update, because it has no samples to learn from."""
         self.tree_ledger.consume(gradients.num_new_samples, gradients.num_samples)
         with self._lock:
             self.counters.grads_held -= 1
@@ -208,7 +208,7 @@ class Statistics:
             self._times.add_step(seconds)
 
     def add_send_s(self, seconds: float) -> None:
-        """Record the seconds that requests and gradients were in transit while all workers waited for them."""
+        """Record the transit time, in seconds, of requests and gradients for which all workers waited."""
         with self._lock:
             self._times.add_seconds({"gradients": {"send": seconds}})
 

@@ -1,4 +1,4 @@
-"""The protocol of update strategies, which turn gradients into updates, and code that all strategies share."""
+"""The protocol of update strategies, and code that all strategies share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UpdateStrategy(Protocol):
         """Send requests that the workers can process before `step` is called again."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight, and record arriving gradients as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
 
     def prepare_drain(self) -> None:
         """Announce the next drain, from another thread; a step that is waiting for data then ends."""
@@ -39,7 +39,7 @@ class UpdateStrategy(Protocol):
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the algorithm's state and the workers' states (None for lost workers), to save them after a drain."""
+        """Return the algorithm's state and the workers' states (None for lost workers); call this after a drain."""
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
         """Restore a saved state, before the first step."""
@@ -72,7 +72,7 @@ def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> lis
 
 def record_update(statistics: Statistics, gradients: Sequence[Gradients], version: int, info: Mapping[str, float],
                   applied: Mapping[str, float] | None) -> None:
-    """Record an update from these gradients at `version`; if `applied` is None, record that it was skipped.
+    """Record an update from these gradients, or a skipped update if `applied` is None.
 
     Whether an update is skipped depends only on the mean gradient, so all workers that apply it decide identically.
 

@@ -40,7 +40,8 @@ class SynchronousUpdates(RemoteUpdates):
         """Return every worker's answer, in worker order; None if a worker was lost in the meantime.
 
         Args:
-            submit: Function that submits the request to a worker, with the newest weights, or None if it has them.
+            submit: Function that submits the request to a worker. Its second argument is a reference to the newest
+                weights, or None if the worker already has them.
         """
         self._was_lost = False
         for index, handle in enumerate(self._workers):

@@ -49,7 +49,9 @@ class Rates:
 
 
 class Times:
-    """Seconds by level and part of its work, and the times of operations. Not thread-safe, except for `timed`.
+    """Seconds that each level spent on each part of its work, and mean times of operations.
+
+    Not thread-safe, except for `timed`.
 
     Args:
         now: The clock.
@@ -60,7 +62,7 @@ class Times:
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
         self._now = now
         self._began: float | None = None  # time at which the first update began
-        self._until = 0.0  # time at which the last part ended
+        self._until = 0.0  # time at which the latest part ended
         self._watch = Stopwatch(now, add)
         self._seconds: Seconds = {"update": self._watch.seconds}
         self._operations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
@@ -84,7 +86,7 @@ class Times:
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add `seconds`, level -> part -> seconds, to the totals."""
+        """Add seconds (level -> part -> seconds) to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, gradients: Gradients) -> None:
@@ -94,7 +96,10 @@ class Times:
             self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
-        """Return seconds by level and part of its work, from the start of the first to the end of the latest update."""
+        """Return the seconds that each level spent on each part of its work.
+
+        They cover the time from the start of the first update to the end of the latest update.
+        """
         elapsed = 0.0 if self._began is None else self._until - self._began
         return with_idle(self._seconds, {"collection": elapsed * num_collectors,
                                          "gradients": elapsed * num_gradient_workers, "update": elapsed})

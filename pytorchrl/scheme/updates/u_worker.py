@@ -260,7 +260,7 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a thread makes the updates, wait for this many since the last call.
+        """Make `updates_per_step` updates, or wait until a thread has made this many since the last call.
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
@@ -318,7 +318,7 @@ class UWorker(Worker):
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Read the ledger immediately after the states: if a worker were lost in between, the two would not match.
+        # Read the ledger immediately after the states: if a worker were lost in between, they would not match.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
@@ -377,7 +377,7 @@ class UWorker(Worker):
             self.strategy.pull_weights(timeout_s)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: OptionValue) -> None:
-        """Change a parameter of the algorithm in every worker; the value replaces a schedule.
+        """Change a parameter of the algorithm in every worker; the value replaces any schedule of the parameter.
 
         Raises:
             ConfigError: A thread makes the updates, and the run is recorded or replayed; a record could not state
