@@ -1,4 +1,4 @@
-"""The base class of actors, which also normalizes observations and rewards, and the function `load_checkpoint`."""
+"""The base class of actors, and `load_checkpoint`, which copies a saved model into an actor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Loadable(Protocol):
         """Return the networks that act, by parameter group."""
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return all buffers that are saved, by name and without copying."""
+        """Return the buffers of the saved state, name -> tensor, without copying them."""
 
 
 class Actor(Part, nn.Module, ABC):
@@ -110,19 +110,19 @@ class Actor(Part, nn.Module, ABC):
         group also train all of them. The attributes that `__init__` sets, such as `options`, can be used here.
 
         Args:
-            generator: CPU generator for initial weights. PyTorch's own layers draw from its global generator instead;
-                during this call, the seed of the global generator is derived from the actor's seed.
+            generator: CPU generator for initial weights. PyTorch's own layers use its global generator instead, which
+                is seeded from the actor's seed during this call.
         """
 
     def check_networks(self) -> None:
-        """Run the networks once on observations of zeros, and check their outputs; by default, do nothing.
+        """Run the networks once on all-zero observations, and check their outputs; the base class does nothing.
 
         Raises:
             ContractError: A network returns a value of the wrong type or shape.
         """
 
     def example_obs(self) -> Obs:
-        """Return normalized observations of zeros, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        """Normalize all-zero observations; return leaf -> (`NUM_EXAMPLES`, ...) on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
@@ -158,7 +158,7 @@ class Actor(Part, nn.Module, ABC):
             self.eval()  # turn off dropout, and keep batch norm from updating its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # train() would change pretrained modules that were in eval mode
+            for module, mode in modes:  # not train(), which would also affect modules that were in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
@@ -166,16 +166,16 @@ class Actor(Part, nn.Module, ABC):
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the initial memory, name of a network -> zeros (E, H); by default {}, for an actor without memory."""
+        """Return the initial memory, network -> zeros (E, H), or {} for an actor without memory (the default)."""
         return {}
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return all buffers that are saved, by name and without copying, such as those of normalizers."""
+        """Return the buffers of the saved state (such as normalizers), name -> tensor, without copying them."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
                 if not isinstance(value, nn.Parameter)}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
-        """Return the moments of a rollout's valid steps, from which `merge_moments` updates the normalizers.
+        """Return the moments of a rollout's valid steps; `merge_moments` adds them to the normalizers.
 
         Args:
             rollout: The rollout; each observation o_t with a valid transition is counted once.
@@ -187,7 +187,7 @@ class Actor(Part, nn.Module, ABC):
             mean; empty if nothing is normalized.
 
         Raises:
-            ConfigError: Rewards are normalized, but there are no discounted returns.
+            ConfigError: Rewards are normalized, but `discounted_returns` is None.
         """
         valid = rollout.valid
         found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
@@ -201,7 +201,8 @@ class Actor(Part, nn.Module, ABC):
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
         """Merge the moments of one rollout, from `moments_of`, into the running moments.
 
-        Merge each rollout exactly once. Always merge the rollouts of several workers in the same order of workers.
+        Call this method exactly once for each rollout. Always merge the rollouts of several workers in the same order,
+        because the order affects rounding.
         """
         for leaf, index in self._normalised.items():
             self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
@@ -213,9 +214,10 @@ class Actor(Part, nn.Module, ABC):
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return observations as the networks receive them: normalized if `normalize_obs` is set, and never float64.
+        """Return the inputs of the networks for observations from the environments.
 
-        If nothing changes, return `obs` itself.
+        If `normalize_obs` is set, all leaves of Box spaces except images are normalized. Float64 is converted to
+        float32. If no leaf changes, the result is `obs` itself.
         """
         if not self._normalised and not self._wide:
             return obs

@@ -1,9 +1,9 @@
-"""Action distributions. Each method takes the parameters as one tensor, so that no distribution object is created.
+"""Action distributions. An actor has one `Distribution`, whose methods receive the parameters of a batch as one tensor.
 
 The action space determines the distribution of an actor; the distribution determines the number of outputs of the
 policy head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks
 are (..., n) bool, true where an action is allowed. The logit of a forbidden action is replaced by the lowest finite
-float instead of minus infinity, so that the action's probability is exactly 0, and 0 * log 0 is 0 instead of NaN.
+float. The action's probability p is then exactly 0, and p log p is 0; with minus infinity, p log p would be NaN.
 """
 
 from __future__ import annotations
@@ -145,8 +145,9 @@ class Categorical(Distribution):
 class MultiCategorical(Distribution):
     """D independent categorical distributions, called components. Params: the concatenated logits of all components.
 
-    Log-probabilities and entropies are summed over the components. All components are computed together, as
-    (..., D, max n); components with fewer than max n actions are padded with forbidden actions.
+    Log-probabilities and entropies are summed over the components. All components are computed as one tensor
+    (..., D, max n), where max n is the largest number of actions of a component; smaller components are padded with
+    forbidden actions.
     """
 
     index: Tensor

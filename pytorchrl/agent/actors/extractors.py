@@ -143,7 +143,7 @@ class MLP(nn.Module):
         """Build the layers; if `hidden_sizes` is empty, the features are the encoded leaf."""
         super().__init__()
         size = space if isinstance(space, int) else encoded_size(space)
-        # Vectors of floats, by far the most frequent kind of leaf, need no encoding.
+        # Vectors of floats, by far the most common kind of leaf, need no encoding.
         is_vector = isinstance(space, int) or (
             isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1)
         self._to_encode = None if is_vector or isinstance(space, int) else space
@@ -252,12 +252,12 @@ class Embedding(nn.Module):
         self.table = nn.Parameter(torch.empty(self.vocabulary, out_features).normal_(generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features (B, out_features) of whole numbers (B,).
+        """Return features (B, out_features) of integers (B,).
 
         Raises:
-            IndexError: A number is negative, or at least the size of the vocabulary.
+            IndexError: An integer is negative or not less than the size of the vocabulary.
         """
-        # This check is skipped in compiled graphs, which contain their own check on devices that support it.
+        # Compiled graphs skip this check; on some devices, they check the indices themselves.
         if not torch.compiler.is_compiling() and bool(((x < 0) | (x >= self.vocabulary)).any()):
             raise IndexError(f"an index must be from 0 to {self.vocabulary - 1}, got {int(x.min())} to {int(x.max())}")
         return F.embedding(x.long(), self.table)

@@ -1,8 +1,8 @@
 """Recurrent memory between the extractor and the heads. B = environments, L = steps, F = features, H = state size.
 
-The state is one flat vector for each network, so storages do not depend on its contents. If an observation is the first
-of its episode, the state is set to zero before that observation. Single steps and sequences are computed by the same
-code.
+The state of each network is one flat vector, whatever the class of the memory, so storages handle all states in the
+same way. If an observation is the first of its episode, the state is set to zero before that observation is processed.
+Single steps and sequences are computed by the same code.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class GRU(Memory):
 
 
 class LSTM(Memory):
-    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is the output, then the cell state."""
+    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is [output, cell state]."""
 
     num_gates, num_parts = 4, 2
 

@@ -87,7 +87,7 @@ class OffPolicyActor(ReplayActor):
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
         """Return the requirement that an action space does not meet, or None; see `Actor`.
 
-        A Box must have finite bounds, to which `to_env` scales actions from [-1, 1].
+        A Box must have finite bounds, because `to_env` scales actions from [-1, 1] to the bounds.
         """
         problem = super().action_space_problem(space)
         if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
@@ -198,7 +198,7 @@ class OffPolicyActor(ReplayActor):
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Draw reparameterized actions (B, D) in [-1, 1] from the squashed Gaussian; also return log-densities (B,).
+        """Return reparameterized samples (B, D) of the squashed Gaussian, in [-1, 1], and their log-densities (B,).
 
         Args:
             obs: Leaf -> (B, ...), normalized.

@@ -120,12 +120,13 @@ class OnPolicyActor(Actor):
         self.value_head: nn.Module = linear(size, 1, _VALUE_GAIN, generator)
 
     def policy_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the input of the policy head, with gradient.
+        """Compute the input of the policy head; gradients flow through the features.
 
         Args:
             obs: Leaf -> (B, ...), or (L, B, ...) for sequences of an actor with memory; normalized.
             rhs: Network -> (B, H), the memory before the first row; empty without memory.
-            done: (B,) or (L, B) bool, whether a row is the first of its episode; the memory is reset before this row.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode; the memory is reset before such a
+                row.
 
         Returns:
             Features (B, F) or (L, B, F), and the memory after the last row; {} without memory.
@@ -164,7 +165,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return network -> zeros (E, H), or {} without memory; an LSTM's state is its output, then its cell state."""
+        """Return network -> zeros (E, H), or {} without memory; the state of an LSTM is [output, cell state]."""
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})

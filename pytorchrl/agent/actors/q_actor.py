@@ -103,7 +103,7 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return {"q": zeros (E, H)}, or {} without memory; an LSTM's state is its output, then its cell state.
+        """Return {"q": zeros (E, H)}, or {} without memory; the state of an LSTM is [output, cell state].
 
         With `prev_action_reward`, the result also contains `PREVIOUS`, zeros (E, n + 1).
         """

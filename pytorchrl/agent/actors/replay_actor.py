@@ -1,4 +1,4 @@
-"""The base class of actors for replay algorithms, and their Q networks, with PyTorch's default initialization."""
+"""The base class of actors for replay algorithms, and Q networks, which have PyTorch's default initialization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 
 _NOISE_SCALE = 0.5
-"""Initial sigma of a noisy layer times the square root of its number of inputs: Fortunato et al. 2018, section 3.2."""
+"""Initial sigma of a noisy layer, before division by sqrt(number of inputs): Fortunato et al. 2018, section 3.2."""
 
 
 class ReplayNetworkOptions(NetworkOptions, Protocol):
@@ -67,10 +67,10 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return random actions (E, ...) as they are stored, drawn uniformly from those that the mask (E, n) allows."""
+        """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `to_env` for their conversion."""
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Return actions (E, ...) as environments receive them."""
+        """Convert stored actions (E, ...) to the actions that environments receive."""
         return action
 
 
@@ -85,7 +85,7 @@ def replay_trunk(
     Args:
         options: Options of the actor.
         generator: CPU generator for the initial weights.
-        hidden_sizes: Sizes to use instead of `options.hidden_sizes`; None means `options.hidden_sizes`.
+        hidden_sizes: Units of each fully connected layer; None means `options.hidden_sizes`.
         num_previous: Number of additional inputs of the memory; see `Trunk`.
     """
     if hidden_sizes is not None:
@@ -99,9 +99,8 @@ def replay_trunk(
 def default_init(module: nn.Module, generator: torch.Generator) -> None:
     """Draw the parameters of linear and convolutional layers as PyTorch does, uniformly within +-1 / sqrt(inputs).
 
-    `inputs` is the number of inputs of one unit.
-
-    A Fixup network keeps its weights, because it depends on a special initialization.
+    Here, `inputs` is the number of inputs of one unit. The layers of a `FixupCNN` do not change, because they need a
+    special initialization.
     """
     if isinstance(module, FixupCNN):
         return

@@ -29,15 +29,15 @@ _NOISE_STEPS = 64
 
 
 class SmallPolicy:
-    """An actor's fully connected policy, computed in NumPy with the actor's parameters for a few rows at a time.
+    """The fully connected policy of an actor, computed in NumPy instead of torch; it is faster for small batches.
 
-    Most of the time of a small network is spent on calls, not on arithmetic, and a NumPy call takes a third of the time
-    of a torch call. The arrays share memory with the parameters, so in-place updates by algorithms take effect
+    A small network spends most of its time on the overhead of calls, and a NumPy call takes a third of the time of a
+    torch call. The arrays share memory with the actor's parameters, so in-place updates by algorithms take effect
     immediately.
     """
 
     def __init__(self, actor: OnPolicyActor) -> None:
-        """Prepare to choose the actions of `actor`; `suits` must return True for this actor."""
+        """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
         layers = [*actor.policy.extractor.layers, actor.policy_head]  # type: ignore[misc] # an MLP has layers
         arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
@@ -54,7 +54,7 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether this class can choose the actor's actions; its policy must be an MLP without memory."""
+        """Return whether this class supports `actor`: the actor's policy must be an MLP without memory."""
         policy = getattr(actor, "policy", None)
         if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(policy, Trunk):
             return False
@@ -74,7 +74,7 @@ class SmallPolicy:
         self._noise, self._next_noise = noise.numpy(), 0
 
     def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
-        """Choose the actions of E environments as the actor does; return None if torch is faster because E is large."""
+        """Choose the actions of E environments as the actor does; return None if E is so large that torch is faster."""
         values = obs[OBS_LEAF]
         if len(values) > self._max_rows:
             return None
