@@ -4,7 +4,7 @@
 |-----------|-----------------------------------------------------------|----------------------------------------------|
 | SAME_STEP | the first observation of the new episode, and `final_obs` | a normal step                                |
 | NEXT_STEP | the last observation                                      | a reset, which ignores the action            |
-| DISABLED  | the last observation; the adapter resets immediately      | a normal step, as with SAME_STEP             |
+| DISABLED  | the last observation; the adapter then calls `reset`      | a normal step, as with SAME_STEP             |
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class GuardedEnv(AnyWrapper):
             if problem:
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
-        if result[2] or result[3]:  # copy, because the next episode may reuse the memory
+        if result[2] or result[3]:  # copied, because the next episode may reuse the observation's memory
             return copy.deepcopy(result[0]), *result[1:]
         return result
 

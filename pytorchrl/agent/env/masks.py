@@ -65,8 +65,8 @@ class ActionMasks:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
         Under NEXT_STEP, the mask of an episode's last observation is replaced by a mask that allows all actions,
-        because a terminated environment may allow no action, and the environment ignores the next action. The mask is
-        kept if the episode was truncated and learners need the mask to bootstrap.
+        because a terminated environment may allow no action, and the environment ignores the next action. The mask
+        stays unchanged if the episode was truncated and learners need the mask to bootstrap.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):

@@ -100,7 +100,7 @@ class Restarts:
 class RestartingEnv(GuardedEnv):
     """A `GuardedEnv` that rebuilds its environment with another seed if the environment raises an exception.
 
-    A violation of the contract is an error instead, because a new environment would violate the contract, too.
+    A violation of the contract raises an error instead, because a new environment would violate the contract, too.
 
     Args:
         env: The first environment.

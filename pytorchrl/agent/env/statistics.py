@@ -111,7 +111,7 @@ class Monitor:
                 found = next(csv.reader(file), [])
             if found != columns:
                 raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
-        # The file is line-buffered, so that a killed worker leaves complete rows.
+        # The file is line-buffered, so that a killed worker leaves only complete rows.
         self._file: TextIO = path.open("a", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._file)
         if is_new:

@@ -212,7 +212,7 @@ class MultiAgentAlgorithm(Algorithm):
     def apply_gradients(  # type: ignore[override] # a gradient per policy
         self, gradients: list[Tensor | None] | None = None,
     ) -> dict[str, float]:
-        """Make one optimizer step for each policy that has a gradient.
+        """Take one optimizer step for each policy that has a gradient.
 
         Args:
             gradients: The gradient of each policy, (P,) or None; by default, the gradients that the latest

@@ -98,7 +98,7 @@ class MultiRollout:
         """Return T · E; all env steps are valid, because the step that ends an episode also resets the environment."""
         return self.size
 
-    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # the argument may be a packed array
+    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` must accept packed arrays
         """Return a copy with `function` applied to every tensor, array or packed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 

@@ -161,7 +161,7 @@ class MultiAgentStorage(Storage):
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # unlike in `Storage`, mappings from policies to arrays
+    def current(self) -> Any:  # unlike in `Storage`, a tuple of mappings from policies
         """Return the inputs for the next action: obs, rhs, done and mask, each a mapping from policy."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))

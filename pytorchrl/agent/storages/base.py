@@ -60,7 +60,7 @@ class Storage(Part, Updatable, ABC):
     If `provides.is_kept` is true, `counters` also contains `evicted`.
     """
     draws_rollouts: ClassVar[bool] = False
-    """Whether a replay storage keeps and draws whole rollouts."""
+    """Whether a replay storage stores and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
     """Whether sampling depends on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the
     algorithm must have `td_errors`."""

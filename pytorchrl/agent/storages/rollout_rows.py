@@ -85,7 +85,7 @@ class RolloutRows:
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
-        """Store a step: the transition in row t, and the observation after it in row t + 1."""
+        """Append a step: write its transition to the next row, and the observation after it to the row that follows."""
         if self._taken:
             self._begin_next()
         if self._other is None:

@@ -35,7 +35,7 @@ class _Window(NamedTuple):
     start: int
     """Id of the row of the first trained step."""
     warm: int
-    """Id of the first row, including the burn-in."""
+    """Id of the window's first row, which is a burn-in row if the window has a burn-in."""
     num_warm: int
     """Number of burn-in rows."""
 
