@@ -51,7 +51,7 @@ class MultiAgentActor(nn.Module):
         self.actors: dict[str, Actor] = {
             policy: factory(device=device, seed=derive_seed(seed, Stream.INIT, index))
             for index, (policy, factory) in enumerate(options.policies.items())}
-        # The actors are registered in a list, because names of policies may contain dots, but names of modules must not.
+        # The actors are in a list, because the names of policies may contain dots, but the names of modules must not.
         self._modules_in_order = nn.ModuleList(self.actors.values())
         self.is_recurrent = any(actor.is_recurrent for actor in self.actors.values())
         if options.checkpoint is not None:
