@@ -84,7 +84,7 @@ class CollectorThread(threading.Thread):
         index_worker: Index of the gradient worker.
         local_worker: The local collection worker, whose weights are sent to the remote workers.
         remote_workers: Handles of the remote workers; empty if the local worker collects.
-        col_fraction_workers: Share of the workers that finish a synchronous round before the others are preempted.
+        col_fraction_workers: Share of the workers that must finish a round before the others are preempted.
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.

@@ -86,4 +86,4 @@ class Destination(Protocol):
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete a drain after all rollouts have arrived: discard queued rollouts, or wait until replay has all."""
+        """Complete a drain when all rollouts have arrived: discard the queue, or wait until all are in replay."""

@@ -122,7 +122,7 @@ class _RemoteCollection:
         self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including waits for free space
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
-        self._num_requests = [0] * len(workers)  # requests to the current incarnation of each worker
+        self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
         # Other threads use `_in_flight` and `_arrived` only after the collector thread has ended.
         self._in_flight: Requests[Rollout] = Requests(
             runtime, supervisor, self._journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget,
@@ -214,7 +214,7 @@ class _RemoteCollection:
 
 
 class Barrier(_RemoteCollection):
-    """Collection in synchronous rounds. In a round, each worker collects one rollout, all with the same weights.
+    """Collection in synchronous rounds. In a round, each worker collects one rollout with the same weights.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.

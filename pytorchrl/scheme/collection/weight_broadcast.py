@@ -42,7 +42,7 @@ class WeightBroadcast:
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
         self._attached: list[Payload] = [None] * len(workers)  # references to weights for each worker's next request
-        # Versions start at -1, so that workers also receive the initial weights; their own initialization may differ.
+        # Versions start at -1, so that workers also receive the initial weights, which may differ from their own.
         self._versions = [-1] * len(workers)
         self._steps = [0] * len(workers)  # env steps that each worker has delivered since weights were attached for it
         self.num_sent = self.num_rollouts_since = 0

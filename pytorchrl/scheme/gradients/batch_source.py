@@ -61,7 +61,7 @@ class RoundSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps to collect between two checks whether `goal` is reached; None: `goal`.
+        microbatch: Least number of steps to collect between two checks of whether `goal` is reached; None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -72,7 +72,7 @@ class RoundSource:
 
     @timed("wait")
     def take(self) -> TrainBatch:
-        """Collect the next train batch.
+        """Return the next train batch: one that a user has queued, or newly collected rounds.
 
         Raises:
             StoppedError: Collection was stopped.

@@ -31,7 +31,7 @@ from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Enco
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.untyped import StateDict
 
-# The workers below a GWorker start with this number times its incarnation, so that no incarnation repeats.
+# The first incarnation of workers below a GWorker is this number times the GWorker's incarnation, so none repeats.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -48,7 +48,7 @@ class GWorker(Worker):
         col_communication: "synchronous" or "asynchronous" collection.
         compress_grads_to_send: Codec of gradients; see `GWorkerSet.Options`.
         col_execution: "Central" or "Parallel" collection.
-        col_fraction_workers: Share of the collection workers that finish a round before the others are preempted.
+        col_fraction_workers: Share of the collection workers that must finish a round before others are preempted.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
         collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
@@ -399,7 +399,7 @@ class GWorker(Worker):
         return self._incarnation, self.ledger.snapshot()
 
     def state(self) -> StateDict:
-        """Return a drained worker's state for a checkpoint: the replay data, the ledger, and the codec's remainders.
+        """Return a drained worker's state for a checkpoint: replay data, ledger, and remainders of the gradient codec.
 
         Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
         """

@@ -42,7 +42,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
         col_workers_factory: Recipe of each gradient worker's set of collection workers.
-        col_fraction_workers: Share of the collection workers that finish a round before the others are preempted.
+        col_fraction_workers: Share of the collection workers that must finish a round before others are preempted.
         grad_worker_resources: Ray resources of each remote worker.
         compress_grads_to_send: Codec of gradients.
         factory: Recipe of the set, with all options; None: a recipe that is made from the other arguments.
@@ -134,7 +134,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             num_workers: Number of gradient workers.
             col_workers_factory: Recipe of each gradient worker's set of collection workers; the result of
                 `CWorkerSet.create_factory`.
-            col_fraction_workers: Share of the collection workers that finish a round before the others are preempted.
+            col_fraction_workers: Share of the collection workers that must finish a round before others are preempted.
             col_execution: "Central": the gradient worker's process collects, with a single collection worker.
                 "Parallel": all collection workers are remote, even if there is only one.
             col_communication: "synchronous" or "asynchronous" collection.

@@ -128,7 +128,7 @@ def default_collection(communication: Communication, fraction_workers: float, *,
 
     Args:
         communication: Whether collection is synchronous or asynchronous.
-        fraction_workers: Share of the collection workers that finish a round before the others are preempted.
+        fraction_workers: Share of the collection workers that must finish a round before others are preempted.
         has_shards: Whether there is a replay level.
     """
     if has_shards:

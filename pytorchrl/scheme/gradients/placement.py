@@ -51,7 +51,7 @@ class Placement:
         """Return a message for each device or resource that contradicts another option.
 
         Raises:
-            DeviceError: An option does not name a device, or this process would use a device that it does not have.
+            DeviceError: An option is not a device name, or this process would use a device that it does not have.
         """
         for name, device in (("grad_device", self.gradients.grad_device), ("col_device", self.collection.col_device)):
             if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
@@ -100,7 +100,7 @@ class Placement:
         return self.gradients.grad_worker_resources if level == "grad" else self.collection.col_worker_resources
 
     def _gpus_used(self, level: str) -> dict[str, str]:
-        """Return the CUDA devices that a remote worker's process uses, by the name of the option that sets each."""
+        """Return the CUDA devices that a remote worker's process uses, keyed by the option that sets the device."""
         devices = self.devices()
         used = {f"{level}_device": devices[level]}
         if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:

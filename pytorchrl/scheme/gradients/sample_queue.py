@@ -157,7 +157,7 @@ class RingBuffer:
 
 
 class CircularBuffer:
-    """Keeps the newest train batches, and chooses the next one to use uniformly at random.
+    """Keeps the newest train batches; `get` draws one of them uniformly at random.
 
     Args:
         size: Number of train batches that are kept.
@@ -232,7 +232,7 @@ class SampleQueue:
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of repeat uses of train batches that were canceled.
+        passes_cancelled: Number of canceled second and later uses of train batches.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -253,7 +253,7 @@ class SampleQueue:
         self.num_dropped = self.passes_cancelled = 0
         self._levels: list[int] = []
         self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
-        self._in_use_since: int | None = None  # version at the last `take`; None while the learner waits
+        self._in_use_since: int | None = None  # version at the latest `take`; None while the learner waits
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
 

@@ -41,7 +41,7 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
     """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    The mean of a statistic is computed over the gradients that contain it; some statistics are of a single policy.
+    Gradients may lack statistics of a policy. Each mean is computed over the gradients that contain the statistic.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):

@@ -78,7 +78,7 @@ class RemoteUpdates:
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
-        """Return a reference to the newest weights, which a worker receives as `Weights`; None if it is up to date."""
+        """Return a reference to the newest weights, or None if the worker has them; the worker receives `Weights`."""
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
@@ -167,7 +167,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: workers start train batches at different steps, so none starts with new data on all workers."""
+        """Always True: workers start train batches at different steps, so no step starts with new data on all."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

@@ -25,8 +25,8 @@ from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.untyped import MetricsDict, StateDict
 from pytorchrl.worker_names import collection_worker
 
-# After this many gradients in a row without samples, an error is raised, because apparently only agents whose policies
-# do not learn are acting.
+# An error is raised after this many gradients in a row without samples. Probably, all agents that act have policies
+# that do not learn.
 _MAX_EMPTY_IN_A_ROW = 10_000
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")

@@ -26,7 +26,7 @@ class UpdateStrategy(Protocol):
         """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
 
     def prepare_drain(self) -> None:
-        """Announce the next drain, from another thread; a step that is waiting for data then ends."""
+        """Announce the next drain; a step that is waiting for data then ends. Any thread may call this method."""
 
     def drain(self, timeout_s: float) -> None:
         """Finish or discard all work, so that nothing is in flight or queued; the next step resumes work."""
