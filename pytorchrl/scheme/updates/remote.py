@@ -167,7 +167,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: workers start train batches at different steps, so no step starts with new data on all."""
+        """Always True: workers start train batches at different steps, so there is no common step to wait for."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
