@@ -3,8 +3,8 @@
 After computing a gradient, a worker waits only until this gradient is applied, and then receives the new weights.
 
 Gradient workers do not wait for each other, so parameters may change between the computation of a gradient and its
-application. The number of updates in between is the gradient lag, which is close to the number of other workers.
-Gradients whose lag exceeds `--max-grad-lag` are scaled down.
+application. The number of updates in between is the gradient lag, which is close to the number of other gradient
+workers. Gradients whose lag exceeds `--max-grad-lag` are scaled down.
 
     python examples/a3c.py --num-grad-workers 4 --max-grad-lag 4
 """

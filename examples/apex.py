@@ -1,7 +1,7 @@
 """Train CartPole with Ape-X: asynchronous collectors fill a prioritized replay buffer, and a learner samples from it.
 
-Each collector explores with its own probability. `--max-replay-ratio` limits how often each step is used; without the
-limit, a learner that is faster than the collectors would repeat the same few steps.
+Each collector explores with its own probability. `--max-replay-ratio` limits how often each step is used. Without the
+limit, a learner that is faster than the collectors would train on the same few steps again and again.
 
     python examples/apex.py --num-col-workers 4 --num-replay-workers 2
 """
@@ -22,7 +22,7 @@ def main() -> None:
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(120, 84), dueling=True)
     algorithm = DQN.create_factory(
         lr=1e-3, start_steps=1_000, mini_batch_size=64, polyak=0.99, target_update_interval=1, epsilon_per_worker=True)
-    # Importance weights are divided by their maximum over all shards, so that batches of different shards can be mixed.
+    # Importance weights are divided by their maximum over all shards, so that batches from several shards can be mixed.
     storage = PERBuffer.create_factory(50_000, rollout_size=16, n_step=3, weight_norm="buffer")
 
     scheme = Scheme.apex(
@@ -32,7 +32,7 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
-        # Read the metrics now, because the learner thread continues to train during the evaluation.
+        # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

@@ -24,15 +24,15 @@ def main() -> None:
         target_network=args.slow_policy)
     storage = VTraceBuffer.create_factory(size=64, vtrace_lambda=0.9)
 
-    # Each batch is used for `num_epochs` x 4 updates, and each update increases the policy lag of waiting data, so the
-    # queue is short.
+    # Each batch is used for `num_epochs` x 4 updates, and each update increases the policy lag of queued batches.
+    # Therefore, the queue is short.
     scheme = Scheme.appo(
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, train_batch_size=512,
         queue_size=1, col_in_flight=1, seed=args.seed)
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
         learner.train()
-        # Read the metrics now, because the learner thread continues to train during the evaluation.
+        # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

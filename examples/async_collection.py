@@ -1,8 +1,8 @@
 """Train PPO with collection workers that wait neither for the learner nor for each other.
 
 Rollouts are therefore several updates old when they are used; this number of updates is their policy lag. Two settings
-keep the lag low: a short queue and one request at a time. At the end, the ledger shows how many of the collected steps
-were used.
+keep the lag low: a short queue, and only one pending request per worker. At the end, the ledger shows how many of the
+collected steps were used.
 
     python examples/async_collection.py --num-col-workers 4
 """
@@ -20,7 +20,7 @@ def main() -> None:
     train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
     actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
-    # Fewer epochs are used than with synchronous collection, because each update increases the policy lag of waiting
+    # Fewer epochs are used than with synchronous collection, because each update increases the policy lag of queued
     # rollouts.
     algorithm = PPO.create_factory(
         lr=linear(1e-3, 1e-4), gamma=0.98, num_epochs=4, num_mini_batch=4, entropy_coef=0.0)

@@ -53,8 +53,8 @@ def main() -> None:
     num_envs, num_steps = (4, 16) if args.smoke else (16, 64)
     target_steps = 256 if args.smoke else args.target_steps
 
-    # These are the usual wrappers. In training, rewards are clipped to their sign and an episode ends with each lost
-    # life; evaluations use raw rewards and whole games.
+    # `atari_factory` applies the usual preprocessing. In training, each reward is replaced by its sign, and an episode
+    # ends at each lost life. Evaluations use raw rewards and whole games.
     train_envs = atari_factory(args.game, num_envs)
     test_envs = atari_factory(args.game, 2 if args.smoke else 5)
     actor = OnPolicyActor.create_factory(
@@ -63,8 +63,8 @@ def main() -> None:
         lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4)
     storage = GAEBuffer.create_factory(size=num_steps)
 
-    # One thread collects while another thread learns from the previous rollout. This uses two cores, and causes a
-    # policy lag of one or two updates.
+    # One thread collects while another thread learns from the previous rollout. This uses two cores. The policy lag is
+    # 12 to 24 updates, because each rollout is used for 3 x 4 updates.
     scheme = Scheme(
         algorithm, actor, storage, train_envs, test_envs,
         col_communication="asynchronous", queue_size=1, col_in_flight=1, seed=args.seed)

@@ -1,8 +1,8 @@
 """Train CartPole with DD-PPO: gradient workers average their gradients and apply the same update, without a server.
 
-Each gradient worker collects by itself, or has its own collection workers. Once `--fraction` of all collectors have
-finished their rollouts, the others stop early, and their partial rollouts are used. A slow environment therefore does
-not delay the other workers.
+Each gradient worker collects by itself, or has its own collection workers. Once a fraction of all collectors
+(`--fraction`) has finished its rollouts, the other collectors stop early, and their partial rollouts are used. A slow
+environment therefore does not delay the other workers.
 
     python examples/ddppo.py --num-grad-workers 4
 """

@@ -30,7 +30,7 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
-        # Read the metrics now, because the learner thread continues to train during the evaluation.
+        # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

@@ -1,8 +1,9 @@
 """Train PPO in a worker tree composed by hand, with separate factories for each level.
 
 The first of the two gradient workers has one collection worker, and the second has two. Collection workers collect
-while gradients are computed, and wait only if their rollouts would become more than four updates old. The tree runs in
-threads; with `--runtime ray`, each worker has its own process. The page `docs/compose_tree.md` explains the levels.
+while gradients are computed, and wait only if their rollouts would otherwise become more than four updates old. The
+tree runs in threads; with `--runtime ray`, each worker has its own process. The page `docs/compose_tree.md` explains
+the levels.
 
     python examples/worker_tree.py --runtime ray
 """

@@ -1,6 +1,6 @@
 """Write and read checkpoints, which are files in the subdirectory `checkpoints/` of a run's directory.
 
-step-000000123456.pt    a dictionary of plain values and tensors; the name contains the env steps
+step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
 
 A file is written completely or not at all. `read` executes no code from a file, and detects damage by the checksums of
 the file's parts.

@@ -105,7 +105,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
              "agent (independent), or a mapping from agent to policy."))
-    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other replay storages declare this option
+    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # otherwise, the storage has this option
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
             help="Env steps that all replay shards store in total; used with num_replay_workers.", group="replay"))
@@ -194,7 +194,7 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage; with several policies, all have the same options."""
+    """Return the factories of algorithm, actor and storage; all policies have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
@@ -203,7 +203,7 @@ def _factories(
     if not isinstance(envs, MultiAgentEnvFactory):
         check_algorithm_space(registration.algorithm, envs.action_space)
         return algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), storage
-    checkpoint = of_actor.pop("checkpoint", None)  # a saved model contains all policies
+    checkpoint = of_actor.pop("checkpoint", None)  # one model file for all policies, passed to `multi_agent`
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 
 
@@ -232,7 +232,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     if is_prioritized:
         return registration.prioritized_storage.create_factory(**own)
-    # Other libraries may use this name for an option of the algorithm, such as `alpha` for the entropy weight of SAC.
+    # The user may have meant an option of the algorithm. In other libraries, `alpha` is the entropy weight of SAC.
     others = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
     hints = "".join(meaning(name, others) for name in own)
     return _factory_without(registration.storage, own, f"transitions are drawn uniformly; add prioritized=True{hints}")

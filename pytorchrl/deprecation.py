@@ -34,7 +34,7 @@ class Renamed:
     since: str
     """The first release that warns, such as "0.2"."""
     removed_in: str
-    """The release without the old name, such as "0.3"."""
+    """The first release without the old name, such as "0.3"."""
 
 
 def warn_deprecated(name: str, *, use: str, since: str, removed_in: str) -> None:
@@ -44,7 +44,7 @@ def warn_deprecated(name: str, *, use: str, since: str, removed_in: str) -> None
         name: The deprecated name, as users write it.
         use: The replacement, or another way to do the same thing; the text completes "use ...".
         since: The first release that warns, such as "0.2".
-        removed_in: The release without the name, such as "0.3".
+        removed_in: The first release without the name, such as "0.3".
     """
     warnings.warn(
         f"{name} is deprecated since {since} and will be removed in {removed_in}; use {use}", DeprecationWarning,

@@ -9,7 +9,8 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds after which an update that waits for data is abandoned, well below the ten seconds that stopping may take.
+# Seconds from the first signal until an unfinished update is abandoned, well below the ten seconds that stopping may
+# take.
 _GRACE_S = 2.0
 
 
@@ -20,8 +21,8 @@ class Unblocked(BaseException):
 class Interrupts:
     """Context manager that records signals instead of raising exceptions; it does nothing outside the main thread.
 
-    Python runs signal handlers in the main thread, and only this thread uses the object, except that the timer's thread
-    sets `_forcing` and then sends a signal to the main thread.
+    Python runs signal handlers in the main thread, and only the main thread uses this object, with one exception: the
+    thread of `_timer` sets `_forcing`, and then sends a signal to the main thread.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class Interrupts:
             self.twice = self.received is not None
             self.received = self.received or number
             found = self._found[number]
-            if callable(found):  # the handler of the command line ends the process immediately
+            if callable(found):  # the command line's handler ends the process immediately
                 found(number, frame)
             self.raise_received()
 

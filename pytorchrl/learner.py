@@ -32,7 +32,7 @@ from pytorchrl.untyped import Json, MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
 
-# A progress line that is redrawn four times per second looks continuous; drawing it takes up to 5 ms.
+# Seconds between updates of the progress line, short enough to look smooth. One update takes up to 5 ms.
 _LOOK_INTERVAL_S = 0.25
 
 
@@ -40,7 +40,7 @@ _LOOK_INTERVAL_S = 0.25
 class Learner:
     """Driver that runs a scheme until `target_steps` env steps have reached the learner.
 
-    Nothing starts before the first `step()` or `train()`. As a context manager, a learner stops its scheme at the end:
+    Nothing starts before the first `step()` or `train()`. A `with` block stops the scheme when the block ends:
 
         with Learner(scheme, target_steps=100_000, log_dir="runs/a") as learner:
             learner.train()
@@ -48,7 +48,7 @@ class Learner:
     Args:
         scheme: The scheme to drive. The learner takes ownership of it and stops it at the end.
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
-        log_dir: Directory of this run (created if missing) for metrics and models; None writes no files. A path that
+        log_dir: Directory of this run (created if missing) for metrics and models; None: no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
         recipe: Description from which the agent can be rebuilt; it is stored in `run.json`.
         run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
@@ -174,7 +174,8 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Reading the ledger is slow. `scheme.env_steps`, which is cheap to read, is never below `self.env_steps`.
+        # Counting steps in the ledger is slow. It is done four times per second, and when `scheme.env_steps`, a cheap
+        # upper bound of the count, reaches the number of steps at which something is due.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -191,7 +192,7 @@ class Learner:
     def done(self) -> bool:
         """Return whether `target_steps` have reached the learner; the call changes nothing.
 
-        If collection and learning take turns, the last rollout must also have been used as often as the others. A
+        If collection and learning take turns, the last rollout must also have been used as often as earlier ones. A
         replayed run is done at the end of its record.
         """
         if self.scheme.replay_is_over is not None:
@@ -202,12 +203,12 @@ class Learner:
     def train(self) -> MetricsDict:
         """Make updates until `done()`, then save the model if there is a `log_dir`.
 
-        With `eval_every`, evaluations start at its multiples and never block training: an evaluation that is due while
-        another evaluation is running is skipped. The last evaluation starts after the final model is saved.
+        With `eval_every`, evaluations start at multiples of it and never block training: an evaluation that is due
+        while another evaluation is running is skipped. The last evaluation starts after the final model is saved.
 
-        The first Ctrl-C (or SIGTERM) ends training cleanly: the model is saved, the scheme is stopped, and
-        `KeyboardInterrupt` (`SystemExit(143)`) is raised. A second signal, or a signal while workers start, ends
-        training immediately. The previous signal handlers are restored.
+        The first Ctrl-C or SIGTERM ends training cleanly: the model is saved, the scheme is stopped, and
+        `KeyboardInterrupt` (after SIGTERM, `SystemExit(143)`) is raised. A second signal, or a signal while workers
+        start, ends training immediately. The previous signal handlers are restored.
 
         Returns:
             The `summary()` of the run so far.

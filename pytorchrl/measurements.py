@@ -57,7 +57,7 @@ class Measurements:
         self._target.count(self.ledger["collected"])
 
     def add(self, info: Mapping[str, float], now: float) -> None:
-        """Add the algorithm's statistics of a step that ended at `now`."""
+        """Add the algorithm's statistics that `Scheme.step` returned at the time `now`."""
         self._means.add(info)
         self.ended_at = now
 
@@ -66,7 +66,7 @@ class Measurements:
         self._rate.add(now, self.env_steps)
 
     def take_episodes(self) -> None:
-        """Add the training episodes that have ended since the last call."""
+        """Fetch from the scheme the training episodes that have ended since the last call."""
         self._episodes.extend(self._scheme.episodes())
 
     @property

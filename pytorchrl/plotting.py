@@ -74,7 +74,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
 
 
 def _labels(run_dirs: Sequence[Path]) -> list[str]:
-    """Return a label for each run: the last components of its path, as few as make all labels different."""
+    """Return a label for each run: the last components of its path, with the fewest that make all labels different."""
     for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
         labels = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
         if len(set(labels)) == len(set(run_dirs)):

@@ -1,4 +1,4 @@
-"""Define default settings for each algorithm and suite of environments; options that users give replace them."""
+"""Define default settings for each algorithm and suite of environments; the user's options override them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
 
 
 def register(algorithm: str, suite: str, options: Mapping[str, OptionValue]) -> None:
-    """Register the default options of an algorithm in a suite; options that users give replace them.
+    """Register the default options of an algorithm for a suite of environments; the user's options override them.
 
     An earlier registration is replaced.
 

@@ -54,7 +54,7 @@ _WORK: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Advice about one part of the work of a level.
+    """Advice about one part of a level's work.
 
     Attributes:
         part: "level/part".
@@ -250,8 +250,8 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
 
     If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
     lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the
-    upper level waits for more than a tenth of its time, and if this share is larger than the idle share of the lower
-    level. Otherwise, the upper level counts.
+    share of its time that the upper level spends waiting is above a tenth, and above the idle share of the lower level.
+    Otherwise, the upper level counts.
 
     Args:
         time_s: Seconds by level and part.

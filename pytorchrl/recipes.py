@@ -18,7 +18,7 @@ from pytorchrl.run_directory import RUN_FILE, no_run
 from pytorchrl.untyped import Json
 
 _CODE = "__code__"
-"""Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` if there is no name."""
+"""Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` of unnamed code."""
 _ACTING = ("noise_std",)
 """Algorithm options that affect acting. `load` ignores all other algorithm options whose values are code."""
 

@@ -32,7 +32,7 @@ Status = MetricsDict
 # Texts from environments and exceptions are untrusted. They are truncated here, and JSON escapes control characters.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# `RateWindow` stores the last five intervals between arrivals; its window spans at least three times the longest one.
+# `RateWindow` stores the last five intervals between arrivals. Its window spans at least three times the longest.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
@@ -172,7 +172,7 @@ class RateWindow:
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
 
     def add(self, now: float, steps: int) -> None:
-        """Record the total number of steps at the time `now` in seconds; neither number ever decreases."""
+        """Record the total number of steps at the time `now` in seconds; neither number may decrease."""
         has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
         if self._intervals:  # before the first interval, the window is the whole run

@@ -29,7 +29,7 @@ logger = get_logger(__name__)
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
 CHECKPOINTS = "checkpoints"
 
-# Names of temporary files: the name of the final file, and the id of the process that writes it.
+# Pattern of the names of temporary files: the name of the final file, and the id of the writing process.
 _TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.\d+")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
@@ -39,8 +39,8 @@ def prepare_log_dir(
 ) -> Path:
     """Make the directory of one run and check that files can be written there.
 
-    A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it, named
-    `<run_name>-1` or with the next free number. Several processes may call this function at the same time.
+    A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it,
+    `<run_name>-1` or the next number. Several processes may call this function at the same time.
 
     Any other `log_dir` that contains an earlier run is refused by default. With `overwrite`, the earlier run is renamed
     (`runs/a` to `runs/a.1`). With `resume`, it is kept, or renamed if it ended before its first checkpoint. A
@@ -88,7 +88,7 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the message for a directory that lacks the file `missing`; name the newest run if it contains runs."""
+    """Return the message for a directory that lacks the file `missing`; it names the newest run, if there is one."""
     newest = _newest_run(path)
     if newest is None:
         return f"{str(path)!r} contains no run: {missing} is missing"
@@ -153,7 +153,7 @@ def _free_name(path: Path) -> Path:
 class Lock:
     """Lock on the directory of a run. No other run can use the directory until `close()` or the end of the process.
 
-    If an earlier run was killed while it wrote a file, its temporary file is removed.
+    Temporary files of earlier runs that were killed while writing a file are removed.
 
     Raises:
         ConfigError: Another process holds the lock.
@@ -180,7 +180,7 @@ class Lock:
 
 @contextlib.contextmanager
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` atomically at the end, and is removed if writing fails."""
+    """Open a temporary file, which replaces `path` when the `with` block ends, or is removed if the block fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
     try:
@@ -195,5 +195,5 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file, but refuse symbolic links; `open` calls this `opener`. New files have mode 0666 & ~umask."""
+    """Open a file unless it is a symbolic link; used as an `opener` of `open`. New files have mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)

@@ -53,7 +53,7 @@ class RunFiles:
         if self._log_dir is None:
             return
         write_json(self._log_dir / RUN_FILE, description(recipe, target_steps, scheme.seed, scheme.settings))
-        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # outdated if the run is resumed
+        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result of a resumed run is outdated
         self._recorder = Recorder(self._log_dir, tensorboard=tensorboard, after=after)
 
     def record(self, metrics: Mapping[str, object]) -> None:

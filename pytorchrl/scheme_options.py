@@ -44,7 +44,8 @@ class SchemeOption:
 def scheme_options() -> list[SchemeOption]:
     """Return the settings of the scheme; `preset`, the name of an architecture, is the first.
 
-    `size` is left out, because it is also an option of the storage; `train` calls it `replay_size`.
+    The scheme's `size` is left out, because the storage has an option of the same name. `train` calls the
+    scheme's option `replay_size`.
     """
     found = [SchemeOption(
         "preset", "collection", str | None, None,

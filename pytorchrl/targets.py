@@ -12,7 +12,7 @@ _RECORDS_PER_RUN = 200
 class Target:
     """Condition for the end of a run: a number of env steps has reached the learner.
 
-    If collection and learning take turns, the last rollout must also have been used as often as the others.
+    If collection and learning take turns, the last rollout must also have been used as often as earlier rollouts.
 
     Args:
         scheme: The scheme of the run.
@@ -27,7 +27,7 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Record the number of env steps collected so far; the first number that reaches the target is kept."""
+        """Update with the number of env steps collected so far; the smallest one that reaches the target is stored."""
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
 

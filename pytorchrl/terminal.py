@@ -1,8 +1,8 @@
 """Escape untrusted text in terminal output: the command line's output, the progress line, warnings and logs.
 
 Names of environments, policies and info entries, and the errors of environments and of users' code, may contain control
-characters. If they were printed unescaped, they could clear the screen, overwrite other text, or forge lines. Files of
-a run contain all texts unchanged, as JSON.
+characters. If they were printed unescaped, they could clear the screen, overwrite other text, or forge lines. The
+files of a run need no such escaping, because JSON escapes control characters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _Shown:
-    """An argument of a log record that is escaped when it is formatted."""
+    """Argument of a log record; its text is escaped when the record is formatted."""
 
     def __init__(self, value: object) -> None:
         self._value = value

@@ -78,7 +78,7 @@ def _has_users_frame(traceback: TracebackType | None) -> bool:
 
 
 def _users_cause(error: BaseException) -> BaseException | None:
-    """Return the first error in the chain of causes that the user's own code raised, or None."""
+    """Return the first cause of `error` that was raised by the user's own code, or None."""
     seen: list[BaseException] = [error]  # an error may be its own cause, after `raise error from error`
     while True:
         last = seen[-1]

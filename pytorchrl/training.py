@@ -41,7 +41,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # the directory's number is known only after all options are accepted
+    if learner.log_dir is not None:  # a numbered directory is known only now, after `Learner` made it
         monitored = _monitored(agent.train_envs, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
@@ -60,8 +60,8 @@ def named_settings(preset: str) -> dict[str, object]:
 
 
 def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
-    """Return a factory of the same environments that writes monitor files to the directory of the run."""
-    # The path is absolute because workers may run in another folder.
+    """Return a factory of the same environments, which write monitor files to the directory of the run."""
+    # The path is absolute, because workers may have another working directory.
     path = os.path.abspath(os.path.expanduser(log_dir))
     return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
 
@@ -110,7 +110,7 @@ def train(
 def load(
     run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
 ) -> TrainedAgent:
-    """Return the agent that a run of `train` (or `pytorchrl train`) with a `log_dir` saved.
+    """Return the agent that was saved by `train` or `pytorchrl train` with a `log_dir`.
 
     Args:
         run_dir: Directory of the run.
@@ -174,7 +174,7 @@ class TrainedAgent:
 
     @property
     def return_mean(self) -> float | None:
-        """The mean raw return of the last 100 training episodes; None if none has ended, or after `load`."""
+        """The mean raw return of the last 100 training episodes; None if no episode has ended, or after `load`."""
         return self.summary.get("return_mean")
 
     def evaluate(

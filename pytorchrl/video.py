@@ -27,7 +27,8 @@ _Env = gym.Env[Any, Any]  # observations and actions of any type
 _Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment that single games also accept, and settings that do not affect the frames.
+# Settings of ale-py's vector environment. Single games also accept those in `_OF_GAMES`. Those in `_OF_LEARNING` do not
+# affect the frames.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
@@ -94,10 +95,10 @@ def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
 
 
 def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, OptionValue]:
-    """Return the options of one game with Gymnasium's wrappers; its observations equal those of the vector environment.
+    """Return the options of a single game, which Gymnasium's wrappers preprocess like a vector environment.
 
     Raises:
-        ConfigError: These wrappers lack a setting of the vector environment.
+        ConfigError: Gymnasium's wrappers lack a setting of the vector environment.
     """
     settings = {"noop_max": 30, "use_fire_reset": True, **options.env_kwargs, **options.test_env_kwargs}
     preprocessed = functools.partial(

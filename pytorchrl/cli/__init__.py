@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
-            # Show every warning of this package, whatever other filters say, because the warnings are for the user.
+            # Show every warning of this package, regardless of other filters, because the warnings are for the user.
             warnings.filterwarnings("always", category=UserWarning, module="pytorchrl")
             warnings.showwarning = _show_warning
             with full_tracebacks() if debug else contextlib.nullcontext():
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: Exception, *, debug: bool) -> int:
-    """Write the error to stderr as one line, after its traceback if `debug`, and return the exit code."""
+    """Write the error to stderr as one line, after its traceback if `debug` is true, and return the exit code."""
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
     if debug:
@@ -104,7 +104,7 @@ def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> 
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
-    """Install handlers of signals that end the command; `train` replaces them while there is something to save.
+    """Install signal handlers that end the command; `train` replaces them while there is something to save.
 
     Args:
         end_at_once: Whether to exit without raising an exception, which imports and native code could suppress.

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; for unknown words, show the usage line and suggestions, and exit with status 2."""
+        """Parse the arguments; if any are unknown, show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
             # Unknown flags are reported before argparse reports missing flags, because an unknown flag may be
             # a misspelled missing flag, such as --env-id for --env.
@@ -119,7 +119,7 @@ def add_option_flags(
 
 
 def is_common(spec: OptionSpec) -> bool:
-    """Return whether the short help lists an option: a common option, or an option of the user's own algorithm."""
+    """Return whether the short help lists an option, because it is common or belongs to the user's own algorithm."""
     return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
 
 
@@ -143,7 +143,7 @@ def name_of(flag: str) -> str:
 
 
 class _Joined(argparse.Action):
-    """Store the values in all words after a flag as one tuple: `64 64` is the same as `64,64`."""
+    """Action that stores all values after a flag as one tuple: `64 64` is the same as `64,64`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
                  values: Any, option_string: str | None = None) -> None:  # typed as in argparse.Action.__call__

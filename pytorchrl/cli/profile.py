@@ -16,7 +16,8 @@ from pytorchrl.reporting import to_json
 from pytorchrl.untyped import MetricsDict
 
 _SECONDS = 20.0
-# The warm-up of workers, compilers and caches takes this fraction of `--seconds`, and at least this many updates.
+# The warm-up of workers, compilers and caches lasts for the fraction `_WARM_UP` of `--seconds`, and for at least
+# `_WARM_UP_UPDATES` updates.
 _WARM_UP, _WARM_UP_UPDATES = 0.25, 2
 
 

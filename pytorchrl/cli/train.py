@@ -54,7 +54,7 @@ def learner_of(given: argparse.Namespace) -> Learner:
 
 @contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
-    """Raise `StartError` if an environment fails before the first update, which means that it never worked."""
+    """Convert an `EnvError` before the first update to a `StartError`, because the environment has never worked."""
     try:
         yield
     except EnvError as error:

@@ -1,6 +1,6 @@
 """Predefined environments: one module per suite, and a function that finds the suite of an id.
 
-Names are imported on first use, because worker processes need only `testing`, which does not import torch.
+Names are imported on first use, so that a process that needs only the module `testing` does not import torch.
 """
 
 from __future__ import annotations

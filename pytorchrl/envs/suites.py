@@ -1,4 +1,4 @@
-"""Register suites of environments. A suite has a function that recognizes its ids, and one that returns factories."""
+"""Register suites of environments. A suite has two functions: one recognizes its ids, the other returns factories."""
 
 from __future__ import annotations
 

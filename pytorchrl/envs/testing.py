@@ -150,7 +150,7 @@ class FaultyEnv(CountingEnv):
             self.reset = self._reset_without_seed  # type: ignore[method-assign, assignment]
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Start an episode; if the fault is due, cause it."""
+        """Start an episode, and inject the fault if it is due."""
         observation, info = super().reset(seed=seed, options=options)
         is_due = self._num_resets >= self._at
         self._num_resets += 1
@@ -159,7 +159,7 @@ class FaultyEnv(CountingEnv):
         return observation if is_due and self._fault == "reset_without_info" else (observation, info)
 
     def step(self, action: np.int64) -> StepResult:
-        """Take one step, and count it; if the fault is due, cause it."""
+        """Take and count one step, and inject the fault if it is due."""
         is_due = self._num_steps >= self._at
         observation, reward, terminated, truncated, info = super().step(action)
         fault = self._fault if is_due else ""
@@ -181,7 +181,7 @@ class FaultyEnv(CountingEnv):
 
 
 class RaisingEnv(AnyWrapper):
-    """Wrapper that makes randomly chosen steps of any environment raise an error; the seed determines the steps.
+    """Wrapper that raises an error at random steps of any environment; the seed passed to `reset` determines the steps.
 
     Args:
         env: The environment. `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` wraps each environment.
@@ -207,7 +207,7 @@ class RaisingEnv(AnyWrapper):
 
 
 class MatchingGame:
-    """Game of several agents (PettingZoo's parallel API) with a known best score that training reaches within seconds.
+    """Game for several agents (PettingZoo's parallel API); training reaches its known best score within seconds.
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. The reward of an agent is 1 if
     its action equals the symbol of the next agent, and 0 otherwise. Observation: (num_agents * num_symbols,) float32,
@@ -268,13 +268,13 @@ class MatchingGame:
 
 
 class ChangingAgents:
-    """Game (PettingZoo's parallel API) with known observations and rewards; agents appear late and end early.
+    """Game (PettingZoo's parallel API) with known observations and rewards; agents may join late or leave early.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), with t = 0 at reset. Reward: 100 times
     the number of the agent, plus t after the step.
 
     Args:
-        lives: For each agent ("agent_0", "agent_1", ...) the t at which it appears, and the t at which it ends.
+        lives: For each agent ("agent_0", "agent_1", ...) the t at which it joins, and the t at which it leaves.
         truncate: Whether agents are truncated; otherwise they terminate.
         masks: Whether infos contain action masks, which forbid action t % 3.
     """
@@ -308,7 +308,7 @@ class ChangingAgents:
         return self._observe(self.agents), self._infos(self.agents)
 
     def step(self, actions: dict[str, int]) -> AgentsStep:
-        """Take one step, at which agents may appear and end."""
+        """Take one step; afterwards, agents may leave or join."""
         if set(actions) != set(self.agents):
             raise RuntimeError(f"expected actions of {self.agents}, got actions of {sorted(actions)}")
         acting, self._t = self.agents, self._t + 1

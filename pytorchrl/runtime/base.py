@@ -228,7 +228,7 @@ class Runtime(ABC):
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """Return the function that a worker calls when it reaches a named point of its work.
 
-        Points of collection and gradient workers are "step" (the environments made a step), "grad" (a gradient was
+        Points of collection and gradient workers are "step" (the environments took a step), "grad" (a gradient was
         computed) and "update" (an update is about to be applied); replay shards have "add", "sample" and "priorities".
 
         Args:

@@ -52,7 +52,7 @@ class GlooCollective:
         size: Number of ranks.
         timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
         in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
-        generation: Number of this group among the groups that use the same port, from 1; equal for all its ranks.
+        generation: Number of this group among the groups that use the same port, counted from 1.
 
     Raises:
         RankLostError: Not all ranks connected in time.
@@ -63,7 +63,7 @@ class GlooCollective:
         self.size, self._in_order, self._timeout = size, in_order, timedelta(seconds=timeout_s)
         meeting = timedelta(seconds=min(timeout_s, _MEETING_TIMEOUT_S))
         self._left = threading.Event()
-        self._busy = threading.Lock()  # locked during a call; only the thread that locked it may release the group
+        self._busy = threading.Lock()  # held during a call; only its holder may release the group
         try:
             store = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=meeting)
             # This is not the default process group of torch, which remains available to the user.

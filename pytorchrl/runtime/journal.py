@@ -60,11 +60,11 @@ class Journal:
         """Record an event whose order depends on timing."""
 
     def upcoming(self) -> Event | None:
-        """Return the event that must happen next; None if timing decides."""
+        """Return the event that must happen next; None if no order is enforced."""
         return None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
-        """Return the next event of a kind that concerns `index`; None if timing decides."""
+        """Return the next event of this kind that concerns `index`; None if no order is enforced."""
         return None
 
     def take(self) -> Part | None:
@@ -75,7 +75,7 @@ class Journal:
         """Record that the collector thread failed, and wake any thread waiting for its turn."""
 
     def release(self) -> None:
-        """Stop recording and enforcing an order; called when the worker stops, because later events have no effect."""
+        """Stop recording or enforcing an order; called when the worker stops, because later events have no effect."""
 
 
 class Recording(Journal):
@@ -247,7 +247,7 @@ class Replaying(Journal):
         return self._events[0] if self._events else None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
-        """Return the next recorded event of this kind for this index; None if there is none."""
+        """Return the next recorded event of this kind that concerns `index`; None if there is none."""
         return next((event for event in self._events if event[:2] == (kind, index)), None)
 
     def release(self) -> None:

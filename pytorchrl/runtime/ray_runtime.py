@@ -42,12 +42,12 @@ _CONNECT_TIMEOUT_S = 5.0
 # Shared values up to this size are sent as part of each request, because reading a reference takes 0.7 ms, ten times as
 # long as reading a value in the request. Ray itself would replace each argument of 100 KiB or more with a reference.
 _MAX_ENCLOSED_BYTES = 90_000
-# Ending Ray's remaining processes takes a tenth of a second, and longer on a busy machine.
+# Seconds to wait for the reaper, which usually ends Ray's remaining processes within a tenth of a second.
 _REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
-    """Ray actor that builds its worker in the thread that runs all calls except those of `signal`."""
+    """Ray actor that contains a worker. One thread builds the worker and runs all calls except those of `signal`."""
 
     def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
         self._cls, self._params = cls, params
@@ -105,7 +105,7 @@ class RayRuntime(Runtime):
         self._seed = seed
         self._ray: FromRay = None
         self._host: FromRay = None
-        self._reaper: subprocess.Popen[bytes] | None = None  # reaper of a local Ray that this runtime started
+        self._reaper: subprocess.Popen[bytes] | None = None  # reaper of the Ray instance that this runtime started
         self._has_joined = False  # whether this runtime has joined a cluster that was already running
         # Actor -> (requested resources, reference that is ready once the actor's process runs).
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
@@ -115,16 +115,17 @@ class RayRuntime(Runtime):
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
-        """Pickle only the arguments, without the address: another process joins the Ray that already runs there."""
+        """Pickle the arguments without the address, because the receiving process already uses a Ray cluster."""
         return partial(RayRuntime, seed=self._seed,
                        is_recording=self.is_recording), (replace(self.options, address=None),)
 
     def _connect(self) -> FromRay:
         if self._ray is not None:
             return self._ray
-        if self._starts_a_local_ray():  # the text is announced before the import, which takes seconds
+        if self._starts_a_local_ray():  # announce before Ray is imported, which takes seconds
             self._tell("starting Ray ...")
-        # Ray reads this variable at its import. If it were set later, processes would expect a token that is not sent.
+        # Ray reads RAY_AUTH_MODE when it is imported. If the variable were set later, Ray's processes would expect a
+        # token that this process does not send.
         if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         elif "RAY_AUTH_MODE" not in os.environ:
@@ -132,7 +133,8 @@ class RayRuntime(Runtime):
                         "environment, its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        # A call after `close`, for example by an interrupted start, must not start another Ray with Ray's own defaults.
+        # Otherwise, a call of Ray after `close`, for example by an interrupted start, would start a Ray instance with
+        # Ray's own defaults.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
         # or the stacks that faulthandler prints after a crash.
@@ -324,7 +326,7 @@ class RayRuntime(Runtime):
         return self._threads
 
     def own_gpus(self) -> list[int] | None:
-        """Return the GPUs that Ray assigned to this actor. Ray hides all other GPUs unless configured not to."""
+        """Return the GPUs that Ray assigned to this actor. By default, Ray hides all other GPUs."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
             return None
@@ -335,7 +337,7 @@ class RayRuntime(Runtime):
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
     def close(self) -> None:
-        """Kill the actors, then shut down a local Ray, or disconnect from a cluster that was already running."""
+        """Kill the actors; shut down Ray if this runtime started it, or leave the cluster if this runtime joined it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -427,7 +429,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the line of Ray's message that states the reason: the first line, or the last if the start failed."""
+    """Return the line of Ray's message that states the reason: the last if the actor did not start, else the first."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
 

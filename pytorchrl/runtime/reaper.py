@@ -1,8 +1,8 @@
-"""Kill the remaining processes of a local Ray and remove its directory, once its driver has finished or died.
+"""Kill the remaining processes of a local Ray instance and remove its directory, once its driver has finished or died.
 
 `python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver keeps open.
-Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. Each local Ray
-needs a reaper, so this module imports only the standard library, in order to start quickly.
+Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. A reaper
+has to start quickly, so this module imports only the standard library.
 """
 
 from __future__ import annotations

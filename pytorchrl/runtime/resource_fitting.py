@@ -97,7 +97,7 @@ def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: st
 
 
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    """Return the error for workers that need a share of a GPU if no GPU is free; `present` says how many exist."""
+    """Return the error for workers that need a share of a GPU if none is free; `present` describes the GPUs."""
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
     return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
                                       "or use nodes with GPUs")

@@ -33,7 +33,7 @@ class Ended(BaseException):
 
 
 class Signal:
-    """Signal of a change, with the tasks that wait for it."""
+    """Signal of a change, with the tasks that wait for this signal."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Task, int]] = []

@@ -227,7 +227,7 @@ class SimulatedRuntime(Runtime):
         return SimulatedEvent(self.schedule)
 
     def start_thread(self, thread: threading.Thread) -> None:
-        """Start a thread as a task, which ends together with the worker that starts it."""
+        """Start a thread as a task, which ends when the calling worker ends."""
         task = self._threads[thread] = Task(thread.name, self._current_actor())
         self.schedule.start(task, thread, thread.run)
 
@@ -316,7 +316,7 @@ class SimulatedRuntime(Runtime):
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
         # A replay delivers messages immediately. Otherwise, a message that arrived in the recorded run could be lost in
-        # the replay, if its sender died before the delivery.
+        # the replay if its sender died before the delivery.
         if self._replay is not None:
             deliver()
             return

@@ -13,7 +13,7 @@ from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
 
-# Seconds within which all threads together must finish their current calls.
+# Total seconds that `close` waits for all threads to finish their current calls.
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -100,7 +100,7 @@ class ThreadRuntime(Runtime):
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` in a thread, which has the resources of this process."""
+        """Start `cls(**params)` in a thread; `resources` is ignored, because all threads share one process."""
         actor = _ThreadActor(cls, params, name)
         self._actors.append(actor)
         self.start_thread(actor)
