@@ -1,4 +1,4 @@
-"""Test schedules: values, refused arguments, use as options, printing, saved states, and changes during training."""
+"""Test schedules: values, rejected arguments, use as options, printing, saved states, and changes during training."""
 
 from __future__ import annotations
 

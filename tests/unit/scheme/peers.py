@@ -22,7 +22,7 @@ def step_until(scheme, updates):
 
 
 def step_on(scheme):
-    """Make enough steps for every injected fault to occur."""
+    """Call `scheme.step` often enough for every injected fault to occur."""
     for _ in range(1000):
         scheme.step()
 

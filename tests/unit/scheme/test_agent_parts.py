@@ -1,4 +1,4 @@
-"""Check that a scheme refuses an agent with invalid parts before anything is started."""
+"""Check that a scheme rejects an agent with invalid parts before anything is started."""
 
 from __future__ import annotations
 

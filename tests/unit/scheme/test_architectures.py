@@ -1,4 +1,4 @@
-"""Tests of named architectures: their settings, and which changes to these settings are allowed or refused."""
+"""Tests of named architectures: their settings, and which changes to these settings are allowed or rejected."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def make():
 
 
 def combinations():
-    """Return all pairs of agent and settings; in the default run, most agents have only two settings."""
+    """Yield all pairs of agent and settings; the default run includes only two settings of most agents."""
     in_full = {"ppo, normalised", "dqn, prioritised", "r2d2", "two policies, ppo"}
     for number, agent in enumerate(AGENTS):
         for place, (name, settings) in enumerate(SYNCHRONOUS.items()):
@@ -71,7 +71,7 @@ def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
 
 
 def test_a_checkpoint_changes_later_random_numbers(make):
-    """Check that two checkpoints in a row differ in random generators, but not in parameters or optimizers."""
+    """Check that two successive checkpoints differ in random generators, but not in parameters or optimizers."""
     scheme = make("sac")
     scheme.start(600)
     go_on(scheme, 9)
@@ -130,7 +130,7 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
         for _ in range(30):
             second.step()
         ledger = check_ledger(second)
-        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # `max_replay_ratio` limits the whole run
+        assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio includes steps before the checkpoint
         final = second.stop()
         assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
     finally:

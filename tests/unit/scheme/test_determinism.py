@@ -1,4 +1,4 @@
-"""Check that, in synchronous schemes, the same seed gives the same parameters bit for bit."""
+"""Check that, in synchronous schemes, runs with the same seed end with the same parameters bit for bit."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_device_errors_can_be_pickled():
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-# Devices that a scheme refuses before anything starts
+# Devices that a scheme rejects before anything starts
 
 
 @pytest.mark.parametrize("name", ["grad_device", "col_device"])
@@ -107,14 +107,14 @@ def test_missing_devices_are_refused_for_workers_on_threads(make_scheme, see_gpu
     ({**COLLECTORS, "grad_device": "cuda"}, "grad_device='cuda' is for remote gradient workers"),
     ({"col_device": "cpu"}, "col_device='cpu' is for collection workers with an actor of their own"),
     ({**GRADS, "col_device": "cuda"}, "col_device='cuda' is for collection workers with an actor of their own"),
-    # The device is a GPU, but the resources contain none
+    # The device is a GPU, but the resources include no GPU
     ({**COLLECTORS, "col_device": "cuda", "col_worker_resources": NO_GPU},
      "col_device is 'cuda', and col_worker_resources requests no GPU.*num_gpus=0.25, or give col_device='cpu'"),
     ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}},
      "grad_device is 'cuda:0', and grad_worker_resources"),
     ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU},
      "col_device is 'cuda', and grad_worker_resources requests"),
-    # The resources contain a GPU, but the device is the CPU
+    # The resources include a GPU, but the device is the CPU
     ({**COLLECTORS, "col_worker_resources": QUARTER},
      "col_worker_resources requests num_gpus=0.25, but collection workers compute on the CPU"),
     ({**COLLECTORS, "col_device": "cpu", "col_worker_resources": QUARTER},

@@ -56,7 +56,7 @@ def go_on(scheme, count):
 
 
 def made_by(scheme):
-    """Return the number of env steps that the environments of all collectors have made."""
+    """Return the number of env steps that all collectors have taken."""
     root = scheme.update_worker
     total = 0
     for worker in [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]:
@@ -76,7 +76,7 @@ def test_every_pattern_can_be_drained(make, check_ledger, pattern, seed):
         ledger = drained(scheme, check_ledger)
         in_thread = pattern["grad_communication"] is ASYNC and pattern["num_grad_workers"] == 1
         assert version <= scheme.version <= version + in_thread
-        assert ledger["collected"] == made_by(scheme)  # the environments count the same number of steps
+        assert ledger["collected"] == made_by(scheme)  # the environments counted the same number of steps
         assert drained(scheme, check_ledger) == ledger  # a second drain changes nothing
         assert made_by(scheme) == ledger["collected"]
     final = scheme.stop()

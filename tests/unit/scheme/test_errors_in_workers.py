@@ -22,7 +22,7 @@ EXECUTIONS = {
 
 
 def _step_on(scheme):
-    """Make enough steps for every injected fault to occur."""
+    """Call `scheme.step` often enough for every injected fault to occur."""
     for _ in range(1000):
         scheme.step()
 
@@ -130,7 +130,7 @@ def test_a_killed_gradient_worker_is_reported(make_scheme, grad_communication):
 
 
 def test_one_failing_rank_does_not_block_the_others(make_scheme):
-    """Check that the other ranks, which wait in an all-reduce, are interrupted."""
+    """Check that the failure of one rank interrupts the other rank, which waits in an all-reduce."""
     made = itertools.count()
 
     def second_worker_fails():  # call 0 is the probe; calls 1 and 2 are made by the workers
@@ -172,7 +172,7 @@ def test_an_error_in_the_updater_thread_is_raised(make_scheme, monkeypatch):
 
 
 def test_errors_of_an_evaluation_do_not_affect_training(make_scheme):
-    """Check that `wait_evaluation` raises the error, and that training continues."""
+    """Check that `wait_evaluation` raises the error of an evaluation, and that training continues."""
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
     scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, 2))
     scheme.start_evaluation(4)
@@ -183,7 +183,7 @@ def test_errors_of_an_evaluation_do_not_affect_training(make_scheme):
 
 
 def test_no_workers_are_left_if_starting_fails(make_scheme):
-    """Check that workers that started before the failure are stopped."""
+    """Check that workers that have already started are stopped if a later worker fails to start."""
     before = set(threading.enumerate())
     made = itertools.count()
 

@@ -26,7 +26,7 @@ EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 
 
 class BrokenError(AssertionError):
-    """An invariant is violated."""
+    """Raised if an invariant is violated."""
 
 
 def check_that(condition, message, *details):
@@ -300,7 +300,7 @@ def test_a_seed_reproduces_its_run(seed):
     assert run(seed) == run(seed)
 
 
-# Planted bugs: each is found, and found again with the same seed.
+# Planted bugs: the tests check that exploration finds each bug, and that the seed reproduces the failure.
 
 
 def weights_to_the_wrong_worker(monkeypatch):

@@ -1,6 +1,6 @@
 """Tests of every algorithm with every storage, actor and action space.
 
-Each combination trains, or is refused at construction by an error that names combinations that fit.
+Each combination either trains, or raises an error at construction that lists valid combinations.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def test_a_class_without_a_declaration_is_refused(changed, text):
 
 
 def test_the_scheme_checks_the_parts_of_each_policy():
-    """Change an algorithm after the check by `multi_agent`, so that only the scheme can refuse the combination."""
+    """Check that the scheme rejects an algorithm that was replaced after `multi_agent` checked the combination."""
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
     algorithms, actors, storages = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory,
                                                GAEBuffer.create_factory(8))

@@ -21,7 +21,7 @@ SEEDS = seeds(6, 12)
 
 
 class Look:
-    """A counter of the env steps that the collectors have made; `most` is the largest number of unused steps so far."""
+    """A counter of the env steps that collectors have taken; `most` is the largest number of unused steps so far."""
 
     def __init__(self, scheme, unused):
         self.root, self.unused, self.most = scheme.start(10**6), unused, 0
@@ -45,13 +45,13 @@ class Look:
 
 
 def not_consumed(look):
-    """Return the number of steps that were made, but not yet used in an update."""
+    """Return the number of collected steps that were not yet used in an update."""
     ledger = look.root.statistics.tree_ledger.total()
     return look.made - ledger.consumed_unique - sum(ledger.dropped.values())
 
 
 def not_resident(look):
-    """Return the number of steps that were made, but not yet confirmed by a shard."""
+    """Return the number of collected steps that no shard has confirmed yet."""
     parts = [worker.ledger.snapshot() for worker in look.grad_workers]
     return look.made - sum(part.resident + part.evicted + sum(part.dropped.values()) for part in parts)
 
@@ -161,7 +161,7 @@ def test_asynchronous_replay(make, dice, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
-    """Check how many rollouts a worker makes with the same weights, if updates occur between any two rollouts."""
+    """Check how many rollouts a worker collects with the same weights if updates occur between any two rollouts."""
     rng = dice(seed)
     workers, in_flight, rollout, delay = rng.choice((1, 2, 3)), rng.choice((1, 2,
                                                                             3)), rng.choice((4, 6)), rng.choice((4, 10,

@@ -54,7 +54,7 @@ def test_train_batch_size(learner, train, size, expected):
 
 
 def test_rollouts_of_a_train_batch_have_separate_lags(learner, train):
-    """Check that rollouts of a worker that is ten times slower lag more than others of the same train batch."""
+    """Check that, within a train batch, rollouts of a slow worker have larger lags than the other rollouts."""
     scheme = learner(train_batch_size=300, costs=FAST | {"step@*/CWorker 2": 0.01, "grad": 0.05}, col_in_flight=1)
     metrics, _ = train(scheme, 40)
     assert metrics["policy_lag"]["max"] > metrics["policy_lag"]["p50"]
@@ -275,7 +275,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
 
 
 def test_max_weight_sync_delay(learner, train):
-    """Check that a worker gets new weights with the next request after it has made 200 steps (four rollouts)."""
+    """Check that a worker receives new weights only once per 200 collected steps (four rollouts)."""
     often, _ = train(learner(costs=FAST | {"grad": 0.02}), 100)
     seldom, ledger = train(learner(costs=FAST | {"grad": 0.02}, max_weight_sync_delay=200), 100)
     assert often["weight_pushes"] > 80

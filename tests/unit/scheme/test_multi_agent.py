@@ -71,7 +71,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
     make_updates(scheme, 8)
     check_ledger(scheme)
     metrics = scheme.metrics()
-    # A rollout has two episodes of 6 env steps. In each episode, policy `early` makes 6 steps, and `shared` 7.
+    # A rollout has two episodes of 6 env steps. Per episode, policy `early` takes 6 agent steps, and `shared` takes 7.
     assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
     assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
     final = scheme.stop()
@@ -96,8 +96,7 @@ def test_statistics_and_episodes_are_per_policy(make_multi):
 
 
 def test_a_batch_that_counts_for_no_env_step_is_used(make_multi, check_ledger):
-    """Check that a mini-batch is used even if it counts for no env step. A rollout has 8 agent steps, but only 6 env
-    steps."""
+    """Check that a mini-batch that counts as 0 env steps is used. A rollout has 8 agent steps, but only 6 env steps."""
     scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
                         env_kwargs={"lives": ((0, 6), (0, 2))})
     make_updates(scheme, 12)
@@ -385,7 +384,7 @@ def test_architectures_check_the_algorithms_of_all_policies(make_multi):
     assert {"loss/early", "loss/shared"} <= set(make_multi(mixed, storages).step())
 
 
-# Combinations that are refused
+# Combinations that are rejected
 
 def test_mixing_single_and_multi_policy_parts_is_refused(make_multi):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
@@ -439,7 +438,7 @@ def test_learner_reports_per_policy(make_multi, tmp_path, monkeypatch):
     (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
      PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
 def test_agents_learn_the_matching_game(make_multi, algo, storage, target):
-    """Check that both agents learn to get a mean return above 7. The maximum is 8; random actions get 8 / 3."""
+    """Check that both agents reach a mean return above 7. The maximum is 8; random actions reach 8 / 3."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))
     scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8,
                         test=True, runtime="threads")

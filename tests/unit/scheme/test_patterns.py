@@ -1,5 +1,5 @@
 """Check all sixteen patterns on threads: ledgers balance, schemes stop, collectors have the learner's weights, and
-training learns."""
+agents learn."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_ba
                 assert array.tobytes() == states[weights.version][name].tobytes()
             newest.append(weights.version)
             in_turns = pattern["grad_communication"] is SYNC and pattern["col_communication"] is SYNC
-            if in_turns:  # the latest update used a round of the previous version
+            if in_turns:  # the latest update used a round that was collected with the previous version
                 assert weights.version == scheme.version - 1
         for handle in root.remote_workers:
             weights = handle.runtime.get(handle.submit(type(server).get_weights), 10.0)

@@ -1,6 +1,6 @@
 """Check that known defects of other libraries do not occur here.
 
-The tests cover lost and hung workers, threads, errors between processes, waits, updates that are not finite, signals
+The tests cover lost and hung workers, threads, errors between processes, waits, non-finite updates, signals
 and stopping. The name of a test contains the library and its version, and the docstring describes the defect. Most of
 these behaviors are tested more thoroughly in the tests of the modules concerned.
 """
@@ -227,7 +227,7 @@ def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make
 def test_pytorchrl_2021_treats_every_exception_as_the_end_of_an_epoch(make_scheme):
     """Check that an error in the storage is raised.
 
-    PyTorchRL of 2021 (revision 9e45189) treats every exception that the next mini-batch raises as the end of the
+    PyTorchRL of 2021 (revision 9e45189) treats every exception in the generation of mini-batches as the end of the
     epoch, and requests new data.
     """
     class Broken(GAEBuffer):
@@ -302,7 +302,7 @@ def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(ma
 
 
 class BadA2C(A2C):
-    """A2C that replaces one number of the gradient by `value`, unless `value` is None."""
+    """A2C that sets one element of the gradient to `value`, unless `value` is None."""
 
     value: float | None = None
 

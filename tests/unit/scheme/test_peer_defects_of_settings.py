@@ -85,7 +85,7 @@ def test_pytorchrl_2021_sleeps_without_checking_whether_to_stop(make_scheme):
 def test_torchrl_0_14_1_loses_both_files_if_a_save_is_interrupted(make_scheme, tmp_path, monkeypatch):
     """Check that an interrupted save keeps the old model, because a save renames only one file.
 
-    TorchRL renames two files; an interruption between the two leaves neither model.
+    TorchRL renames two files. If it is interrupted between the two renames, both the old and the new model are lost.
     """
     with Learner(make_scheme(), 16, tmp_path, progress=False, tensorboard=False) as learner:
         learner.train()

@@ -47,9 +47,9 @@ def make(check_ledger):
 @pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}],
                          ids=["costs", "delays"])
 def test_only_a_slow_worker_is_preempted_in_each_round(make, slow):
-    """Check that the slow worker is preempted in each round, after the 5 steps that it must make.
+    """Check that the slow worker is preempted in each round, after the 5 steps that it must take.
 
-    Each of the other three workers makes 20 steps in 2 s; by then, the slow worker has made 2 steps.
+    Each of the other three workers takes 20 steps in 2 s; by then, the slow worker has taken 2 steps.
     """
     metrics, final, seconds = make(6, **SETTINGS, **slow)
     assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
@@ -87,8 +87,8 @@ def test_floating_point_error_does_not_round_the_share_up(make):
 def test_the_replacement_of_a_slow_worker_is_also_preempted(make):
     """Check preemption if the slow worker is lost in the third round.
 
-    The replacement of the slow worker starts the round again. Each round lasts as long as five steps of the slow
-    worker.
+    The replacement collects the rollout of this round from its start. Each round lasts as long as five steps of the
+    slow worker.
     """
     metrics, _, seconds = make(6, **SETTINGS, **THIRD_IS_SLOW, faults="kill col.3 @ step 12")
     assert metrics["workers_restarted"] == 1

@@ -1,5 +1,5 @@
 """Check R2D2 with whole rollouts in replay: batches match the collected rollouts, the ledger balances, and settings
-work."""
+take effect."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
     consumed = scheme.ledger()["consumed"]
     scheme.stop()
     counts = [int(batch.valid.sum()) for batch in Watched.seen]
-    assert counts == [3 * STEPS * ENVS] * len(counts)  # resets take no extra step, so all steps are valid
+    assert counts == [3 * STEPS * ENVS] * len(counts)  # a reset takes no extra step, so all steps are valid
     assert consumed in np.cumsum(counts)
     assert all((batch.weight == 1.0).all() for batch in Watched.seen)
 

@@ -48,7 +48,7 @@ def run(check_ledger):
 def test_a_slow_rank_is_preempted(run):
     """Check that the slow rank stops after the required 5 steps.
 
-    The other ranks make 20 steps in 2 s; the slow rank makes only 2 steps in that time.
+    The other ranks take 20 steps in 2 s; the slow rank takes only 2 steps in that time.
     """
     by_rank, metrics, seconds, _ = run()
     assert by_rank[0] == by_rank[1] == [20] * 5
@@ -66,7 +66,7 @@ def test_options_set_the_minimum_of_preempted_steps(run, settings, least):
 
 
 def test_the_share_applies_to_collection_workers_of_each_rank(run):
-    """Check that the share is applied within each rank.
+    """Check that `col_fraction_workers` applies to the workers of each rank separately.
 
     The slow rank has three equally slow workers, so none of them is preempted.
     """

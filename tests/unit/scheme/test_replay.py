@@ -70,7 +70,7 @@ def test_a_lost_gradient_worker_loses_its_replay(make_replay_scheme, check_ledge
 @pytest.mark.parametrize(("name", "value"), [
     ("num_passes", 2), ("minibatch_buffer_size", 3), ("ramp", True), ("buffer", "circular"), ("microbatch_size", 2)])
 def test_rollout_options_are_refused_with_replay(make_replay_scheme, name, value):
-    """Check that options for rollouts that are discarded after use are refused with replay.
+    """Check that schemes with replay reject options for rollouts that are discarded after use.
 
     A rollout that is used in several passes, for example, would be inserted into replay repeatedly.
     """

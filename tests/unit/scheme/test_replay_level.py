@@ -1,4 +1,4 @@
-"""Check whole schemes with replay shards between collection and gradients, and check which settings are refused."""
+"""Check whole schemes with replay shards between collection and gradients, and check which settings are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that a scheme refuses wrong settings before it starts anything; each row of `ROWS` is one case."""
+"""Check that a scheme rejects wrong settings before it starts anything; each row of `ROWS` is one case."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_decentralized_updates_agree_with_real_ranks(simulate, make_scheme):
 
 
 def test_virtual_time_follows_from_the_costs(simulate):
-    """Check a central, synchronous scheme.
+    """Check the virtual time of a central, synchronous scheme.
 
     A rollout of 8 steps is used for 4 gradients and 4 updates, so 12 updates need three rollouts.
     """
@@ -85,7 +85,7 @@ def test_a_straggler_delays_synchronous_rounds_and_asynchronous_ones_less(simula
 
 
 def test_preemption_happens_at_the_expected_time(simulate):
-    """Check that the slow collector stops at 2 s, after the two steps that it must make.
+    """Check that the slow collector stops at 2 s, after the two steps that it must take.
 
     The two fast collectors finish the round after 0.8 s.
     """

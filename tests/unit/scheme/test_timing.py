@@ -190,7 +190,7 @@ def test_rollouts_contain_their_collection_times(make_scheme):
 
 
 def test_reports_contain_every_part(make_scheme):
-    """Check on the real clock that every part that surely takes time is reported, and that the sums match the elapsed
+    """Check on the real clock that every part that must take time is reported, and that the sums match the elapsed
     time."""
     scheme = make_scheme(num_col_workers=2, num_grad_workers=2)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Check worker trees that are built by hand: their ledgers are exact, and wrong trees are refused before anything
+"""Check worker trees that are built by hand: their ledgers are exact, and wrong trees are rejected before anything
 starts."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_a_shared_head_uses_the_features_of_the_policy():
 
 
 def test_unrolled_custom_memory_equals_its_acting_steps(build, collect, made_up_steps):
-    """Check that unrolling and acting compute equal memory states, so that the KL divergence of the first batch is 0."""
+    """Check that unrolling and acting compute equal memory states: the KL divergence of the first batch is 0."""
     parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1, actor={"hidden_sizes": (64, 64)})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()

@@ -1,4 +1,4 @@
-"""Tests of flat keywords for several option classes: wrong keywords are refused, and one error lists all of them."""
+"""Tests of flat keywords for several option classes: one error lists all wrong keywords."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def faults(run_python, **settings):
 @on_glibc
 def test_freed_memory_is_kept(run_python):
     before, after = faults(run_python)
-    assert before > 10_000  # one fault per page of 4 kB, because freed memory returned to the system
+    assert before > 10_000  # one fault per page of 4 kB, because freed memory was returned to the system
     assert after < 100
 
 

@@ -135,7 +135,7 @@ def _barrier(workers, runtime):
 
 
 def test_workers_that_finish_simultaneously_also_end_a_round():
-    """Check that the last worker is preempted although more workers than needed finish at once."""
+    """Check that worker 1 is preempted when three workers finish at once, although two would be enough."""
     runtime, workers = _fake_workers(4)
     runtime.done = [["0", "2", "3"], [], ["1"]]
     rounds = []

@@ -1,4 +1,4 @@
-"""Tests of the kind of collection that flat keywords select, and of contradictory options that are refused."""
+"""Tests of the kind of collection that flat keywords select, and of errors for contradictory options."""
 
 from __future__ import annotations
 

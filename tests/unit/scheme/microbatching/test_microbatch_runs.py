@@ -25,7 +25,7 @@ def lines_of(caplog):
 
 
 def test_each_discarded_microbatch_is_logged(make_scheme, plain_a2c, caplog):
-    """Check that a microbatch that is discarded after use has one line in the log, even if it has several slices."""
+    """Check that each separately collected microbatch has one line in the log, even if it has several slices."""
     scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c,
                          train_batch_size=100,
                          microbatch_size=30)

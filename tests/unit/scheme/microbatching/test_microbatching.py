@@ -22,7 +22,7 @@ from tests.unit.scheme.microbatching.conftest import ONE_PASS, ALGORITHMS, PLACE
 ])
 def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, micro, train_steps, microbatches, slices,
                                           passes):
-    """Check examples from the documentation, most of them at a tenth of their size.
+    """Check examples from the documentation; most of them are scaled down to a tenth of their size.
 
     Microbatches consist of whole rounds, and slices have nearly equal sizes.
     """
@@ -46,7 +46,7 @@ def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, mic
     ({"train_batch_size": 48, "num_col_workers": 1, "col_communication": ASYNC}, 1),
 ], ids=["rounds", "pieces", "asynchronous"])
 def test_reset_steps_count_for_the_batch_size(make_scheme, watch, settings, items):
-    """Check that 3 rollouts of 8 steps in 2 environments fill a train batch of 48, although some steps are resets."""
+    """Check that 3 rollouts of 8 steps in 2 environments fill a train batch of 48 steps, even if some are resets."""
     scheme = make_scheme(num_envs=2, size=8, algo=watch.algo.create_factory(), storage=watch.storage,
                          envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"),
                          **settings)
@@ -64,7 +64,7 @@ def test_train_batch_size_alone_collects_whole_rounds(make_scheme, watch):
 
 
 def test_rollouts_of_the_local_worker_are_not_overwritten(make_scheme, recorder):
-    """Check that every step is drawn exactly once, although all rounds of the local worker use the same memory."""
+    """Check that every step is in exactly one batch, although all rounds of the local worker use the same memory."""
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, algo=A2C.create_factory(), train_batch_size=100)
     del recorder.made[:]  # discard the steps of the probe
     for _ in range(3):

@@ -21,8 +21,10 @@ def test_every_pattern_is_replayed_bit_for_bit(runs, pattern, runtime):
 
 
 def test_a_replay_follows_the_record_and_not_the_schedule_seed(runs, make_scheme):
-    """Check that a simulation with another schedule seed ends with other parameters, so equal results of a replay can
-    only come from the record."""
+    """Check that a simulation with another schedule seed ends with different parameters.
+
+    Therefore, only the record can explain why a replay has the same results as its run.
+    """
     first, _ = runs.twice(runtime="simulated", schedule_seed=11, **ALL_ASYNC)
     scheme = make_scheme(runtime="simulated", schedule_seed=12, **ALL_ASYNC)
     while scheme.version < 25:
@@ -71,8 +73,8 @@ def scenario(seed):
     worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
     action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
     if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:
-        # These two faults never cost a rank. In a recorded run, the loss of a rank would end the run once the other
-        # ranks had reached their deadlines.
+        # These two faults never kill a rank. If a rank were lost in a recorded run, the run would end when the other
+        # ranks reached their deadlines.
         settings["distribute_gradients"] = rng.random() < 0.5
     settings["faults"] = {
         "kill": f"kill {worker} p=0.03",
@@ -135,8 +137,7 @@ def test_random_runs_with_faults_are_replayed(runs, seed):
 
 
 def test_a_lost_worker_is_lost_again_at_the_same_event(runs):
-    """Check that a loss with a cause outside the run, such as a process that the user kills, is replayed at the same
-    event."""
+    """Check that the loss of a worker that the user killed is replayed at the same event."""
     killed = []
 
     def kill(scheme):
@@ -167,8 +168,8 @@ def test_an_error_is_raised_again_at_the_same_point(runs):
 def test_changes_by_the_user_are_replayed_at_the_same_update(runs, workers, name):
     """Check that a user's change of a parameter is replayed at the same update.
 
-    Two other actions must not affect the replay: in both runs, a second change is refused, and the recorded run reads
-    the weights after each step.
+    Two other actions must not affect the replay: in both runs, a second change raises an error, and the recorded
+    run reads the weights after each step.
     """
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
 

@@ -1,4 +1,4 @@
-"""Tests of record files: a record must match its run, its path is checked, and invalid files are refused."""
+"""Tests of record files: a record must match its run, its path is checked, and invalid files are rejected."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_contradictions_are_refused(make_scheme, runs):
 
 
 def test_a_record_is_small(runs):
-    """Check that a record has less than 100 bytes per event, regardless of the size of rollouts and gradients."""
+    """Check that a record takes less than 100 bytes per event, regardless of the size of rollouts and gradients."""
     runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
     events = sum(len(part[2]) for part in runs.lines())
     with open(runs.path, encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Rollouts with numbered steps, and shards that keep the numbers."""
+"""Rollouts with numbered steps, and shards that store these rollouts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def make():
 
 @pytest.mark.parametrize("smallest", [1.0, 0.25, 4.0, float("inf")])
 def test_weights_are_relative_to_the_largest_of_all_shards(make, smallest):
-    """Check that the smallest priority of all shards, including the current priorities of this shard, has weight 1."""
+    """Check that weights are scaled so that the smallest priority in all shards has weight 1."""
     batch = make(weight_norm="buffer").sample(200, smallest, {"beta": BETA}).batch
     expected = ((batch.ids + 1.0) / min(smallest, 1.0)) ** -BETA
     assert batch.weight.tolist() == pytest.approx(expected.tolist(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Check sets of replay shards: where shards run, how they divide the storage's size, and which options are refused."""
+"""Check sets of replay shards: where shards run, how they divide the storage's size, and which options are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check requests to shards: the number of requests, the shards that receive them, and the steps that count as trained.
+"""Check requests to shards: their number, the shards that receive them, and the number of trained steps.
 """
 
 from __future__ import annotations

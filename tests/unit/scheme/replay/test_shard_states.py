@@ -1,4 +1,4 @@
-"""Check the states of shards, which the collector thread and the learning thread share."""
+"""Check `ShardStates`, an object that the collector thread and the learning thread share."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def routes(side):
 
 
 def test_random_routing_follows_the_seed(make):
-    """Check that random routing is uniform, and depends on nothing but the seed."""
+    """Check that random routing is uniform, and depends only on the seed."""
     found = []
     for seed, num_rollouts in ((0, 300), (0, 60), (1, 60)):
         side = make(num_shards=3, routing="random", capacity=10**6, seed=seed)

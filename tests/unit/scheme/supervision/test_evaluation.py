@@ -1,5 +1,5 @@
-"""Check that an evaluation plays the required episodes in each environment, and resets the memory when an episode
-starts."""
+"""Check that an evaluation plays the required number of episodes in each environment, and resets the memory when an
+episode starts."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_each_environment_contributes_its_share_of_episodes(evaluate, num_episod
 
 @pytest.mark.parametrize(("autoreset", "pause"), [("same_step", 0), ("next_step", 1)])
 def test_the_memory_is_reset_only_at_the_start_of_each_episode(evaluate, autoreset, pause):
-    """Check the memory after each number of steps since its reset.
+    """Check that the memory depends only on the number of steps since the latest reset.
 
-    All observations are equal, so the memory depends on nothing but this number.
+    All observations are equal, so nothing else can change the memory.
     """
     _, seen = evaluate(6, autoreset)
     periods = np.array(LENGTHS) + pause  # steps per episode, including the step that resets the environment

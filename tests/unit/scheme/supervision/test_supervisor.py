@@ -48,7 +48,7 @@ def run(make_scheme, check_ledger, monkeypatch):
 
 
 def incarnations(steps):
-    """Return {(gradient worker, collection worker, incarnation)} of the workers that made the given steps."""
+    """Return {(gradient worker, collection worker, incarnation)} of the workers that collected the given steps."""
     return {(int(step) >> 52, int(step) >> 40 & 0xFFF, int(step) >> 28 & 0xFFF) for step in steps}
 
 
@@ -83,7 +83,7 @@ def test_steps_of_a_lost_gradient_worker_count_as_lost(run):
 def test_a_killed_collector_loses_one_rollout_at_most(run):
     """Check that only one rollout is lost if a collector with two requests in flight is killed.
 
-    The collector is killed in its third rollout.
+    The collector is killed while it collects its third rollout.
     """
     result = run(num_col_workers=2, col_communication=ASYNC, broadcast_interval=1, faults="kill col.1 @ step 11")
     first = sorted(int(step) & 0xFFFFFFF for step in result["steps"] if incarnations([step]) == {(0, 1, 0)})
@@ -135,7 +135,7 @@ def test_few_replacements_start_at_the_same_time(run, monkeypatch, col_communica
 def test_a_replacement_has_time_to_start(run, col_communication, fault):
     """Check that a replacement may take longer to start than the time limit of a call.
 
-    For example, importing torch takes long on a busy machine.
+    For example, importing torch takes a long time on a busy machine.
     """
     result = run(num_col_workers=2, num_grad_workers=2, col_communication=col_communication, grad_communication=ASYNC,
                  faults=fault, worker_timeout_s=3.0, updates=60,

@@ -139,7 +139,7 @@ def test_int8_in_blocks(values):
                         256)[:values.size]
     assert (np.abs(again - values).reshape(-1) <= 0.5001 * largest / 127).all()
     step = largest.reshape(values.shape) / 127
-    # The brute-force version may round a tie to the other side.
+    # The brute-force version may round a tie in the other direction.
     assert (np.abs(again - brute_int8(values)) <= 1.0001 * step).all()
     assert np.isclose(again, brute_int8(values), rtol=1e-4, atol=1e-30).mean() > 0.999
 

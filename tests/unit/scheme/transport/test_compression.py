@@ -131,7 +131,7 @@ def test_a_non_finite_gradient_is_still_skipped(make_scheme, codec):
 
 @pytest.fixture
 def far_away(monkeypatch):
-    """Return a function that makes messages (in both directions) and decoding take virtual time.
+    """Return a function that adds virtual time for sending messages in both directions, and for decoding.
 
     Its arguments are the bytes per second of the link, the seconds to decode an array, and the name of the only codec
     that is slow (None: all codecs).

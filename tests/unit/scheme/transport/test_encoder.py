@@ -40,7 +40,7 @@ def gradients(steps, size=2000, seed=0):
 def test_decoded_and_kept_values_add_up_to_the_encoded_values(name):
     """Check that the decoded values and the kept values add up to all encoded values.
 
-    The share of the values that is not yet sent must shrink over time.
+    The share of the values that were not yet sent must shrink over time.
     """
     encoder, codec = encoder_of(name), get_codec(name)
     given, decoded, without, missing, missing_without = 0.0, 0.0, 0.0, [], []

@@ -259,7 +259,7 @@ def test_the_sender_of_a_pending_gradient_waits(make):
 def test_an_aggregate_of_scaled_gradients(make):
     """Check that an update is sum(n s g) / sum(n) for samples n, scales s and gradients g.
 
-    The first two gradients have lag 0; the other two have lag 1, which exceeds the maximum of 0, so they count half.
+    The first two gradients have lag 0. The other two have lag 1, which exceeds the maximum of 0, so their scale is 0.5.
     """
     watched = make(4, aggregate=2, updates_per_step=2, max_grad_lag=0, lag_policy="scale")
     watched.scheme.step()

@@ -47,7 +47,7 @@ AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, C
 
 @pytest.fixture
 def make():
-    """Return a function that makes schemes of one of `AGENTS`, which are simulated and decentralised by default."""
+    """Return a function that makes a scheme of one of `AGENTS`; by default, it is simulated and decentralised."""
     schemes = []
 
     def make_(agent="ppo", **settings):
@@ -200,7 +200,7 @@ def break_off_once(monkeypatch, worker_index, number):
 
 @pytest.mark.parametrize("late", [1, 2, 3])
 def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monkeypatch, late):
-    """Check that all ranks become equal again after one rank failed to apply the sixth update.
+    """Check that all ranks become equal again after one rank fails to apply the sixth update.
 
     No worker is lost.
     """
@@ -222,7 +222,7 @@ def test_an_update_that_one_rank_applied_is_made_by_all(make, check_ledger, monk
 
 
 def test_an_update_that_no_rank_applied_is_discarded(make, check_ledger, monkeypatch):
-    """Check that the sixth update, which fails on all ranks, is made again from other data."""
+    """Check that the sixth update, which fails on all ranks, is repeated with new data."""
     right, failed = ProcessGroup.mean, set()
 
     def mean(self, *args, **kwargs):
@@ -336,9 +336,9 @@ def test_parameters_not_used_for_acting_are_also_compared(make, monkeypatch):
 
 
 def test_changed_parameters_survive_pulling_weights_from_a_rank(make):
-    """Check that changed parameters of the algorithm and of the storage are kept.
+    """Check that pulling weights does not reset changed parameters of the algorithm and of the storage.
 
-    The ranks receive them with the next step.
+    The ranks receive the changed parameters with the next step.
     """
     scheme = make("per")
     while scheme.version < 3:

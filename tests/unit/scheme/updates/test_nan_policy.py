@@ -106,7 +106,7 @@ def state(scheme):
 
 
 def step_on(scheme):
-    """Make 100 steps, more than any of these tests needs."""
+    """Call `scheme.step` 100 times, more often than any of these tests needs."""
     for _ in range(100):
         scheme.step()
 

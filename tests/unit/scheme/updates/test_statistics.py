@@ -219,10 +219,10 @@ def test_queue_statistics_count_batches_with_shards(make_apex, costs, waiting, u
 @pytest.mark.parametrize("settings", [
     {"col_communication": ASYNC}, {"col_communication": ASYNC, "num_grad_workers": 2}, {}])
 def test_requests_of_collection_workers_are_counted(make, settings):
-    """Check the number of requests in flight when the gradient is ready.
+    """Check the number of requests that are in flight when a gradient is ready.
 
     In asynchronous collection, each worker always has two requests in flight. In synchronous collection, no request is
-    in flight at this time.
+    in flight when a gradient is ready.
     """
     metrics = run(make(num_col_workers=3, costs={"step": 0.5}, **settings))
     assert metrics["requests_in_flight"] == (2 * 3 * settings.get("num_grad_workers", 1) if settings else 0)

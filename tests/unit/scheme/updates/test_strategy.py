@@ -22,9 +22,9 @@ def with_empty(at, only_of=None):
     """Return a storage class that generates empty batches, which have no valid samples.
 
     Args:
-        at: Numbers of batches of a rollout, counted from 0. An empty batch is generated before each of these batches.
+        at: Indices of batches of a rollout, counted from 0. An empty batch is generated before each of these batches.
         only_of: Number of the only storage that generates empty batches; storages are numbered from 0 in the order of
-            their creation. In this storage, the empty batches replace the batches in `at`. None: all storages generate
+            their creation. In this storage, an empty batch replaces each batch in `at`. None: all storages generate
             empty batches.
     """
     made = []
@@ -77,7 +77,7 @@ def test_empty_asynchronous_gradients_are_counted(make_scheme, check_ledger):
     while scheme.version < 40:
         scheme.step()
     metrics = scheme.metrics()
-    assert metrics["grads_empty"] >= 18  # two empty gradients per four applied gradients; a few are in flight
+    assert metrics["grads_empty"] >= 18  # two empty gradients per four applied gradients; a few gradients are in flight
     assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped",
                                                                                   "empty"))
     check_ledger(scheme)
