@@ -158,7 +158,7 @@ class Actor(Part, nn.Module, ABC):
             self.eval()  # turn off dropout, and keep batch norm from updating its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # not train(), which would also affect modules that were in eval mode
+            for module, mode in modes:  # restore each mode, because train() would also switch modules in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:

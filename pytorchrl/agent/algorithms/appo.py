@@ -33,7 +33,7 @@ class APPO(VTraceAlgorithm, PPO):
     The ratio is pi / mu, where pi is the current policy and mu the policy that acted. KL is the divergence
     KL(mu || pi), estimated from samples of mu.
 
-    With `target_network`, the target policy of V-trace is the slow policy, a copy of pi that is renewed every
+    With `target_network`, the target policy of V-trace is the slow policy, a copy of pi that is refreshed every
     `target_update_interval` updates. The ratio is then clip(mu / slow, 0, is_clip) * pi / mu, and KL is
     KL(slow || pi), computed exactly.
     """
@@ -115,7 +115,7 @@ class APPO(VTraceAlgorithm, PPO):
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
         """Return the weights of the terms; see `OnPolicyAlgorithm`.
 
-        The weight of `kl` is not in `parameters`, because `apply_gradients` adapts it to `kl_target`.
+        The weight of `kl` is not read from `parameters`. It is `self.kl_coef`, which `apply_gradients` adapts.
         """
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
@@ -132,7 +132,8 @@ class APPO(VTraceAlgorithm, PPO):
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """Compute the gradient; see `PPO`.
 
-        If `kl_coef` is not 0, the last vector contains the mean KL, which is averaged like the gradients.
+        If `kl_coef` is not 0, an additional last vector contains the mean KL, which is averaged over workers like the
+        gradients.
         """
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
@@ -148,9 +149,9 @@ class APPO(VTraceAlgorithm, PPO):
         return [*super().gradient_sizes, 1] if self.options.kl_coef else super().gradient_sizes
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Update the weights, and then adapt `kl_coef` and renew the slow policy.
+        """Update the weights, and then adapt `kl_coef` and refresh the slow policy.
 
-        With a slow policy, `kl_coef` adapts only when the slow policy is renewed, which happens every
+        With a slow policy, `kl_coef` is adapted only when the slow policy is refreshed, which happens every
         `target_update_interval` updates.
 
         Returns:
@@ -162,7 +163,7 @@ class APPO(VTraceAlgorithm, PPO):
         self._num_updates += 1
         is_due = self._num_updates % self._interval == 0
         if self.options.kl_coef:
-            if is_due:  # adapt just before the slow policy is renewed, because KL is largest then
+            if is_due:  # adapt just before the slow policy is refreshed, because KL is largest then
                 self._adapt(float(gradients[-1]))
             info["kl_coef"] = self.kl_coef
         if self._slow is not None and is_due:
@@ -189,7 +190,7 @@ class APPO(VTraceAlgorithm, PPO):
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> StateDict:
-        """Return the state, including the number of updates, which determines when the slow policy is renewed.
+        """Return the state, including the number of updates, which determines when the slow policy is refreshed.
 
         See `Algorithm`.
         """

@@ -86,7 +86,7 @@ class Algorithm(Part, Updatable, ABC):
     Each class declares or inherits the attribute.
     """
     actor_class: ClassVar[type[nn.Module]]
-    """The class of actor; the algorithm trains actors of this class and of its subclasses.
+    """The class of actors that the algorithm can train; subclasses of it are also supported.
 
     Each class of algorithm declares or inherits the attribute.
     """
@@ -141,7 +141,7 @@ class Algorithm(Part, Updatable, ABC):
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Make the algorithm act as collector `index` (from 0) of all `num_collectors` collectors in the worker tree.
+        """Make the algorithm act as collector `index` (from 0) of the `num_collectors` collectors in the worker tree.
 
         By default, `index` has no effect.
         """
@@ -346,7 +346,7 @@ def copy_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor | np.nda
 
     Args:
         live: Name -> tensor to overwrite.
-        state: Name -> tensor or array of the same shape. An array may be in shared memory, because its values are
+        state: Name -> tensor or array of the same shape. An array may use shared memory, because its values are
             copied.
         noun: The name of the state in messages.
 

@@ -19,7 +19,7 @@ R = TypeVar("R")
 LossFunction = Callable[[Batch, Parameters, Tensor], tuple[Tensor, Tensor]]
 LossesFunction = Callable[[ReplayBatch, NoiseSource], tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
 Fields = tuple[Any, ...]
-"""Values of the first fields of `Batch`, in order."""
+"""Values of the first ten fields of `Batch`, in order."""
 Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
 
@@ -134,8 +134,8 @@ def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
 def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
     """Return the properties of a batch's tensors on which a graph depends.
 
-    Strides stand for all dimensions but the first. A graph fits any number of rows, except that torch compiles another
-    graph for a single row.
+    Strides determine the sizes of all axes except the first. One graph supports all batches of two or more rows; torch
+    compiles a separate graph for a single row.
     """
     return num_rows == 1, *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves]
 

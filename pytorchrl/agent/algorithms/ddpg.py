@@ -26,7 +26,7 @@ _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 
 @algorithm("ddpg", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DDPG(ReplayAlgorithm):
-    """Deterministic policy gradient: critics learn Q of the policy's actions, and the policy maximizes Q.
+    """Deterministic policy gradient: the critics estimate the policy's action values Q, and the policy maximizes Q.
 
     The target is y = R + DISC * min_j Q'_j(o', mu'(o')), where mu' and Q' are the target networks. The storage provides
     the n-step return R, the discount DISC and the weight w of each sample. The losses are

@@ -166,7 +166,7 @@ class DQN(ReplayAlgorithm):
     # Learning
 
     def target_values(self, batch: ReplayBatch) -> Tensor:
-        """Return the targets (B,) float32 for the values of the batch's actions; called without gradient.
+        """Return the targets (B,) float32 for the values of the batch's actions; gradients are disabled.
 
         A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]`
         is the target network, and `actor.normalise` converts observations to inputs of the networks.

@@ -1,4 +1,4 @@
-"""The base class of on-policy algorithms, which act, compute values, and have a loss that is a sum of named terms.
+"""The base class of on-policy algorithms: acting, value estimates, and a loss that is a weighted sum of named terms.
 
 T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of the parameter vector.
 """
@@ -48,7 +48,7 @@ ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalized."
 
 
 _CHUNK_BYTES = 2**25
-"""Maximum number of bytes of observations, as float32, in one forward pass that computes values."""
+"""Maximum size in bytes of the observations, as float32, in one forward pass that computes values."""
 
 
 class OnPolicyAlgorithm(Algorithm):
@@ -139,7 +139,7 @@ class OnPolicyAlgorithm(Algorithm):
     ) -> ActingStep:
         """Choose the actions of E environments; see `Algorithm`.
 
-        `other` contains what `finish_rollout` needs to compute log-probabilities and values.
+        In the result, `other` contains what `finish_rollout` needs to compute log-probabilities and values.
         """
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
@@ -213,7 +213,7 @@ class OnPolicyAlgorithm(Algorithm):
         """Compute the terms of the loss for each sample; a subclass may add its own terms to those of its base class.
 
         Args:
-            evaluated: The actor's outputs for the batch with its current weights, with gradient: log-probabilities,
+            evaluated: The actor's differentiable outputs for the batch with the current weights: log-probabilities,
                 entropies, values, and the features that feed the heads.
             batch: The samples; advantages are already normalized if `advantage_normalization` is "minibatch".
             parameters: Name -> current value of each updatable option, a float or (with `compile`) a tensor (). Read

@@ -41,13 +41,13 @@ class OptimizerSettings:
     """Settings of the optimizers that are selected by name."""
 
     adam_eps: float
-    """Epsilon of Adam and AdamW, added to the root of the second moment."""
+    """Epsilon of Adam and AdamW, added to the square root of the second moment."""
     weight_decay: float
     """Weight decay of AdamW: each step first multiplies the parameters by 1 - lr * weight_decay."""
     momentum: float
     """Momentum of SGD: each step is lr * m, where m is the gradient plus `momentum` times the previous m."""
     rmsprop_eps: float
-    """Epsilon of RMSProp, added to the root of the mean square or, for "rmsprop_tf", inside the root."""
+    """Epsilon of RMSProp, added to the square root of the mean square or, for "rmsprop_tf", inside the root."""
     rmsprop_decay: float
     """Decay of RMSProp's mean square."""
 

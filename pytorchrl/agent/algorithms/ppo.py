@@ -25,7 +25,8 @@ _KL_TOLERANCE = 1.5
 class PPO(OnPolicyAlgorithm):
     """Clipped surrogate objective with a value loss and an entropy bonus.
 
-    With ratio = exp(log pi(a|o) - logp), c = clip_param, the advantage A, the value V, the return R and the entropy H:
+    The ratio is exp(log pi(a|o) - logp), where logp is the log-probability of a when it was drawn. With c = clip_param,
+    the advantage A, the value V, the return R and the entropy H:
     loss = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A) + value_loss_coef * mean (V - R)^2 / 2
     - entropy_coef * mean H.
     """

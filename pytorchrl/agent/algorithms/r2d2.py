@@ -37,7 +37,7 @@ def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
 
-    With the square root s, the squared term equals 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
+    Let s be the square root. The base of the square is 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
     The result is computed as sign(x) y (y + 2), which avoids cancellation for small |x|.
     """
     root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
@@ -50,11 +50,13 @@ class R2D2(DQN):
     """DQN with memory, which learns from sequences of steps.
 
     Each sequence begins with the state that the memory had during acting. From this state, the online network and the
-    target network both process the first W steps of the sequence, the burn-in, without gradient. For each of the L
-    steps after the burn-in, delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`. The
-    return R, the discount DISC, the number m <= n of steps that they cover, and the weights w come from the storage.
-    The action a* is argmax_a Q(o_{t+m}, a) if the option `double` is set, and otherwise argmax_a Q_target(o_{t+m}, a).
-    The loss is the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
+    target network both process the first W steps of the sequence, the burn-in, without gradient.
+
+    For each of the L steps after the burn-in, the TD error is
+    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`. The action a* is
+    argmax_a Q(o_{t+m}, a) if the option `double` is set, and otherwise argmax_a Q_target(o_{t+m}, a). The storage
+    provides the return R, the discount DISC, the number m <= n of steps that R covers, and the weights w. The loss is
+    the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,7 @@ def _import(reference: str) -> type:
 
 
 def _subclasses(cls: type) -> list[type]:
-    """Return all imported subclasses; if a class was defined repeatedly, its newest definition comes first."""
+    """Return all imported subclasses; if a class was defined more than once, its latest definition comes first."""
     found: list[type] = []
     subclasses: list[type] = cls.__subclasses__()
     for subclass in reversed(subclasses):

@@ -1,4 +1,4 @@
-"""The base class of algorithms that learn from replay, with start steps, regular updates and target networks.
+"""The base class of replay algorithms, which implements start steps, regular updates and target networks.
 
 E = environments, B = transitions of a batch, P = scalars of a group's parameter vector.
 """
@@ -44,9 +44,9 @@ class ReplayAlgorithm(Algorithm):
     """The base class of algorithms that learn from transitions of any policy.
 
     In the first `start_steps` env steps of the whole experiment, actions are uniformly random. Collectors act randomly
-    while the parameter `random_actions` is above 0. This parameter follows the env steps (`follow_schedules`), is sent
-    with the weights, and reaches 0 when all collectors together have taken `start_steps` steps. There are no batches
-    until `start_steps` transitions have been inserted into the storage.
+    while the parameter `random_actions` is above 0. This parameter depends on the env steps (`follow_schedules`), is
+    sent with the weights, and reaches 0 when all collectors together have taken `start_steps` steps. There are no
+    batches until `start_steps` transitions have been inserted into the storage.
 
     Target networks are copies of networks of the actor. Like all other state that changes with updates, they change
     only in `apply_gradients`.
@@ -91,7 +91,7 @@ class ReplayAlgorithm(Algorithm):
     def __init__(self, options: ReplayAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        # Losses draw noise from a separate generator, because another thread may be using the generator for acting.
+        # Losses draw noise from a separate generator, because another thread may be acting with `self.generator`.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
         networks = self.actor.networks()
         self.targets: dict[str, nn.Module] = {}
@@ -134,7 +134,7 @@ class ReplayAlgorithm(Algorithm):
         """Choose actions with the current weights; random numbers come from `self.generator`.
 
         Args:
-            obs: Leaf -> (E, ...), as from environments; the actor's `normalise` converts them to inputs of networks.
+            obs: Leaf -> (E, ...), as environments return them; `actor.normalise` converts them to inputs of networks.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of exploring.
             mask: (E, n) bool, true where an action is allowed, or None.
@@ -163,7 +163,7 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Return random actions (E, ...) as they are stored, drawn uniformly from those that the mask (E, n) allows."""
+        """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `ReplayActor`."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
@@ -175,10 +175,10 @@ class ReplayAlgorithm(Algorithm):
     def batches(  # type: ignore[override] # batches contain transitions
         self, storage: BatchStorage,
     ) -> Iterator[ReplayBatch]:
-        """Return `num_updates` batches whenever `update_every` more transitions have been inserted.
+        """Return `num_updates` batches for every `update_every` transitions inserted since the previous call.
 
-        The first `start_steps` transitions do not count. The ratio of updates to steps does not depend on the size of
-        rollouts.
+        The first `start_steps` transitions do not count, and a remainder counts toward the next call. The ratio of
+        updates to steps therefore does not depend on the size of rollouts.
         """
         inserted = storage.counters["inserted"]
         due = self._num_stages(inserted) - self._num_stages(storage.num_learned_from)

@@ -21,7 +21,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     def evaluate_rollout(
         self, rollout: RolloutData, sequence_length: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate a rollout with the current weights, for V-trace, without gradient.
+        """Evaluate a rollout for V-trace with the current weights; gradients are disabled.
 
         The memory is unrolled over each sequence from the stored state of its first step, exactly as in the loss. The
         values of the last row and of final observations are computed from the stored states of these observations.
@@ -57,8 +57,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return the target policy's log-probabilities of the recorded actions, and the current values; each is (L, E).
 
-        The target policy is the actor's policy, unless a subclass chooses a different one. The method is called without
-        gradient.
+        The target policy is the actor's policy, unless a subclass chooses a different one. Gradients are disabled.
 
         Args:
             obs: Leaf -> (L, E, ...).
