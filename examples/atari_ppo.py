@@ -20,7 +20,7 @@ from pytorchrl.envs import atari_factory
 
 
 class SmallCNN(nn.Module):
-    """Network of two convolutions and one linear layer.
+    """Network of two convolutional layers and one linear layer.
 
     An actor passes the observation space to the constructor, and reads the attribute `out_features`.
     """

@@ -1,4 +1,4 @@
-"""Train PPO in one process, with the four parts of an agent, a scheme with default options, and a learner.
+"""Train PPO in one process: create the four parts of an agent, a scheme with default options, and a learner.
 
     python examples/central_ppo.py
     python examples/central_ppo.py --env Acrobot-v1 --log-dir runs/acrobot

@@ -2,8 +2,8 @@
 
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
 
-A file is written completely or not at all. `read` executes no code from a file, and detects damage by the checksums of
-the file's parts.
+A file is written completely or not at all. `read` executes no code from a file, and detects damaged files by
+checksums.
 """
 
 from __future__ import annotations

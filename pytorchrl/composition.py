@@ -120,7 +120,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
-    """Return a map from each option of `train(algorithm, ...)` to (owner, name in its owner), for hints in errors."""
+    """Return a map from each option of `train(algorithm, ...)` to (owner, name in its owner), for error messages."""
     return _known(registration_of(algorithm))
 
 

@@ -277,7 +277,7 @@ class Learner:
 
     @property
     def ledger(self) -> MetricsDict:
-        """The ledger when steps were last counted; final after `stop()`."""
+        """The ledger at the last count of steps; after `stop()`, the final ledger."""
         return self._measured.ledger
 
     @property

@@ -40,7 +40,7 @@ def prepare_log_dir(
     """Make the directory of one run and check that files can be written there.
 
     A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it,
-    `<run_name>-1` or the next number. Several processes may call this function at the same time.
+    named `<run_name>-N` with the next number N. Several processes may call this function at the same time.
 
     Any other `log_dir` that contains an earlier run is refused by default. With `overwrite`, the earlier run is renamed
     (`runs/a` to `runs/a.1`). With `resume`, it is kept, or renamed if it ended before its first checkpoint. A
@@ -140,7 +140,7 @@ def _handle_existing_run(path: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _runs_beside(path: Path) -> str:
-    """Suggest a directory of runs instead of `path`: its parent if named `runs`, otherwise `runs` next to `path`."""
+    """Suggest a directory of runs: the parent of `path` if it is named `runs`, otherwise `runs` next to `path`."""
     return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 

@@ -18,7 +18,7 @@ StateDict: TypeAlias = dict[str, Any]
 """Saved state: tensors, arrays, plain values and containers of them, in the layout of the class that saved it."""
 
 Json: TypeAlias = Any
-"""A value of a JSON file, or one that will be written to a JSON file; the reader checks its type."""
+"""A value that is read from a JSON file or written to one; the reader checks its type."""
 
 MetricsDict: TypeAlias = dict[str, Any]
 """Statistics by name: numbers, or dictionaries and lists of numbers, as the files of a run contain them."""
