@@ -155,7 +155,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """Refuse options for rollouts that are discarded after use, if the storage keeps its data."""
+    """Raise `ConfigError` if the storage keeps its data and an option applies only to rollouts discarded after use."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
@@ -176,9 +176,9 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse `num_mini_batch` or `mini_batch_size` above the train batch size, and too few `replay_slots`.
+    """Raise `ConfigError` if the train batch is smaller than `num_mini_batch` or `mini_batch_size`.
 
-    The replay slots must have room for more than one train batch.
+    Also raise it if `replay_slots` rollouts are not larger than one train batch.
     """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs

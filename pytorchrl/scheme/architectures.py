@@ -33,9 +33,9 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Setting -> (smallest value allowed, reason).
-        learner: If True, the default of `grad_communication` is synchronous for several gradient workers, and
-            asynchronous for a single one, which then learns in a separate thread. If False, the default is that of
-            `Scheme`.
+        learner: If True, the default of `grad_communication` is synchronous for several gradient workers. For a single
+            gradient worker, the default is asynchronous, so that this worker learns in a separate thread. If False, the
+            default is that of `Scheme`.
         kinds: Kinds of data from which the algorithm may learn.
     """
 
@@ -47,7 +47,7 @@ class Preset:
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
-        """Return flat settings for `Scheme`: the settings of this architecture, in which `given` replaces the defaults.
+        """Return flat settings for `Scheme`: those of the architecture, with its defaults overridden by `given`.
 
         Raises:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from the data that
@@ -118,7 +118,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
 
 @brief_errors_of(*PRESETS)
 class Architectures:
-    """Constructors of `Scheme` for architectures from the literature. Printing the scheme shows all of its settings."""
+    """Constructors of `Scheme` for architectures from the literature. Printing a scheme shows all its settings."""
 
     home: ClassVar[str] = "scheme"
 
@@ -133,7 +133,7 @@ class Architectures:
             **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with asynchronous gradients (A3C, Mnih et al. 2016).
 
-        Each gradient is applied when it arrives, and only its sender gets new weights.
+        Each gradient is applied when it arrives, and only the worker that sent it receives new weights.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -155,8 +155,8 @@ class Architectures:
               **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
 
-        Gradient workers average gradients among themselves. When a fraction `col_fraction_workers` of the gradient
-        workers have finished collecting, the others stop early.
+        Gradient workers average gradients among themselves. Once the fraction `col_fraction_workers` of the gradient
+        workers has finished collecting, the other gradient workers stop collecting.
 
         By default, each gradient worker collects its own data. With `num_col_workers >= 2`, each gradient worker has
         that many collection workers, and `col_fraction_workers` is a fraction of these collection workers.

@@ -96,7 +96,8 @@ class WorkerCounters:
         return copied
 
 
-# The fields are grouped by merging rule here, only once, because counters are copied at every update.
+# Group the fields by merging rule once, at import, because grouping them for every copy would be slow: counters are
+# copied at every update.
 _BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is _zeros]
 _NUMBERS = [declared.name for declared in fields(WorkerCounters) if declared.name not in _BY_KEY]
 _LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]

@@ -102,7 +102,7 @@ _COUNTS = {"num_col_workers": "CWorkerSet", "num_replay_workers": "RWorkerSet", 
 
 
 def refuse_other_levels(function: str, given: Iterable[str]) -> None:
-    """Refuse options that `function` does not accept and another function in `_FACTORIES` accepts.
+    """Raise `ConfigError` for options that `function` does not accept but another function in `_FACTORIES` accepts.
 
     Args:
         function: The function that received the options, such as "CWorkerSet.create_factory".

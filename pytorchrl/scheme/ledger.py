@@ -38,7 +38,7 @@ class DropReason(str, Enum):
 
 @dataclass(frozen=True)
 class LedgerSnapshot:
-    """Number of env steps in each place, counted while no message is being handled."""
+    """Number of env steps in each place at one point in time."""
 
     collected: int = 0
     in_flight: int = 0
@@ -60,7 +60,7 @@ class LedgerSnapshot:
         return self.collected - places - sum(self.dropped.values())
 
     def check(self) -> LedgerSnapshot:
-        """Return the snapshot if the equation holds and no count is negative, else raise `LedgerError`."""
+        """Return the snapshot if the ledger's equation holds and no count is negative, else raise `LedgerError`."""
         places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted,
                   *self.dropped.values())
         if self.imbalance or min(places) < 0:
@@ -84,13 +84,16 @@ class Ledger:
         self._dropped: Counter[str] = Counter()
 
     def collect(self, num_steps: int) -> None:
-        """Add newly collected steps, which are in flight."""
+        """Count newly collected steps as in flight."""
         with self._lock:
             self._places["collected"] += num_steps
             self._places["in_flight"] += num_steps
 
     def move(self, num_steps: int, source: str, target: str) -> None:
-        """Move steps from one place to another: in_flight, queued, sent, consumed_unique, resident or evicted."""
+        """Move steps from the place `source` to the place `target`.
+
+        The places are `in_flight`, `queued`, `sent`, `consumed_unique`, `resident` and `evicted`.
+        """
         with self._lock:
             self._places[source] -= num_steps
             self._places[target] += num_steps
@@ -112,7 +115,7 @@ class Ledger:
         return self._places[place]
 
     def consume(self, num_steps: int) -> None:
-        """Count the steps used in one pass, without moving them."""
+        """Add the steps used in one pass to `consumed`, without moving them from their place."""
         with self._lock:
             self._places["consumed"] += num_steps
 
@@ -127,8 +130,8 @@ class Ledger:
         """Return the current counts.
 
         Args:
-            collected: Number of collected steps according to the collection workers, used in place of the ledger's own
-                count; None: the ledger's own count.
+            collected: Number of collected steps that the collection workers report, which replaces the ledger's own
+                count; None: the ledger's own count is used.
         """
         with self._lock:
             places = dict(self._places)
@@ -140,9 +143,10 @@ class Ledger:
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
     """Return the ledger of the whole tree.
 
-    Gradient workers count the steps of the gradients that they send as `sent`. When the gradients arrive, the
+    When a gradient worker sends gradients, its ledger counts their steps as `sent`. When the gradients arrive, the
     update worker's ledger subtracts these steps from its own `sent` and counts them as in flight (received but not
-    applied), later as consumed or dropped. So the sum of `sent` over all ledgers is the number of steps in transit.
+    applied), and later as consumed or dropped. The sum of `sent` over all ledgers is therefore the number of steps in
+    transit.
 
     Args:
         snapshots: The gradient workers' ledgers.

@@ -107,18 +107,18 @@ class Reader:
             return None
 
     def choose(self, kind: type[KindT], kinds: Sequence[type[KindT]]) -> KindT | None:
-        """Return the options of the chosen kind; refuse options that only other kinds of the level have."""
+        """Return the options of the chosen kind; record a problem for each given option that only other kinds have."""
         self.problems += misplaced(self.given, kind, kinds)
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Refuse flat keywords of a level if the options of this level are given as a kind."""
+        """Record a problem if flat keywords of a level are given although its options are also given as a kind."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
     def with_execution(self, options: Any, level: str) -> Any:  # `options` is a kind of any level, or None
-        """Return a level's options; replace an execution of None according to the number of workers."""
+        """Return a level's options; if the execution is None, choose it according to the number of workers."""
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

@@ -68,19 +68,23 @@ def check_count(name: str, value: object, low: int = 1) -> int:
 
 
 _LARGEST_BLOCK = 2**25 - 2**13
-"""Size in bytes of the largest block that raises glibc's thresholds: 32 MB minus the block's header and a page."""
+"""Size in bytes of a block that raises glibc's `mmap` threshold almost to its maximum of 32 MB.
+
+The block is 8 KB smaller than the maximum, because glibc adds a header and rounds the size up to whole pages.
+"""
 
 
 @functools.cache  # runs once per process
 def keep_freed_memory() -> None:
-    """Prevent glibc from returning freed memory to the system, because this process soon requests it again.
+    """Prevent glibc from returning freed memory to the system, because this process will soon request it again.
 
-    Every update allocates and frees arrays of the same sizes, up to some megabytes. glibc returns free memory at the
-    end of the heap to the system if it exceeds one threshold, and allocates a block with `mmap` if the block exceeds
-    another threshold. Both thresholds grow with the largest block that was ever freed, up to 32 MB (mallopt(3),
-    `M_MMAP_THRESHOLD`), so this function allocates and frees a block of that size, without writing to it. Each thread
-    then keeps at most 64 MB that glibc would have returned. Thresholds that are set by environment variables
-    (`MALLOC_*`) stay in effect; other C libraries are not affected.
+    Every update allocates and frees arrays of the same sizes, up to some megabytes. glibc allocates a block with `mmap`
+    if the block exceeds one threshold, and returns free memory at the end of the heap to the system if this memory
+    exceeds another threshold. When a block of up to 32 MB from `mmap` is freed, glibc raises the first threshold to the
+    size of the block and the second threshold to twice that size (mallopt(3), `M_MMAP_THRESHOLD`). This function
+    therefore allocates and frees a block of almost 32 MB, without writing to it. Afterwards, each thread keeps at most
+    64 MB that glibc would otherwise have returned. Thresholds that are set by environment variables (`MALLOC_*`) stay
+    in effect; other C libraries are not affected.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 
@@ -89,7 +93,7 @@ class Worker(Peer):
     """The base class of all workers of a tree.
 
     Args:
-        index_worker: Index in the worker set: 0 for the worker local to its parent, 1..N for remote workers.
+        index_worker: Index in the worker set: 0 for the local worker, 1..N for remote workers.
     """
 
     def __init__(self, index_worker: int) -> None:
@@ -97,5 +101,5 @@ class Worker(Peer):
         keep_freed_memory()
 
     def ready(self) -> object:
-        """Return once the worker is built; subclasses may also wait for the workers below them."""
+        """Return once this worker is built. An override may also wait until the workers below this worker are built."""
         return self.index_worker

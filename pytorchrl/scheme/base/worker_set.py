@@ -74,7 +74,7 @@ class WorkerSet(Generic[W]):
         self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
         self._first_index, self._incarnations = first_index, [first_incarnation] * num_workers
-        self._links_s: list[float] = []  # seconds per byte; empty until measured
+        self._links_s: list[float] = []  # seconds per byte of each remote worker's link; empty until measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
@@ -90,7 +90,7 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        # Reuse the lost worker's link speed, because links are measured only at start-up, while all workers are idle.
+        # Reuse the lost worker's link speed, because links are measured only at startup, while all workers are idle.
         self._send_link(place)
 
     def local_worker(self) -> W:
@@ -98,14 +98,19 @@ class WorkerSet(Generic[W]):
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Return the list of handles of workers 1..N, in which replacements overwrite the handles of lost workers."""
+        """Return the list of the handles of workers 1..N. When a worker is replaced, its entry in the list changes."""
         return self._remote
 
     def wait_ready(self) -> None:
-        """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`.
+        """Wait until every remote worker is built.
 
         If the workers encode messages only when that saves time, this method also measures the speed of their links
         while the workers are still idle.
+
+        Raises:
+            StartTimeoutError: A worker did not start in time.
+            StartError: A worker died while it was starting.
+            Exception: The error that the constructor of a worker raised.
         """
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
         for outcome in self._runtime.get_started(self.kind, self._starting, deadline):

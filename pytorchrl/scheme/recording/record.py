@@ -1,9 +1,9 @@
 """Write and read the file that records a run.
 
-Each line is a JSON value. The first line describes the run. Each further line is written after an update, at most four
-times per second. It contains the events that were added to the workers' journals since the previous line:
-`[[worker, incarnation, events, turns], ...]`. The last line states how the run ended; it is missing if the run was
-killed.
+Each line is a JSON value. The first line describes the run, and the last line states how the run ended. If the run was
+killed, the last line is missing. Each line in between is written after an update, at most four times per second. It
+contains the entries that were added to the workers' journals since the previous line, as
+`[[worker, incarnation, events, turns], ...]`; see `pytorchrl.runtime.journal.Part`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
 def checksum_of(info: Mapping[str, float]) -> int:
     """Return the CRC-32 of the exact values of an update's statistics.
 
-    The statistics include the norm of the gradient, which is usually different for different gradients.
+    The statistics include the norm of the gradient, so updates with different gradients usually have different
+    checksums.
     """
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 
@@ -93,7 +94,7 @@ def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
 
 
 class RecordWriter:
-    """Writes a record. If the run is killed, only its latest events are missing.
+    """Writes a record. If the run is killed, only the latest events are missing from the record.
 
     Args:
         path: Path of the file, which must not exist yet.
@@ -133,7 +134,7 @@ class RecordWriter:
         self._next_write = time.monotonic() + _WRITE_INTERVAL_S
 
     def close(self, failed: bool, checksum: int | None) -> None:
-        """Write the end of the run, with the checksum of the parameters if it is known."""
+        """Write how the run ended, and the checksum of the parameters if it is known; close the file."""
         self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
         with contextlib.suppress(OSError):  # the error was logged when writing failed
             self._file.close()
