@@ -113,7 +113,7 @@ def newest(directory: Path) -> StateDict | None:
             problem = problem or error
             damaged.append(path)
         else:
-            for newer in damaged:  # otherwise, damaged files would count among the newest two checkpoints
+            for newer in damaged:  # otherwise, `write` would keep them instead of readable files
                 newer.replace(newer.with_name(f"{newer.name}.damaged"))
             return checkpoint
     if problem is not None:
