@@ -1,8 +1,8 @@
 """Check the values that methods of a user's classes return. B = samples of a batch, E = environments.
 
-For each part, batches and steps are checked only the first time, and networks once, after they have been built.
-Rollouts are always checked, because these checks are cheap. Each error names the class, the method, the returned value
-and the expected value.
+For each part of an agent, only the first batch and the first step are checked. Networks are checked once, after they
+are built. Every rollout is checked, because this check is cheap. Each error names the class, the method, the returned
+value and the expected value.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ NUM_EXAMPLES = 3
 
 
 def overrides(part: object, base: type, *methods: str) -> bool:
-    """Return whether the class of `part` overrides at least one of these methods of `base`."""
+    """Return whether the class of `part` overrides at least one of the `methods` of `base`."""
     return any(getattr(type(part), method) is not getattr(base, method) for method in methods)
 
 
@@ -167,8 +167,8 @@ def overrides(part: object, base: type, *methods: str) -> bool:
 def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
 
-    If the block reads `feature_extractor`, no option is refused. The block then builds networks of the library, and
-    some of these, such as the networks for images, ignore some options.
+    If the block reads `feature_extractor`, no option is refused: the block then builds networks of this library, and
+    some of these networks, such as those for images, ignore some options.
 
     Args:
         actor: The actor whose options are watched.
@@ -192,7 +192,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     finally:
         object.__setattr__(watched, "__class__", kind)  # restore the class, because networks may store the copy
         actor.options = options
-    if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, and so all options
+    if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, which contains all options
         return
     fields = {field.name: field for field in dataclasses.fields(options)}
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read
@@ -203,7 +203,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
 
 
 def check_attributes(part: object, **meanings: str) -> None:
-    """Raise `ContractError` unless `build_networks` of an actor has set each of these attributes to a module."""
+    """Raise `ContractError` unless `build_networks` of an actor has set each attribute in `meanings` to a module."""
     for name, meaning in meanings.items():
         found = getattr(part, name, None)
         if not isinstance(found, torch.nn.Module):
@@ -233,7 +233,7 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
 
 
 def check_output(actor: object, network: str, output: object, size: int | None) -> None:
-    """Raise `ContractError` unless a network returned a float tensor of the right shape for the zero observations.
+    """Raise `ContractError` unless a network returned a float tensor of the right shape for all-zero observations.
 
     The shape must be (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) if `size` is None.
     """
@@ -256,7 +256,7 @@ def check_evaluated(actor: object, evaluated: object, batch: Batch) -> None:
 
 
 def check_first_batch(storage: object, batches: Iterator[B]) -> Iterator[B]:
-    """Yield the batches of an on-policy storage; raise `ContractError` if the first batch is inconsistent."""
+    """Yield the batches of an on-policy storage; raise `ContractError` if the first batch is not valid."""
     if not isinstance(batches, Iterable):
         raise violation(storage, "generate_batches()", _described(batches), "an iterator of Batch")
     for number, batch in enumerate(batches):
@@ -318,7 +318,7 @@ def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray)
 
 def _check_tensor(part: object, method: str, name: str, value: object, shape: Sequence[int], dtype: torch.dtype | None,
                   meaning: str) -> None:
-    """Raise `ContractError` unless a value is a tensor of this shape and dtype (None: any floating-point dtype)."""
+    """Raise `ContractError` unless a value is a tensor with the given shape and dtype; None means any float dtype."""
     if not isinstance(value, Tensor) or value.shape != torch.Size(shape) or not (
             value.is_floating_point() if dtype is None else value.dtype == dtype):
         wanted = "a floating-point dtype" if dtype is None else f"dtype {_plain(dtype)}"

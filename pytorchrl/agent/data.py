@@ -85,7 +85,7 @@ class Episode(NamedTuple):
     terminated: bool
     """Whether the environment ended the episode; otherwise it was truncated, for example by a time limit."""
     policy_returns: dict[str, float] | None = None
-    """For several agents, policy -> mean return of the policy's agents; `env_return` is the sum over all agents."""
+    """If there are several agents, policy -> mean return of its agents; `env_return` is then the sum over agents."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Step:
     valid: np.ndarray
     """(E,) bool; false for a step that is not a transition, such as a reset in Gymnasium's autoreset mode NEXT_STEP."""
     first: np.ndarray
-    """(E,) bool; whether `obs` is the first observation of an episode, so that memory is reset before it."""
+    """(E,) bool; whether `obs` is the first observation of an episode; if so, memory is reset before it."""
     final_index: np.ndarray
     """(K,) int64, indices of the environments whose episode ended with an observation that is not in `obs`."""
     final_obs: dict[str, np.ndarray]
@@ -136,7 +136,7 @@ class RolloutData:
     obs: Obs
     """Leaf -> (T+1, E, ...); row T follows the last transition."""
     done: Tensor
-    """(T+1, E) bool; whether o_t is the first observation of an episode, so that memory is reset before it."""
+    """(T+1, E) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
     """Network -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
     mask: Tensor | None
@@ -193,7 +193,7 @@ class RolloutData:
         return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
-        """Return the rollout with NumPy arrays that share memory with the tensors, so that sending needs one copy."""
+        """Return the rollout as NumPy arrays that share memory with the tensors; only sending copies the data."""
         return self.map(lambda tensor: tensor.numpy())
 
 
@@ -211,7 +211,7 @@ class Evaluated(NamedTuple):
     features: Tensor | None = None
     """(B, F) float32, input of the policy head; None for an actor without such features."""
     value_features: Tensor | None = None
-    """(B, F) float32, input of the value head; the tensor `features` if policy and value share a network."""
+    """(B, F) float32, input of the value head; the same tensor as `features` if policy and value share a network."""
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
@@ -330,7 +330,7 @@ class ReplayBatch(OnePolicyBatch):
     num_samples: int = 0
     """B, the number of transitions."""
     num_new_samples: int = 0
-    """Always 0, because drawn transitions are copies; the ledger counts the transitions in replay."""
+    """Always 0, because drawn transitions are copies; the ledger counts the originals as resident or evicted."""
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 
@@ -352,7 +352,7 @@ class SequenceBatch(OnePolicyBatch):
     obs: Obs
     """Leaf -> (W+L+n, B, ...)."""
     done: Tensor
-    """(W+L+n, B) bool; whether o_t is the first observation of an episode, so that memory is reset before it."""
+    """(W+L+n, B) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
     """Network -> (B, H), the stored state before row 0."""
     action: Tensor
@@ -378,7 +378,7 @@ class SequenceBatch(OnePolicyBatch):
     num_samples: int = 0
     """Number of valid steps in the loss."""
     num_new_samples: int = 0
-    """Always 0, because drawn sequences are copies; the ledger counts the steps in replay."""
+    """Always 0, because drawn sequences are copies; the ledger counts the original steps as resident or evicted."""
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 

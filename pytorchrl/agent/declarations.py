@@ -19,7 +19,7 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of
 from pytorchrl.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
-# The items of these types are checked, and so are the items of tuples and mappings.
+# Types of collections whose items are checked; the items of tuples and mappings are also checked.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 # Type -> its names in errors, in the singular and the plural.
 _NAMES: dict[object, tuple[str, str]] = {
@@ -260,7 +260,7 @@ def _shown(value: object) -> str:
 
 
 def _nearest(value: object, choices: tuple[object, ...]) -> str:
-    # Classes are compared by name, so that torch.nn.ReLU suggests "relu".
+    # Classes are compared by name, so that the error for torch.nn.ReLU suggests "relu".
     text = (value.__name__ if isinstance(value, type) else str(value)).lower()
     by_lower = {str(choice).lower(): choice for choice in choices}
     near = difflib.get_close_matches(text, by_lower, n=1)

@@ -40,7 +40,9 @@ class StorageDeclarations(Protocol):
 
 
 def learned_kind(algorithm: Factory[object]) -> DataKind:
-    """Return the kind of data that an algorithm learns from; for several policies, the kind with the freshest data.
+    """Return the kind of data that an algorithm learns from.
+
+    For several policies, return the kind that requires the freshest data.
 
     Raises:
         ConfigError: Neither the algorithm's options nor its class declares `learns_from`.
@@ -49,7 +51,9 @@ def learned_kind(algorithm: Factory[object]) -> DataKind:
 
 
 def provided_kind(storage: Factory[object]) -> DataKind:
-    """Return the kind of data that a storage provides; for several policies, the kind with the freshest data.
+    """Return the kind of data that a storage provides.
+
+    For several policies, return the kind that requires the freshest data.
 
     Raises:
         ConfigError: Neither the storage's options nor its class declares `provides`.
@@ -64,7 +68,7 @@ def freshest(kinds: Iterable[DataKind]) -> DataKind:
 
 
 def algorithms_for(*kinds: DataKind) -> str:
-    """Return the names of all known algorithms that learn from one of these kinds of data."""
+    """Return the names of all known algorithms that learn from one of the `kinds` of data."""
     return names(cls for cls in _known_algorithms() if cls.learns_from in kinds)
 
 
@@ -154,7 +158,7 @@ def check_action_space(actor: type[object], space: gym.Space[object]) -> None:
 
 
 def check_algorithm_space(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> None:
-    """Refuse an action space that an algorithm does not support, before the actor is checked.
+    """Refuse an action space that an algorithm, or the class of actor that it trains, does not support.
 
     Raises:
         SpaceError: The algorithm does not support the space; the message lists the algorithms that do.
@@ -292,7 +296,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
-    """Return all imported classes of these kinds of parts (keys of `names_elsewhere.HOMES`) that are not abstract."""
+    """Return all imported, non-abstract classes of parts whose `home` is one of `homes`."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 

@@ -91,7 +91,7 @@ class FlatParameters:
         """Copy `vector` (P,), on any device, into the parameters.
 
         Raises:
-            WeightsError: The vector has another shape; nothing was changed.
+            WeightsError: The vector has a different shape; nothing was changed.
         """
         self.check(vector)
         self.data.copy_(vector)

@@ -22,9 +22,10 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the mean and the sample standard deviation of all samples of several sets; both are 0 without samples.
+    """Return the mean and the sample standard deviation of the union of several sets; both are 0 without samples.
 
-    The moments are merged in order.
+    Args:
+        parts: (count, mean, M2) of each set; they are merged in the given order.
     """
     count, mean, squares = functools.reduce(merge_moments, parts, (0, 0.0, 0.0))
     return mean, math.sqrt(squares / max(1, count - 1))

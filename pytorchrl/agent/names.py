@@ -114,7 +114,7 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
 def options_of(owner: object) -> Known:
     """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class.
 
-    If an owner's options are declared in several classes, its method `known_keywords` returns all options.
+    An owner whose options are declared in several classes has a method `known_keywords`, which returns all of them.
     """
     if hasattr(owner, "known_keywords"):
         known: Known = owner.known_keywords()

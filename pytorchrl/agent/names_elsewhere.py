@@ -45,7 +45,7 @@ class Here:
 
 
 def _at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return one meaning for each of `places`, in order of preference, all with the same note."""
+    """Return one `Here` for each of `places`, in order of preference; all have the same note."""
     return tuple(Here(place, note) for place in places)
 
 

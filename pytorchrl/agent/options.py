@@ -20,7 +20,7 @@ from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T_co = TypeVar("T_co", covariant=True)
-# Largest number of characters that an error quotes from the given arguments.
+# Maximum number of characters of the given arguments that an error quotes.
 _LONGEST_ECHO = 200
 
 
@@ -59,9 +59,9 @@ def option(
 class Options:
     """The base class of all `Options` classes; an instance checks the types, ranges and choices of its fields.
 
-    For an option that may be a `Schedule`, two other values are accepted and converted to a schedule: a function of the
-    remaining share of the experiment, and a list of points (env step, value). An option annotated with an enum accepts
-    the value of a member.
+    For an option that may be a `Schedule`, two other types of values are also accepted and converted to a schedule: a
+    function of the remaining share of the experiment, and a list of points (env step, value). An option annotated with
+    an enum accepts the value of a member.
 
     A class may inherit the options of several classes. The `__post_init__` of each class must then call
     `super().__post_init__()` first.
@@ -100,7 +100,7 @@ class Options:
         return tuple(name for name, declaration in found.items() if getattr(self, name) != declaration.default)
 
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
-        """Raise `ConfigError` if an option in `names`, which only has an effect with `needs`, is not at its default."""
+        """Refuse options in `names` that are not at their defaults, because they have no effect without `needs`."""
         changed = self.changed()
         if wrong := [name for name in names if name in changed]:
             raise ConfigError(f"{', '.join(wrong)} needs {needs}")
@@ -109,7 +109,8 @@ class Options:
 def _refuse_conflicts(cls: type[Options]) -> None:
     """Raise `ConfigError` if a class inherits an option from several bases that declare it differently.
 
-    Python would silently use the declaration of one base. The class itself may declare the option again.
+    Python would silently use the declaration of one base. If the class itself declares the option again, there is no
+    conflict.
     """
     found: dict[str, type] = {}
     for base in cls.__bases__:

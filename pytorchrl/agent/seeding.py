@@ -40,8 +40,8 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
     Args:
         seed: The experiment's seed.
         stream: The purpose of the stream.
-        path: Position in the worker tree: the indices of the gradient worker, the collection worker, its incarnation
-            and the environment; indices that do not apply are omitted.
+        path: Numbers that distinguish generators with the same purpose, such as the index of the gradient worker, the
+            index and the incarnation of the collection worker, and the index of the environment.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(stream), *path))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -56,8 +56,8 @@ def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gene
 def global_draws(generator: torch.Generator) -> Iterator[None]:
     """Redirect draws from torch's global CPU generator to `generator`, whose state advances.
 
-    This function is needed because user code draws initial weights from the global generator, whose state is restored
-    afterwards. A lock serializes threads that build their workers at the same time.
+    This function is needed because user code draws initial weights from the global generator. The previous state of
+    the global generator is restored afterwards. A lock serializes threads that build their workers at the same time.
     """
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator.get_state())

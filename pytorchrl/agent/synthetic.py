@@ -79,7 +79,7 @@ class SyntheticEnvs(VecEnv):
 
 
 class SyntheticActor(nn.Module):
-    """An actor without parameters or decisions."""
+    """An actor that has no parameters and makes no decisions."""
 
     is_recurrent = False
     reward_moments = None
@@ -127,7 +127,7 @@ class SyntheticAlgorithm(Algorithm):
         return {"count": self.count.clone()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Load a number of updates."""
+        """Restore the number of updates."""
         copy_tensors({"count": self.count}, state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
@@ -142,7 +142,7 @@ class SyntheticAlgorithm(Algorithm):
         return self.acting_state()
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Load a number of updates."""
+        """Restore the number of updates."""
         self.load_acting_state(state)
 
     def acting_step(self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False,
@@ -186,7 +186,7 @@ class SyntheticStorage(Storage):
     """A storage that contains only the unique number of each env step.
 
     Attributes:
-        inserted: Numbers of all steps that the learner received, in order, one array per rollout.
+        inserted: Unique numbers of all steps that the learner received, in order, one array per rollout.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -331,8 +331,8 @@ class SyntheticReplay(SyntheticStorage):
                          num_epochs: int = 1) -> Iterator[Batch]:
         """Yield the same batch `num_mini_batch` times.
 
-        The batch contains all stored steps, or the oldest `mini_batch_size` steps; if fewer steps are stored, they are
-        repeated.
+        The batch contains all stored steps or, if `mini_batch_size` is given, the oldest `mini_batch_size` steps; if
+        fewer steps are stored, they are repeated.
         """
         if self.counters["inserted"] < self.options.learning_starts:
             return
