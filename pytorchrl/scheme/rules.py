@@ -96,7 +96,7 @@ def _is_repeated(settings: Settings) -> bool:
     return settings.recording.record is not None or settings.recording.replay is not None
 
 
-# Settings that make the workers of a level remote, for error messages.
+# Texts for error messages: settings that make the workers of a level remote.
 _REMOTE_COLLECTION = "num_col_workers >= 2 or col_execution='Parallel'"
 _REMOTE_GRADIENTS = "num_grad_workers >= 2 or grad_execution='Parallel'"
 

@@ -24,7 +24,7 @@ class Inserter:
     Once a shard has confirmed a rollout, the ledger counts the rollout as resident instead of in flight.
 
     Args:
-        handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
+        handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
         runtime: The runtime of the shards.
         supervisor: The supervisor, which handles lost shards.
         states: The states of the shards, shared with the sampler.
@@ -68,7 +68,7 @@ class Inserter:
         return self._router.choose(rollout.worker, free, staying)
 
     def poll(self, timeout_s: float) -> None:
-        """Process confirmations, waiting at most `timeout_s` seconds for the first one, and replace lost shards.
+        """Wait up to `timeout_s` seconds for a confirmation, process all that have arrived, and replace lost shards.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.

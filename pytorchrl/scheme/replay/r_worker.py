@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
 from pytorchrl.worker_names import replay_worker
 
-# Number of latest calls of each kind over which the mean duration is computed.
+# Number of most recent calls of each kind from which the mean duration is computed.
 _TIME_WINDOW = 100
 
 
@@ -105,9 +105,9 @@ class RWorker(Worker):
         """Sample a batch.
 
         Args:
-            size: Number of transitions or sequences; for whole rollouts, the minimum sum of their
-                `RolloutData.size`.
-            smallest: The smallest sampling weight over all items of all shards.
+            size: Number of transitions or sequences; for whole rollouts, the total `RolloutData.size` that the batch
+                must reach.
+            smallest: The smallest sampling weight of all items in all shards.
             parameters: Current values of the storage's parameters, by name.
         """
         with self._timed("sample"):
@@ -220,9 +220,9 @@ def describe(storage: UserPart) -> MetricsDict:
 
 
 def share_of(storage_factory: Factory[UserPart], index: int, num_shards: int) -> Factory[UserPart]:
-    """Return a factory of the storage of shard `index` (0, 1, ...), with an equal share of the size.
+    """Return a factory for the storage of shard `index` (0, 1, ...), whose size is an equal share of the total size.
 
-    If the size is not divisible by the number of shards, the remainder is added to the first shards, one env step each.
+    If the total size is not divisible by the number of shards, the first shards are larger by one env step.
     """
     size = storage_factory.options.size
     share = size // num_shards + (index < size % num_shards)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
 
 FREE = {"num_cpus": 0}
-"""Default Ray resources of a shard. It reserves no CPU, because it is idle between calls."""
+"""Default Ray resources of a shard. A shard reserves no CPU, because it is idle between calls."""
 
 
 class RWorkerSet(WorkerSet[RWorker]):
-    """The replay shards of one gradient worker: a single shard in a thread of its process, or several remote shards.
+    """The replay shards of one gradient worker: a thread in that worker's process, or several remote workers.
 
     Args:
         factory: Options of the set, and factories of the agent's parts.
@@ -71,7 +71,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             "learning waits for collection. None: no limit.")
 
         def __post_init__(self) -> None:
-            """Refuse invalid resources, resources without a remote shard, and a minimum ratio above the maximum."""
+            """Refuse invalid resources, resources without remote shards, and a minimum ratio above the maximum."""
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:
@@ -143,5 +143,5 @@ class RWorkerSetFactory:
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None, runtime: Runtime | None = None, *,
                  first_incarnation: int = 0) -> RWorkerSet:
-        """Build a set; shards ignore `local_device`."""
+        """Build a set of shards; `local_device` is ignored."""
         return RWorkerSet(self, index_parent, runtime=runtime, first_incarnation=first_incarnation)

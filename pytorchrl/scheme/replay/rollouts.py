@@ -128,7 +128,7 @@ class RolloutReplay:
 
         Args:
             num_mini_batch: Number of batches per epoch.
-            mini_batch_size: Minimum sum of `RolloutData.size` in a batch; rollouts are sampled until it is reached.
+            mini_batch_size: Total `RolloutData.size` that a batch must reach; rollouts are sampled until then.
             num_epochs: Number of epochs.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):
@@ -154,7 +154,7 @@ class RolloutReplay:
 
     @property
     def mass(self) -> float:
-        """Number of rollouts, which is the weight of this storage when one of several shards is sampled."""
+        """Number of rollouts. A shard is drawn with a probability proportional to this number."""
         return float(len(self._kept))
 
     @property
@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return, for each rollout id in a batch, the index of the rollout's first env step, (N,)."""
+        """Return the index of the first env step of each rollout in `ids`, as an (N,) array."""
         return ids
 
     def reset(self) -> None:
@@ -210,7 +210,7 @@ class RolloutReplay:
 
 
 def _rollout_of(plain: StateDict) -> AnyRollout:
-    """Return a rollout built from copies of its fields."""
+    """Build a rollout from a mapping of its fields, and copy the tensors."""
     if "parts" in plain:
         parts = {policy: RolloutData(**part).map(Tensor.clone) for policy, part in plain["parts"].items()}
         return MultiRollout(parts, plain["num_envs"])

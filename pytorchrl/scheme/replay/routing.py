@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
-"""Strategies: the shards in turn, a random shard, the shard with the fewest env steps, or a fixed shard for each
-collection worker."""
+"""Routing strategies, in this order: each shard in turn, a random shard, the shard with the fewest env steps, and a
+fixed shard for each collection worker."""
 SPLITS_SEQUENCES = ("least_loaded", "random")
 """Routings that are refused for sequences, which need all steps of a collection worker in the same shard."""
 
@@ -19,7 +19,8 @@ class Router:
         routing: One of `ROUTINGS`.
         num_shards: Number of shards; their indices start at 0.
         seed: Seed of the generator that "random" draws from.
-        load: Function that returns the load of a shard, given its index; "least_loaded" chooses the smallest load.
+        load: Function that returns the load of a shard, given its index; "least_loaded" chooses the shard with the
+            smallest load.
     """
 
     def __init__(self, routing: str, num_shards: int, seed: int, load: Callable[[int], tuple[int, int]]) -> None:
@@ -31,10 +32,11 @@ class Router:
         """Return the index of the shard to which a rollout is added now, or None if the rollout must wait.
 
         Args:
-            worker: Index of the collection worker that made the rollout.
+            worker: Index of the collection worker that collected the rollout.
             free: Indices of the shards that can accept another rollout.
-            staying: Indices of the shards that exist or are being replaced. "by_stream" waits for a shard that is being
-                replaced, and distributes the workers of a permanently lost shard over the other shards.
+            staying: Indices of the shards that are running or being replaced. "by_stream" waits for a shard that is
+                being replaced. If a shard is lost and not replaced, its collection workers are distributed over the
+                other shards.
         """
         if self._routing == "by_stream":
             own = staying[worker % len(staying)]

@@ -36,13 +36,13 @@ class Sampler:
     its last known total sampling weight. At most `max_requests` batches are in flight or waiting.
 
     Args:
-        handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
+        handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
         runtime: The runtime of the shards.
         states: The states of the shards, shared with the inserter.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the minimum sum of their
-            `RolloutData.size`.
-        num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
-            trained.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total `RolloutData.size` that
+            a batch must reach.
+        num_passes: Number of passes of the learner over a batch. Each pass adds the env steps of the batch to
+            `states.trained`.
         max_requests: Largest number of batches in flight or waiting.
         may_request: Function that returns whether one more batch may be requested, given the number of env steps added
             and the number of batches requested.
@@ -50,9 +50,9 @@ class Sampler:
         seed: Seed for drawing shards.
 
     Attributes:
-        versions: (K, 2) int64, versions of the batch that was taken last; see `Sample`.
-        num_waiting: Number of batches that were waiting when the last batch was taken.
-        num_pending: Number of batches that were in flight when the last batch was taken.
+        versions: (K, 2) int64, versions of the latest batch taken; see `Sample`.
+        num_waiting: Number of batches that were waiting when the latest batch was taken.
+        num_pending: Number of batches that were in flight when the latest batch was taken.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
             arrived ("fetch"), and to send priorities ("priorities").
     """
@@ -69,7 +69,7 @@ class Sampler:
         self.num_waiting = self.num_pending = 0
         self._levels: list[int] = []
         self._requests: deque[_Request] = deque()
-        self._current: _Request | None = None  # the request for the batch that was taken last
+        self._current: _Request | None = None  # the request for the latest batch taken
         # For each shard, the pairs (ids, errors) to send once the shard has confirmed the previous update.
         self._unsent: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in handles]
         self._updates: list[tuple[int, Future[ShardState]] | None] = [None] * len(handles)
@@ -80,7 +80,7 @@ class Sampler:
         return len(self._requests)
 
     def poll(self, parameters: Mapping[str, float]) -> BatchOfKind | None:
-        """Request batches, and return the batch of the oldest request, or None if this batch does not arrive in time.
+        """Request batches, wait briefly for the batch of the oldest request, and return it, or None if it is missing.
 
         Args:
             parameters: Current values of the storage's parameters, by name.
@@ -150,10 +150,10 @@ class Sampler:
         return batch
 
     def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
-        """Send new priorities to the shard of the batch that was taken last, without blocking.
+        """Send new priorities to the shard from which the latest batch was taken, without blocking.
 
-        At most one update is in flight to each shard. Priorities that are passed before the shard has confirmed this
-        update are collected, and sent in the next update.
+        At most one update is in flight to each shard. Until the shard has confirmed this update, further priorities are
+        collected, and then sent in the next update.
 
         Args:
             ids: (B,) int64, ids of the items.
@@ -190,7 +190,7 @@ class Sampler:
                 RWorker.update_priorities, ids, errors))
 
     def drain(self, deadline: float) -> int:
-        """Wait for the batches and priorities in flight, discard the batches, and return the number of these batches.
+        """Wait for the batches and priorities in flight, discard the batches, and return how many were discarded.
 
         Args:
             deadline: Time at which to stop waiting.

@@ -38,7 +38,7 @@ class ShardState(NamedTuple):
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean duration of the last 100 calls of each kind, in milliseconds."""
     traffic: Traffic = Traffic()
-    """Traffic measured when the last added rollout was decoded."""
+    """Traffic measured when the most recently added rollout was decoded."""
 
     def statistics(self) -> dict[str, Statistic]:
         """Return the shard's metrics: `contents`, and the mean duration in ms of each kind of call (None: no call)."""
@@ -51,7 +51,7 @@ class ShardStates:
 
     Args:
         num_shards: Number of shards.
-        changed: Event that the inserter sets whenever a shard has confirmed a rollout or was reset.
+        changed: Event that the inserter sets whenever a shard confirms a rollout or is reset.
 
     Attributes:
         changed: The event; a waiting sampler clears it.
@@ -83,7 +83,7 @@ class ShardStates:
         return self._incarnations[index]
 
     def snapshot(self) -> tuple[list[ShardState], list[int], int]:
-        """Return a consistent snapshot: the states and incarnations of all shards, and the env steps added."""
+        """Return a consistent snapshot: the shards' states, their incarnations, and the number of env steps added."""
         with self._lock:
             return list(self._states), list(self._incarnations), self.added
 

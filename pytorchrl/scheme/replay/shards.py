@@ -37,11 +37,11 @@ class Shards:
         ledger: The gradient worker's ledger.
         options: Options of the shards.
         supervision: Options for lost shards; None: the defaults.
-        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the minimum sum of their
-            `RolloutData.size`.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total `RolloutData.size` that
+            a batch must reach.
         batch_steps: Largest number of env steps in a batch; None: `batch_size`.
-        num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
-            trained.
+        num_passes: Number of passes of the learner over a batch. Each pass adds the env steps of the batch to
+            `trained`.
         timeout_s: Time limit in seconds for the arrival of a batch, and for all shards to return their contents for a
             checkpoint.
         seed: Seed for drawing the shards from which batches are sampled, and for random routing.
@@ -104,7 +104,7 @@ class Shards:
                 and any(state.mass > 0.0 for state in self.states))
 
     def poll(self, timeout_s: float) -> None:
-        """Process confirmations, waiting at most `timeout_s` seconds for the first one, and replace lost shards.
+        """Wait up to `timeout_s` seconds for a confirmation, process all that have arrived, and replace lost shards.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.
@@ -188,7 +188,7 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """(K, 2) int64, versions of the batch that was taken last; see `Sample`."""
+        """(K, 2) int64, versions of the latest batch taken; see `Sample`."""
         return self.sampler.versions
 
     @property
@@ -205,12 +205,12 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Number of batches that were waiting when the last batch was taken."""
+        """Number of batches that were waiting when the latest batch was taken."""
         return self.sampler.num_waiting
 
     @property
     def num_pending(self) -> int:
-        """Number of batches that were in flight when the last batch was taken."""
+        """Number of batches that were in flight when the latest batch was taken."""
         return self.sampler.num_pending
 
     @property

@@ -31,7 +31,7 @@ def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
 
 
 def check_replay(storage: Factory[Storage], size: int | None) -> None:
-    """Check that replay shards can use a storage, and that replay of whole rollouts has a size.
+    """Check that replay shards can use a storage, and that `size` is given if whole rollouts are replayed.
 
     Args:
         storage: Factory of the agent's storage.

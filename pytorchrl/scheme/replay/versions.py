@@ -16,8 +16,8 @@ class Versions:
     """
 
     def __init__(self) -> None:
-        # For each rollout: its first row, the version of the weights with which it was collected, and the learner's
-        # version when it was sent to the shard.
+        # For each rollout: the index of its first row, the version of the weights with which it was collected, and the
+        # learner's version when it was sent to the shard.
         self._blocks = np.zeros((3, _FEWEST), np.int64)
         self._begin = self._end = 0
 
@@ -25,7 +25,7 @@ class Versions:
         """Add a rollout whose rows start at `first_row`.
 
         Args:
-            first_row: First row of the rollout, greater than the first rows of all earlier rollouts.
+            first_row: Index of the rollout's first row, which must be greater than that of every earlier rollout.
             collected: Version of the weights with which the rollout was collected.
             sent: The learner's version when the rollout was sent to the shard.
         """
@@ -37,12 +37,12 @@ class Versions:
         self._end += 1
 
     def forget(self, first_row: int) -> None:
-        """Discard the versions of rollouts that end before `first_row`."""
+        """Discard the versions of rollouts whose last row precedes the row `first_row`."""
         firsts = self._blocks[0, self._begin:self._end]
         self._begin += max(0, int(np.searchsorted(firsts, first_row, "right")) - 1)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return `collected` and `sent` of the rollouts to which the rows (N,) belong, as an (N, 2) int64 array."""
+        """Return, for each row in `rows` (N,), `collected` and `sent` of its rollout, as an (N, 2) int64 array."""
         blocks = self._blocks[:, self._begin:self._end]
         places = np.searchsorted(blocks[0], rows, "right") - 1
         assert places.min(initial=0) >= 0, "the rollout of a row was never added, or its versions were discarded"
