@@ -119,7 +119,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return name -> (owner, name) for each flat keyword; error messages suggest names from this mapping."""
+        """Return the flat keywords as a mapping name -> (owner, name), from which error messages suggest names."""
         return known_keywords()
 
     @classmethod
@@ -241,13 +241,13 @@ class Scheme(Architectures):
         return self._worker or self.start()
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates, or wait until the thread that makes updates has made that many more.
+        """Make `updates_per_step` updates; if a separate thread makes updates, wait until it has made that many more.
 
         An update whose loss or gradient is not finite is skipped: the parameters do not change, and `metrics()` counts
-        the update as `updates_skipped_nan`.
+        the update in `updates_skipped_nan`.
 
         Returns:
-            The algorithm's statistics, as means weighted by the number of samples; empty if the update was skipped.
+            The algorithm's statistics, as means weighted by the number of samples; empty if all updates were skipped.
 
         Raises:
             NonFiniteUpdateError: More than five updates in a row were skipped.
@@ -295,8 +295,8 @@ class Scheme(Architectures):
         The tree is drained first. Afterwards, this scheme and a scheme that resumes from the checkpoint continue in the
         same way: environments start new episodes, and all random numbers come from new seeds, which derive from the
         experiment's seed and the number of checkpoints. The state of environments, random generators and processes is
-        therefore not saved. With synchronous collection and gradients on a CPU, the results of both schemes are equal
-        bit for bit.
+        therefore not saved. With synchronous collection and gradients on a CPU, the results of both schemes are
+        bit-for-bit identical.
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.
@@ -347,7 +347,7 @@ class Scheme(Architectures):
 
     @property
     def _seed_after_checkpoint(self) -> int:
-        """Seed of all random numbers after the last checkpoint."""
+        """Seed of all random numbers after the latest checkpoint."""
         return derive_seed(self.seed, Stream.CONTINUATION, self._num_checkpoints)
 
     @property

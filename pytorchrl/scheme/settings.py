@@ -150,7 +150,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return name -> (owner, name) for each flat keyword; error messages suggest names from this mapping."""
+    """Return the flat keywords as a mapping name -> (owner, name), from which error messages suggest names."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

@@ -66,12 +66,12 @@ class Stopwatch:
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Add the seconds that have just elapsed to the total of a part."""
+        """Add seconds to the total of a part, and exclude them from the part that is being timed."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Add the seconds of a block that the caller timed, and count the block."""
+        """Count a block of a part that the caller has timed, and add its seconds to the total of the part."""
         self.add(part, seconds)
         self.counts[part] += 1
 

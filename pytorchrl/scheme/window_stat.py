@@ -29,7 +29,7 @@ class WindowStat:
     def stats(self) -> dict[str, int | float | list[float] | None]:
         """Return the `count` of all numbers, and `mean`, `std` and `quantiles` (0, 10, 50, 90, 100 %) of the window.
 
-        An empty window has no mean, standard deviation or quantiles: they are None.
+        For an empty window, `mean`, `std` and `quantiles` are None.
         """
         if not self._window:
             return {"count": 0, "mean": None, "std": None, "quantiles": None}

@@ -55,8 +55,8 @@ def _is_there(path: Path) -> bool:
 class BadBatches:
     """Checks whether the gradients of a gradient worker are finite, and saves batches with non-finite gradients.
 
-    Each file has the format of `save_model`: `file = torch.load(path, weights_only=True)` reads it, and
-    `Batch(**file["batch"])` is the batch.
+    `file = torch.load(path, weights_only=True)` loads the file of a batch, and `Batch(**file["batch"])` restores the
+    batch.
 
     Args:
         directory: Directory for bad batches, created when the first batch is saved; None: no batches are saved.
@@ -71,11 +71,11 @@ class BadBatches:
 
     def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
                    version: int) -> str:
-        """Return a message about the batch and its file if a gradient of this worker is not finite, else "".
+        """Save a batch if one of its gradients is not finite, and return a message about it; otherwise, return "".
 
         Args:
             batch: The batch from which the gradients were computed.
-            gradients: One (P,) vector per group, NaN if the loss is not finite.
+            gradients: One (P,) vector per parameter group; its values are NaN if the loss is not finite.
             info: The algorithm's statistics.
             version: Version of the parameters.
         """
@@ -122,7 +122,7 @@ class BadBatches:
 
 
 def _plain(batch: BatchOfKind) -> StateDict:
-    """Return the fields of a batch, with copies of its tensors, because saving a view would save its whole storage."""
+    """Return the fields of a batch with copies of its tensors, because a saved view includes the whole tensor."""
     def copy(value: object) -> object:
         if isinstance(value, Mapping):
             return {name: copy(part) for name, part in value.items()}

@@ -80,7 +80,7 @@ class Evaluator(Worker):
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """End the running evaluation and every later evaluation at the next step.
+        """Make the running evaluation and every later evaluation end at its next environment step.
 
         This method may be called while `evaluate` runs.
         """

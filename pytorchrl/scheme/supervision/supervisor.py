@@ -103,7 +103,7 @@ class Supervisor:
         """Record a result.
 
         Args:
-            index: The worker.
+            index: Index of the worker.
             seconds: Seconds that the worker needed for the result.
             more: Whether the worker has other unanswered calls, whose time limit starts now.
         """
@@ -123,7 +123,7 @@ class Supervisor:
         """Record that a worker is dead or hung.
 
         Args:
-            index: The worker.
+            index: Index of the worker.
             error: The error that shows that the worker is dead or hung.
             will_be_replaced: Whether the worker is certain to be replaced, as in a replayed run; the budget then does
                 not apply.
@@ -162,7 +162,7 @@ class Supervisor:
         logger.warning("%s; it will be replaced in %.1f s", error, pause)
 
     def replaced(self) -> list[int]:
-        """Replace the lost workers whose replacement is due, at most four at a time, and return their indices."""
+        """Replace lost workers whose replacement is due, and return their indices. At most four start at once."""
         now = self._runtime.now()
         places = max(0, _MAX_STARTING - len(self._untried))
         ready = [index for index, moment in self._due.items() if moment <= now][:places]
@@ -184,7 +184,7 @@ class Supervisor:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether any replacement is planned."""
+        """Whether any replacement is pending."""
         return bool(self._due)
 
     def deadline_s(self, index: int) -> float:

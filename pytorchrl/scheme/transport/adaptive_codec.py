@@ -6,8 +6,8 @@ import math
 import statistics
 from collections import deque
 
-# Number of messages at the start that are encoded to time the codec. One message is not enough, because a cold start
-# may slow it down.
+# Number of messages at the start that are encoded to time the codec. One message is not enough, because the first
+# encoding may be slower than later ones.
 _FIRST_ENCODINGS = 3
 # Number of timings whose median is used, so that a single delay does not change the decision.
 _WINDOW = 5

@@ -31,7 +31,7 @@ _MAX_HALF = 65504.0
 # times as large.
 _BLOCK = 256
 _TOP_SHARE = 10  # one value in ten is kept
-# Level 1 compresses more than lz4. Level -5 would compress less than lz4 and would not be faster.
+# Level 1 compresses more than lz4. Level -5 would compress less than lz4 and would not be faster than lz4.
 _ZSTD_LEVEL = 1
 
 
@@ -180,8 +180,8 @@ def _encode_int8(flat: np.ndarray) -> Arrays:
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
     scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-    # The codes of a block with a non-finite value do not matter, because the scale of the block turns all of its codes
-    # into NaN.
+    # The codes of a block with a non-finite value do not matter, because the scale of the block makes all of its values
+    # decode to NaN.
     codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
@@ -239,7 +239,7 @@ _codecs = dict(_BUILT_IN)
 
 def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bool,
                    has_feedback: bool = False) -> Codec:
-    """Register your own codec under a name that options accept, and return the codec.
+    """Register your own codec, so that options accept its name, and return the codec.
 
     Messages contain the codec, so its functions must be picklable. A codec that you registered earlier under the same
     name is replaced.

@@ -108,7 +108,7 @@ class Traffic:
     encoded: int = 0
     """Number of messages that were sent in encoded form."""
     encodes: int = 0
-    """Number of encodings; weights are encoded once for all workers."""
+    """Number of encodings. Weights that are sent to several workers are encoded only once."""
     encode_s: float = 0.0
     decodes: int = 0
     decode_s: float = 0.0
@@ -123,7 +123,7 @@ class Traffic:
                    sent.fallbacks, sent.relative_error)
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Return the sum of two totals. The relative error is not summed: it is the latest one that was measured."""
+        """Return the sum of two totals. The relative error is not summed: the latest measured error is used."""
         if later == _NOTHING:  # a common case, because nothing is encoded within a process
             return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
@@ -175,7 +175,7 @@ class Encoder:
     """Encodes the messages of one sender.
 
     With a codec that has feedback, the remainder of each encoding is kept and added to the next array with the same
-    index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that nothing is lost in the long run. An array
+    index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that encoding errors do not add up. An array
     with non-finite values does not change the remainder. Remainders are part of checkpoints, but a lost sender's
     replacement starts without remainders.
 

@@ -44,7 +44,7 @@ class Peer:
 
 
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
-    """Return, for each worker's link, the seconds per byte in one direction, including the reader's copy of the data.
+    """Return the seconds per byte of each worker's link in one direction, including the reader's copy of the data.
 
     All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
     result is computed from the difference between probes of two sizes, so it does not include the fixed overhead of a
@@ -69,7 +69,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return the shortest round trip to each worker in seconds. If a link is slow, only one round trip is made."""
+    """Return the shortest round trip to each worker in seconds. If a link is slow, each worker is probed only once."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
         rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])

@@ -71,10 +71,10 @@ class Rollout:
     num_env_steps: int
     """Number of valid transitions in `data`."""
     size: int
-    """Vector steps times environments: the number that counts toward the size of a train batch. Unlike `num_env_steps`,
-    it includes steps in which an environment is reset, so that full rollouts all have the same size."""
+    """Number of vector steps times number of environments, which counts toward the size of a train batch. Unlike
+    `num_env_steps`, `size` includes steps in which an environment is reset, so all full rollouts have the same size."""
     collected_steps: int
-    """Number of env steps that this incarnation of the worker has made so far."""
+    """Number of env steps that this incarnation of the worker has taken so far."""
     weights_version: int
     """Version of the weights at the start of the rollout."""
     worker: int
@@ -97,7 +97,7 @@ class Rollout:
     sent: Sent = field(default_factory=Sent)
     """Size and encoding of the arrays."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    """Traffic by kind of message: weights that the worker has decoded since its last rollout, and this rollout if a
+    """Traffic by kind of message: weights that the worker has decoded since its previous rollout, and this rollout if a
     shard has decoded it."""
 
     @property

@@ -65,7 +65,7 @@ class Requests(Generic[R]):
         seconds_of: Function that returns the seconds of work that a result reports, including work on earlier calls
             whose results report no time; None if the result reports no time.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
-        on_lost: Called with the index of a lost worker. Its pending calls are removed, and late answers are discarded.
+        on_lost: Called with the index of a lost worker after the pending calls of this worker have been discarded.
         on_replaced: Called with the index of a worker that was replaced.
     """
 

@@ -19,8 +19,8 @@ class WeightSync:
     Args:
         runtime: The runtime of the workers.
         compression: Codec of weights; None sends weights without encoding.
-        parameters: Names of the parameter vectors. A lossy codec encodes nothing else, because normalizers are small,
-            and their values may be large.
+        parameters: Names of the parameter vectors. A lossy codec encodes only these vectors, because normalizers are
+            small arrays whose values may be large.
         workers: Handles of the workers that read each version.
 
     Attributes:
@@ -41,7 +41,7 @@ class WeightSync:
         self.bytes_out = 0
 
     def has(self, version: int) -> bool:
-        """Return whether the weights that were stored last have this version."""
+        """Return whether the stored weights have this version."""
         return self._version == version
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class WeightSync:
 
     @property
     def reference(self) -> Payload:
-        """Reference to the weights that were stored last, to be sent with a request."""
+        """Reference to the stored weights, which is sent with a request."""
         return self._reference
 
     def count(self) -> None:
