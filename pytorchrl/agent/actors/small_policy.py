@@ -19,7 +19,7 @@ _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
 }
 _MAX_PRODUCTS = 2**18
-"""Largest number of multiplications in one layer, over all rows.
+"""Largest number of multiplications in one layer, over all rows, for which NumPy is used.
 
 Above this limit, OpenBLAS starts threads, and the cost of calls no longer dominates.
 """
