@@ -2,9 +2,9 @@
 
     python benchmarks/a3c.py [--workers 1,2,4,8,16] [--seconds 20] [--sleep-ms 5] [--runtime ray]
 
-The algorithm is A2C. Each worker has one environment, whose step sleeps, and each gradient uses 20 steps. One worker
-means the central scheme, which has no asynchronous gradients. The ideal rate is workers / (20 x 5 ms). It ignores the
-time that workers wait for the single process that applies all updates.
+The algorithm is A2C. Each worker has one environment, which sleeps in each step, and computes each gradient from 20
+steps. With one worker, the scheme is central and has no asynchronous gradients. The ideal rate is workers /
+(20 x 5 ms). It ignores the time that workers spend waiting for the single process that applies all updates.
 
 Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
 asserts nothing.
@@ -57,7 +57,7 @@ def measure(num_workers: int, seconds: float, step_s: float, runtime: str) -> di
 
 
 def in_process(num_workers: str, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Run one measurement in its own process, with one thread per library."""
+    """Run one measurement in its own process, in which each numerical library uses one thread."""
     done = subprocess.run([sys.executable, __file__, "_measure", num_workers, str(seconds), str(step_s), runtime],
                           capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})

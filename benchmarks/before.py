@@ -4,12 +4,12 @@
     python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping]
 
 `cartpole` is PPO in one process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and
-an MLP of 64-64. `sleeping` is asynchronous collection on Ray with training; each of the 8 workers has one environment,
-whose step sleeps 5 ms.
+an MLP of 64-64. `sleeping` is PPO with asynchronous collection on Ray; each of the 8 workers has one environment, which
+sleeps 5 ms in each step.
 
-Each tree runs in its own process with one thread, and start-up and compilation are not measured. On CartPole, the two
-trees alternate twice per second, because the speed of a machine changes from second to second. In `sleeping`,
-asynchronous workers cannot be paused, so the trees run one after the other, in an order that changes with each pair.
+Each tree runs in its own process with one thread, and start-up and compilation are not measured. In `cartpole`, the two
+trees take turns of half a second, because the speed of a machine changes from second to second. In `sleeping`, the
+trees run one after the other, because asynchronous workers cannot be paused; the order changes with each pair of runs.
 The script prints one JSON object and asserts nothing.
 """
 
@@ -32,7 +32,7 @@ WORKERS = 8
 
 
 def cartpole() -> Any:
-    """Return the scheme of `throughput.py cartpole --schemes central`."""
+    """Return the scheme that `throughput.py cartpole --schemes central` measures."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
@@ -43,7 +43,7 @@ def cartpole() -> Any:
 
 
 def sleeping() -> Any:
-    """Return the scheme of `throughput.py sleeping --workers 8`."""
+    """Return the scheme that `throughput.py sleeping --workers 8` measures."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 
@@ -54,15 +54,16 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
-# Task -> (function that makes the scheme, number of updates before the measurement, divisor of the number of measured
-# updates, seconds per turn of a source tree). If the seconds are None, the source trees run one after the other.
+# Task -> (function that makes the scheme, number of updates before the measurement, divisor, seconds per turn of a
+# source tree). The number of measured updates is divisible by the divisor. If the seconds are None, the trees run one
+# after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 
 def serve(task: str) -> None:
-    """Print the path of the package, and then answer each line of stdin.
+    """Print the path of the package, and then print the env steps per second for each line of stdin.
 
-    A line is a number of seconds. The answer is the env steps per second, measured over at least that many seconds.
+    A line contains a number of seconds. The rate is measured over at least that many seconds.
     """
     import pytorchrl
 
@@ -111,7 +112,10 @@ class Served:
 
 
 def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, float]]:
-    """Yield the rates of both trees once per turn. Both processes stay alive, but only one works at a time."""
+    """Measure the trees alternately, and yield the rates of each pair of turns.
+
+    Both processes stay alive, but only one works at a time.
+    """
     served = {tree: Served(tree, task) for tree in (before, HERE)}
     for turn in range(round(seconds / TASKS[task][3])):
         order = (before, HERE) if turn % 2 else (HERE, before)
@@ -121,7 +125,7 @@ def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, floa
 
 
 def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[dict[Path, float]]:
-    """Yield the rates of both trees once per pair of measurements. Only one process exists at a time."""
+    """Run one process after the other, and yield the rates of both trees for each pair of runs."""
     for pair in range(pairs):
         rates = {}
         for tree in (before, HERE) if pair % 2 else (HERE, before):

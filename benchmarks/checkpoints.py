@@ -1,10 +1,10 @@
-"""Measure the cost of checkpoints: the pause in training, the size, and the seconds from resuming to the first update.
+"""Measure the pause in training and the size of checkpoints, and the seconds from resuming to the first update.
 
     python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
 
 The cases are PPO in one process, PPO with two collection workers on Ray, and DQN with a full replay buffer of stacked
-84 x 84 images. A learner makes the checkpoints, as `checkpoint_every` does; then a new scheme resumes from the newest
-checkpoint and makes its first update.
+84 x 84 images. A learner writes the checkpoints in the same way as with the option `checkpoint_every`. Then a new
+scheme resumes from the newest checkpoint and makes its first update.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -27,12 +27,12 @@ from pytorchrl import DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, Repla
 
 
 class Pictures(gym.Env[Any, Any]):
-    """Environment with stacks of random images and episodes of 500 steps."""
+    """Environment whose observations are stacks of random images; an episode has 500 steps."""
 
     observation_space, action_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, and return a stack of black images and one random image."""
+        """Start an episode, and return a stack of three black images and one random image."""
         super().reset(seed=seed)
         self._stack, self._t = np.zeros((4, 84, 84), np.uint8), 0
         return self._seen(), {}

@@ -4,8 +4,8 @@
     [--default-health-checks]
 
 The driver runs on a head node without CPUs, and the workers run on two nodes with four CPUs each. The script kills all
-processes of the node that has gradient worker 1 or, without remote gradient workers, collection worker 1. Then it
-measures two durations, both from that moment:
+processes of one node: the node of gradient worker 1 or, if there are no remote gradient workers, the node of collection
+worker 1. It then measures two durations, which both start at the kill:
 
     noticed_s  seconds until the supervisor logs that a worker of the outermost level is lost
     back_s     seconds until all lost workers of that level are replaced, and each replacement has sent a result
@@ -31,7 +31,8 @@ import time
 from collections import Counter
 from typing import Any
 
-# Ray reads these variables during its import. They select a directory for this run and authenticate connections.
+# Ray reads these environment variables during its import. They set the directory of this run, require a token for
+# connections, and turn off usage statistics.
 os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -90,7 +91,7 @@ def nodes_below(handles: list[Any]) -> list[list[str]]:
 
 
 def places(scheme: Scheme) -> dict[str, Any]:
-    """Count the workers of each node, and the gradient workers that share a node with all their collectors."""
+    """Count the workers on each node, and the gradient workers that share a node with all of their collectors."""
     root = scheme.update_worker
     above, below = nodes_of(root.remote_workers), nodes_below(root.remote_workers) if root.remote_workers else []
     collectors = [node for nodes in below for node in nodes] if below else nodes_of(root.local_worker.remote_workers)
@@ -155,7 +156,7 @@ def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> di
 
 
 def measure_all(cases: list[str], seconds: float, default_health_checks: bool) -> list[dict[str, Any]]:
-    """Return the measurements of each case, on a cluster of nodes on this machine."""
+    """Measure each case on a cluster of nodes on this machine, and return the results."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     ray._private.services.get_node = patient(ray._private.services.get_node)
     reaper = start_reaper(os.environ["RAY_TMPDIR"])  # kills remaining processes, however this process ends

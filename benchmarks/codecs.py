@@ -3,14 +3,13 @@
     python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...]
     [--namespaces]
 
-The arrays are gradients, weights and rollouts of PPO after only ten updates, on CartPole-v1 (MLP of 64-64) and, if
-ale-py is installed, on Space Invaders (Nature CNN, 4 frames of 84 x 84). Each codec is timed in this process on one
-thread.
+The arrays are gradients, weights and rollouts of PPO after ten updates, on CartPole-v1 (MLP of 64-64) and, if ale-py is
+installed, on Space Invaders (Nature CNN, 4 frames of 84 x 84). Each codec is timed in this process on one thread.
 
-Then Ray workers send gradients and rollouts and receive weights, through the same code as in training. There are three
+Then Ray workers send gradients and rollouts, and receive weights, with the same code as in training. There are three
 variants: without a codec, always with a codec, and with `auto`. Each variant has its own worker, and the variants
 alternate in random order. The time of a message is measured from its request until it is decoded. The link "unlimited"
-is the connection within this machine; for a slower link, the worker also sleeps for the time that the bytes would take.
+is the connection within this machine; for a slower link, the worker also sleeps for the time that the bytes would need.
 With `--namespaces` (Linux, as root), the workers run on a second node of a Ray cluster, in a separate network
 namespace. The kernel limits the rate of the link to this namespace in both directions, so the workers need not sleep.
 
@@ -70,7 +69,7 @@ def messages(task: str) -> dict[str, list[np.ndarray]]:
 
 
 def seconds_of(function: Callable[[], Any], at_least: float) -> float:
-    """Return the median duration of a call, over at least `at_least` seconds and five calls."""
+    """Return the median duration of a call of `function`, measured over at least `at_least` seconds and five calls."""
     times: list[float] = []
     while len(times) < 5 or sum(times) < at_least:
         start = time.perf_counter()
@@ -80,7 +79,7 @@ def seconds_of(function: Callable[[], Any], at_least: float) -> float:
 
 
 def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any]:
-    """Return the compression ratio, the speeds in uncompressed MB/s and the relative error of each codec."""
+    """Return the compression ratio, the speeds in MB/s of uncompressed data, and the relative error of each codec."""
     from pytorchrl.scheme.transport.codecs import decode_array, get_codec, num_bytes
     from pytorchrl.scheme.transport.encoder import is_for
 
@@ -103,9 +102,9 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
 
 
 class Peer(LinkEnd):
-    """A worker that sends the same message repeatedly or receives weights; `option` selects the codec of a message.
+    """A worker that sends the same message repeatedly, or receives weights; `option` selects the codec for sending.
 
-    For each message in either direction, the worker sleeps for the time that the bytes would take on the link.
+    For each message in either direction, the worker sleeps for the time that the bytes would need on the link.
     """
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float) -> None:
@@ -117,7 +116,7 @@ class Peer(LinkEnd):
         self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
 
     def echo(self, payload: np.ndarray) -> np.ndarray:
-        """Return `payload`, after sleeping for the time that it would take over the link and back."""
+        """Sleep for the time that `payload` would need for a round trip over the link, and return it."""
         time.sleep(2 * payload.nbytes / self._rate)
         return super().echo(payload)
 
@@ -130,9 +129,9 @@ class Peer(LinkEnd):
         return message, sent, seconds
 
     def take(self, weights: Any) -> tuple[float, float]:
-        """Receive weights, and return the seconds that decoding or copying takes.
+        """Receive weights; return the seconds that decoding or copying took, twice.
 
-        The result contains the seconds twice, because `Requests` reads the last of several values.
+        The caller uses the first number. `Requests` reads the last element of each result as the seconds of work.
         """
         from pytorchrl.scheme.transport.receive import receive_tensor
 
@@ -145,7 +144,7 @@ class Peer(LinkEnd):
 
 
 class Namespaces:
-    """A Ray cluster of two nodes, with the second node in a network namespace, and the link between them."""
+    """A Ray cluster of two nodes. The second node is in a network namespace, and a link connects the two nodes."""
 
     def __init__(self) -> None:
         ip = ["ip", "netns", "exec", SPACE, "ip"]
@@ -201,7 +200,7 @@ class Namespaces:
 
 @contextlib.contextmanager
 def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
-    """Start Ray on this machine and yield None, or start it in two network namespaces and yield a `Namespaces`."""
+    """Start Ray and yield None or, if `namespaces` is true, start two Ray nodes and yield their `Namespaces`."""
     if namespaces:
         # Ray reads this variable during its import. Connections need no token, because only this machine can open them.
         os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -222,7 +221,7 @@ def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
 
 
 class Line:
-    """A sequence of messages to or from one worker, in one variant, sent by the same code as in training."""
+    """The messages of one variant to or from its worker, sent by the same code as in training."""
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float,
                  resources: dict[str, float]) -> None:
@@ -258,7 +257,10 @@ class Line:
         self.codec_s, self.encoded = 0.0, 0
 
     def exchange(self, sequence: int) -> None:
-        """Exchange one message; the first message, which also loads code and opens connections, is not measured."""
+        """Exchange one message, and measure the time.
+
+        The exchange of the first message is not measured, because it also loads code and opens connections.
+        """
         start = time.perf_counter()
         codec_s, encoded = self._push(sequence) if self._kind == "weights" else self._pull()
         if sequence:
@@ -301,12 +303,12 @@ class Line:
 def over_link(
         arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str, float],
 ) -> dict[str, Any]:
-    """Return milliseconds per message of each variant, the share of encoded messages, and `auto_over_best`."""
+    """Return the milliseconds per message and the share of encoded messages of each variant, and `auto_over_best`."""
     lines = {way: Line(arrays, kind, option, rate, resources)
              for way, option in {"none": False, name: name, "auto": f"auto:{name}"}.items()}
     rng = random.Random(0)
     for sequence in range(number + 1):
-        # A random order prevents a bias, because the order affects the times.
+        # The order is random, because the position of a variant in the order affects its time.
         for line in rng.sample(list(lines.values()), len(lines)):
             line.exchange(sequence)
     for line in lines.values():

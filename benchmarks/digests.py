@@ -3,13 +3,13 @@
     python benchmarks/digests.py > now.json
     python benchmarks/digests.py --tree ../before --against now.json
 
-The digests show whether two source trees give equal results. The sixteen patterns train a tiny PPO, and the eight
-architectures train an algorithm that suits them, with fixed seeds. For each run, the JSON object contains the number of
-updates, the ledger (without drop reasons whose count is 0), the SHA-256 of the acting parameters, their norm, the norm
-of their change, and some parameters. On one machine, the hashes of two trees agree if no bit differs. Other processors
-and other versions of torch round differently. To compare results across them, compare the other numbers, as
-`tests/unit/scheme/test_digests.py` does. With `--against`, the exit code is 1 if anything differs, and the differences
-are printed on stderr.
+The digests show whether two source trees produce equal results. Each of the sixteen patterns trains a tiny PPO agent,
+and each of the eight architectures trains an algorithm that suits it. The seeds are fixed. For each run, the JSON
+object contains the number of updates, the ledger (without drop reasons whose count is 0), the SHA-256 of the acting
+parameters, their norm, the norm of their change, and eight parameters. On one machine, the hashes of two trees are
+equal if their parameters are equal bit for bit. Other processors and other versions of torch round differently; to
+compare results from different machines or versions, use the other numbers, as `tests/unit/scheme/test_digests.py` does.
+With `--against`, the exit code is 1 if anything differs, and the differences are printed on stderr.
 """
 
 from __future__ import annotations

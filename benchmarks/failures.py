@@ -9,8 +9,8 @@ Environments count their steps in files. The learner also has a file, to which i
 step. A comparison of these files shows how many steps were lost or used twice.
 
 `--learn` trains PPO on CartPole-v1, with two gradient workers that have two collection workers each, until an
-evaluation reaches 475. It trains once without failures. In a second run, each collection worker and a gradient worker
-are killed, and environments raise errors with probability 0.001.
+evaluation reaches 475. In a first run, there are no failures. In a second run, each collection worker and one gradient
+worker are killed, and environments raise errors with probability 0.001.
 
 The script shows its progress on stderr, prints one JSON object (or a Markdown table), and asserts nothing.
 """
@@ -113,7 +113,7 @@ class FiledBuffer(GAEBuffer):
 
 
 def counts(directory: str) -> dict[str, int]:
-    """Return the number of env steps, and the number of steps that a learner received more than once."""
+    """Return the number of env steps, and how many times a learner received a step that it had already received."""
     made = sum(path.stat().st_size for path in Path(directory).glob("made-*"))
     learned: Counter[tuple[int, ...]] = Counter()
     for path in Path(directory).glob("learned-*"):
@@ -131,7 +131,7 @@ def counting_scheme(directory: str, envs: VecEnv.Options | Any = None, **setting
     envs = envs or VecEnv.create_factory(FiledEnv, {"directory": directory}, NUM_ENVS)
     FiledBuffer.directory = directory
     storage = type("CountedBuffer", (FiledBuffer,), {"directory": directory})
-    for path in Path(directory).glob("made-*"):  # delete the files of the environment that was built to find the spaces
+    for path in Path(directory).glob("made-*"):  # delete the files of the environment that was built to read its spaces
         path.unlink()
     return Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3),
@@ -176,7 +176,7 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True
-    # Each run sends one signal to each worker, because the delay before a replacement doubles with each loss.
+    # Each run sends only one signal to each worker, because the delay before its replacement doubles with each loss.
     while len(rows) < count:
         with tempfile.TemporaryDirectory(dir=directory) as run:
             scheme = counting_scheme(run, **settings)
@@ -270,7 +270,7 @@ def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
 
 
 def stopping(count: int, directory: str) -> dict[str, Any]:
-    """Return the table row for `stop()` at a random moment of training."""
+    """Return the table row for `stop()`, called after a different number of updates in each run."""
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:

@@ -8,7 +8,7 @@ IMPALA learns in three cases:
 - from vectors (CartPole-v1) with networks of 256-256, as in continuous control; a train batch is a rollout of 64 x 80
   steps and is used once;
 - from vectors with small networks of 64-64; a train batch is a rollout of 64 x 20 steps and is used four times, because
-  this learner is faster than two collectors of this environment.
+  the learner uses data faster than two collection workers collect them.
 
 With vectors, 64 environments are stepped together, so that collection takes little processor time from the learner.
 Each case is measured in three modes, which alternate:
@@ -88,7 +88,7 @@ def through_queue(
         VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
-    # All other threads have inherited the remaining cores from the thread that started them.
+    # All other threads inherited their affinity to the remaining cores from the threads that started them.
     if pin:
         learner = next(thread for thread in threading.enumerate() if thread.name == "UpdaterThread")
         os.sched_setaffinity(learner.native_id, CORES[-1:])

@@ -5,9 +5,9 @@
 
 A call counts if one of its arguments, or its result, is the message or contains the message. A rollout is traced until
 its data is removed. Some calls do not count: methods of the message and of a train batch, wrappers that only time a
-call, and calls in the runtime and the agent. The agent's storage is an exception and counts as one file. The script
-prints JSON. For each message, it contains the files in the order of the first visit, the number of functions, and how
-often the message returns to a file that it has left. The counts do not depend on the machine.
+call, and calls in the runtime and the agent. The agent's storage is an exception and counts as one file. For each
+message, the script prints as JSON the files in the order of the first visit, the number of functions, and how often the
+message returns to a file that it has left. The counts do not depend on the machine.
 """
 
 from __future__ import annotations

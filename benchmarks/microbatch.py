@@ -5,8 +5,8 @@
 Observations have 84 x 84 x 4 bytes, as in Atari games, and the network is the library's default for images. Size 0
 means the whole batch in one backward pass. Each size is measured in its own process. `peak_mb` is the peak memory
 during the update minus the memory in use before it. On a GPU, torch's allocator measures it; on a CPU, it is the peak
-resident size that Linux records for the process. `update_s` is the median over the updates after the first. The script
-prints one JSON object and asserts nothing.
+resident size that Linux records for the process. `update_s` is the median time of all updates except the first. The
+script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
             return super().compute_gradients(batch)
 
     class Frames(gym.Env[Any, Any]):
-        """Environment with random images and episodes of 100 steps."""
+        """Environment whose observations are random images; an episode has 100 steps."""
 
         observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
         action_space = gym.spaces.Discrete(6)
@@ -66,7 +66,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
     worker = scheme.start().local_worker
     peaks, seconds = [], []
     for _ in range(updates + 1):
-        # Collect the batch before the measurement, which should contain only the update.
+        # The batch is collected before the measurement, so that only the update is measured.
         worker.get_data()
         before = reset_peak(device)
         start = time.perf_counter()
@@ -102,7 +102,7 @@ def peak(device: str) -> int:
 
 
 def status(field: str) -> int:
-    """Return a field of the kernel's status of this process, in bytes."""
+    """Return a field of `/proc/self/status` in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
 

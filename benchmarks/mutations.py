@@ -3,10 +3,10 @@
     python benchmarks/mutations.py [--only ring] [--list] [--tree .] [--pause 1] [--timeout 300]
 
 The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all its tests pass.
-Mutations whose effect no test can observe are marked as equivalent in the table, with the reason, and are not run. The
-script prints one line of JSON per mutation on stdout, and a last line with the counts. The exit code is 1 if a mutation
-survives or does not apply. A mutation does not apply if its text does not occur exactly once in the file, or if its
-tests are missing, select nothing, or fail without the mutation.
+Mutations whose effect no test can observe are marked as equivalent in the table, with the reason, and are not tested.
+The script prints one line of JSON per mutation on stdout, and a last line with the counts. The exit code is 1 if a
+mutation survives or does not apply. A mutation does not apply if its text does not occur exactly once in the file, or
+if its tests are missing, select nothing, or fail without the mutation.
 """
 
 from __future__ import annotations

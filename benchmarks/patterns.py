@@ -1,11 +1,11 @@
-"""Check that each of the sixteen patterns learns, balances its ledger and stops; print a JSON line per run.
+"""Train in each of the sixteen patterns, and check that the agent learns, the ledger balances, and the scheme stops.
 
     python benchmarks/patterns.py [--runtime ray|threads] [--steps 150000] [--seeds 3] [--patterns central-sync/...]
 
-The name of a pattern contains the execution and communication of collection and then of gradients, e.g.
-`parallel-async/central-sync`. Each run trains PPO on CartPole-v1 until an evaluation of 20 episodes reaches the goal,
-or for `--steps` env steps at most. `leftovers` are threads and child processes of this process that the run started and
-that still exist after `stop()`.
+The name of a pattern, e.g. `parallel-async/central-sync`, states the execution and communication of collection, and
+after the slash those of gradients. Each run trains PPO on CartPole-v1 until an evaluation of 20 episodes reaches the
+goal, or for `--steps` env steps at most. The script prints one line of JSON per run. `leftovers` are threads and child
+processes of this process that the run started and that still exist after `stop()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
 NUM_WORKERS = 2
 ROUND_STEPS = 1024
-"""Env steps of one round of training, for any number of workers."""
+"""Env steps per round of training, in every pattern."""
 PATTERNS = {
     f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}/"
     f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}": {
@@ -51,7 +51,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
     rollouts = 1
     if settings["col_communication"] is SYNC:
         rollouts *= settings["num_col_workers"]
-    # These settings give the lowest possible policy lag of asynchronous collection.
+    # These settings minimize the policy lag of asynchronous collection.
     else:
         settings |= {"queue_size": 1, "col_in_flight": 1}
     if settings["grad_communication"] is SYNC:
@@ -65,7 +65,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
 
 
 def run(pattern: str, seed: int, *, runtime: str, max_steps: int, goal: float) -> dict[str, Any]:
-    """Train until the goal or `max_steps`, stop, and return the results, with the processes and threads that remain."""
+    """Train until the goal is reached or `max_steps` env steps are used, stop, and return the results and leftovers."""
     threads, processes = set(threading.enumerate()), child_processes()
     scheme = build_scheme(pattern, seed=seed, runtime=runtime)
     scheme.start(max_steps)

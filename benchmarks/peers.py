@@ -29,16 +29,16 @@ from typing import Any
 
 WORKERS, ENVS = 2, 4
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The settings of RLlib's tuned example for CartPole, except its networks. A batch has at least 500 steps, in
+    # The settings of RLlib's tuned example for CartPole, except for its networks. A batch has at least 500 steps, in
     # rollouts of 50 x 4 steps.
     "impala": {"rollout": 50, "batch": 500, "lr": 5e-4, "gamma": 0.99, "value_coef": 0.05, "entropy_coef": 0.0,
                "grad_norm": 40.0},
-    # The settings of RLlib's tuned example, with sizes that Sample Factory also supports.
+    # The settings of RLlib's tuned example, with rollout and batch sizes that Sample Factory also supports.
     "appo": {"rollout": 128, "batch": 1024, "mini_batch": 256, "epochs": 2, "lr": 7.5e-4, "gamma": 0.99,
              "value_coef": 0.05,
              "entropy_coef": 0.01, "grad_norm": 40.0, "clip": 0.4},
-    # The settings of RLlib's tuned example, except its networks and its random n-step returns; one update per 8 env
-    # steps.
+    # The settings of RLlib's tuned example, except for its networks and the random n of its n-step returns. One update
+    # is made per 8 env steps.
     "dqn": {"rollout": 16, "batch": 32, "steps_per_update": 8, "lr": 5e-4, "gamma": 0.99, "grad_norm": 40.0,
             "n_step": 3,
             "capacity": 50_000, "alpha": 0.6, "beta": 0.4, "epsilon": (1.0, 0.02, 10_000), "starts": 1000,
@@ -166,7 +166,7 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
         start, end, steps = s["epsilon"]
         per_round = s["rollout"] * ENVS * WORKERS
         # In each round, RLlib makes `intensity` x (env steps of WORKERS + 1 rollouts) / 32 updates; see its
-        # `calculate_rr_weights`. The last factor compensates for the additional rollout.
+        # `calculate_rr_weights`. The factor WORKERS / (WORKERS + 1) compensates for the additional rollout.
         intensity = s["batch"] / s["steps_per_update"] * WORKERS / (WORKERS + 1)
         config: Any = DQNConfig()
         options |= {"n_step": s["n_step"], "double_q": True, "dueling": True, "epsilon": [(0, start), (steps, end)],
@@ -256,7 +256,7 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
 
 def in_process(python: str, side: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one measurement in its own process, with one thread per library."""
+    """Run one measurement in its own process, in which each numerical library uses one thread."""
     budgets = [str(budget) for budget in options.budgets[task]]
     longest = _LONGEST_WARM_UP_S + max(options.seconds, options.limit) + 60.0
     with subprocess.Popen(
@@ -275,7 +275,7 @@ def in_process(python: str, side: str, task: str, seed: int, options: argparse.N
 
 
 def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Run each library once per round; return its results and our rate relative to its rate in each round."""
+    """Run each library once per round; return its results, and the ratio of our rate to its rate in each round."""
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES[task] if side in pythons}
     for number in range(options.pairs):
         for side, found in runs.items():

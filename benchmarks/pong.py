@@ -41,7 +41,7 @@ EVAL_EVERY = {"appo": 250_000, "impala": 250_000, "apex": 50_000}
 
 
 def make_scheme(system: str, seed: int) -> Scheme:
-    """Return the scheme of one of the three systems."""
+    """Return the scheme of `appo`, `impala` or `apex`."""
     train, test = atari_factory(GAME, 8), atari_factory(GAME, 5)
     workers: dict[str, Any] = {"num_col_workers": 2, "seed": seed}
     if system == "apex":

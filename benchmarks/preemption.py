@@ -11,9 +11,9 @@ The output also contains the ideal throughput. Let a rollout have T steps of s s
 slower, and let f be `fraction_samples`. Then a round has 7 T + n env steps and takes max(T, k n) s seconds, with
 n = max(f T, T / k). Without preemption, a round has 8 T env steps and takes k T s seconds.
 
-Scores are measured with PPO on CartPole-v1 in the simulated runtime, with and without preemption, for three seeds and
-the same ratio of step times. A score is the mean return of the last hundred training episodes after a given number of
-env steps. The output also contains the virtual seconds that these steps took.
+Scores are measured with PPO on CartPole-v1 in the simulated runtime, with and without preemption, for three seeds.
+Again, one of the eight workers is ten times slower. A score is the mean return of the hundred most recent training
+episodes after a given number of env steps. The output also contains the virtual seconds that these steps took.
 
 The script prints one JSON object and asserts nothing.
 """

@@ -2,10 +2,10 @@
 
     python benchmarks/ranks.py [--ranks 1,2,4,8] [--seconds 20] [--sleep-ms 20] [--kills 3] [--runtime ray]
 
-The algorithm is A2C. Each rank has one environment, whose step sleeps, and collects 20 steps per update. One rank means
-the central scheme, in which nothing is averaged. The efficiency of n ranks is their steps/s divided by n times the
-steps/s of one rank. With Ray, the script then kills (SIGKILL) the ranks of a group of three, one after the other, at
-random moments during updates. It measures the time until the next update in which all ranks take part again.
+The algorithm is A2C. Each rank has one environment, which sleeps in each step, and collects 20 steps per update. With
+one rank, the scheme is central, and nothing is averaged. The efficiency of n ranks is their steps/s divided by n times
+the steps/s of one rank. With Ray, the script then kills (SIGKILL) the ranks of a group of three, one after the other,
+at random moments during updates. It measures the time from each kill to the next update with all ranks.
 
 Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
 asserts nothing.
@@ -88,7 +88,7 @@ def losses(num_ranks: int, kills: int, step_s: float) -> dict[str, Any]:
 
 
 def in_process(*arguments: object) -> dict[str, Any]:
-    """Run one measurement in its own process, with one thread per library."""
+    """Run one measurement in its own process, in which each numerical library uses one thread."""
     done = subprocess.run([sys.executable, __file__, "_measure", *map(str, arguments)], capture_output=True, text=True,
                           check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})

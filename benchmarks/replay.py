@@ -3,11 +3,11 @@
     python benchmarks/replay.py [--runs 3] [--updates 300] [--seconds 120]
 
 The runs train PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2
-gradient workers), and with both while a collection worker is killed. Each run is recorded on Ray and replayed in this
-process, and the parameters are compared bit for bit. The cost of recording is the time per update with recording,
-divided by the time per update without recording. Both times are measured within one run that turns recording on and off
-about ten times per second, because the speed of a machine varies between runs, and even between seconds, by more than
-recording costs. The script prints one JSON object and asserts nothing.
+gradient workers), and with both. In the runs with both, a collection worker is killed. Each run is recorded on Ray and
+replayed in this process, and the parameters are compared bit for bit. The cost of recording is the time per update with
+recording, divided by the time per update without recording. Both times are measured within one run that turns recording
+on and off about ten times per second, because the speed of a machine varies between runs, and even between seconds, by
+more than recording costs. The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder:
 
 
 PHASE_S = 0.1
-"""Length of a phase in seconds. Recording is on in half of the phases, so that other load affects both halves."""
+"""Length of a phase in seconds; recording is on in half of the phases, so that other load affects both halves."""
 COINS = random.Random(0).getrandbits(4096)
 
 
@@ -86,7 +86,7 @@ def switch_records() -> None:
     from pytorchrl.runtime import journal
     from pytorchrl.scheme.updates.u_worker import UWorker
 
-    # `writing.has_begun` keeps recording on until a write in progress is complete.
+    # While `writing.has_begun` is true, recording stays on, so that the write in progress is completed.
     writing = threading.local()
 
     def switched(name: str) -> Any:
@@ -112,7 +112,7 @@ def switch_records() -> None:
 
 
 def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]:
-    """Return the seconds per update with recording, divided by those without; a single run alternates between both."""
+    """Return the ratio of the seconds per update with and without recording, measured in a single run."""
     scheme = Scheme(*agent(), seed=1, record=path, **settings)
     for _ in range(50):
         scheme.step()

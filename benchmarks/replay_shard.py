@@ -2,10 +2,10 @@
 
     python benchmarks/replay_shard.py [--seconds 10] [--size 100000] [--batch 512] [--insert-per-served 1.25]
 
-The script alternates between inserting rollouts with observations of 84 x 84 x 4 uint8, sampling batches of 512
-transitions, and updating the priorities of the batches; it inserts 1.25 transitions per sampled transition. The script
-compares the memory of the shard with the memory of one 84 x 84 image per transition, and reads the resident memory of
-the process every second. "dropped" counts inserted transitions that are neither stored nor evicted.
+The script repeatedly samples a batch of 512 transitions, updates their priorities, and inserts rollouts with
+observations of 84 x 84 x 4 uint8; it inserts 1.25 transitions per sampled transition. The script compares the memory of
+the shard with the memory of one 84 x 84 image per transition, and reads the resident memory of the process every
+second. "dropped" counts inserted transitions that are neither stored nor evicted.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -69,7 +69,7 @@ def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Gene
 
 
 class Shard:
-    """A storage, and a fixed sequence of rollouts that is inserted repeatedly."""
+    """A storage, and a fixed sequence of rollouts that is repeatedly inserted into it."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.rng = np.random.default_rng(0)

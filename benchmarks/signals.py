@@ -2,11 +2,11 @@
 
     python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads ray] [--kinds SIGINT ...]
 
-The script runs `pytorchrl train` as a process in its own session, and sends signals to it at a random moment. In every
-other run, this moment is before training begins, during imports or the start of Ray; otherwise it is in the first
-seconds of training. The script then measures the time until the process exits, and checks its exit code, the processes
-and files that remain ten seconds later, and whether the written files can be read. Half of all SIGINT signals go to the
-whole process group, as with Ctrl-C in a terminal. The script prints one JSON object and asserts nothing.
+The script runs `pytorchrl train` as a process in its own session, and sends signals to it at a random moment. In half
+of the runs, this moment is before training begins, during imports or the startup of Ray; in the other half, it is in
+the first seconds of training. The script then measures the time until the process exits, and checks its exit code, the
+processes and files that remain ten seconds later, and whether the written files can be read. Half of all SIGINT signals
+go to the whole process group, as with Ctrl-C in a terminal. The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Run:
     def files_left(self) -> list[str]:
         """Return the files left outside the log directory: temporary files, Ray's files, and shared memory."""
         left = [*(self.folder / "tmp").iterdir(), *(path for path in self._ray_folders if path.exists()),
-                # The run creates no semaphores with multiprocessing, so such semaphores belong to other programs.
+                # Files `sem.mp*` are semaphores of Python's multiprocessing. The run creates none, so they belong to
+                # other programs.
                 *(path for path in set(Path("/dev/shm").iterdir()) - self._shared_before
                   if not path.name.startswith("sem.mp"))]
         return sorted(path.name for path in left)
@@ -155,7 +156,7 @@ class Run:
 
 @contextlib.contextmanager
 def described(found: list[str], name: str) -> Any:
-    """Catch an error of the `with` block, and append the name of the file and the error's message to `found`."""
+    """Catch an error in the `with` block, and append the file name `name` and the error's message to `found`."""
     try:
         yield
     except (PyTorchRLError, ValueError, OSError) as error:
@@ -183,7 +184,10 @@ def start_up_s(form: str) -> float:
 
 
 def one(form: str, kind: str, moment: float, pause: float, *, in_training: bool, to_group: bool) -> dict[str, Any]:
-    """Start a run, send signals `moment` seconds after its start or the start of training, and check the result."""
+    """Start a run, send signals to it, and return the results.
+
+    The first signal is sent `moment` seconds after the process starts or, with `in_training`, after training begins.
+    """
     run, numbers = Run(form), KINDS[kind]
     try:
         if in_training:
@@ -255,7 +259,7 @@ def main() -> None:
                         help="seconds until training begins; measured once per form if not given")
     parser.add_argument("--rows", help="file to write, with one line of JSON per run")
     options = parser.parse_args()
-    # A shell's background jobs ignore SIGINT, and the runs would inherit this setting.
+    # In a shell's background job, this script would ignore SIGINT, and the runs would inherit this setting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `finally` clauses end the current run
     result: dict[str, Any] = {}

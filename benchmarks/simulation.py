@@ -2,8 +2,9 @@
 
     python benchmarks/simulation.py [--col-workers 1000] [--grad-workers 8] [--updates 500]
 
-The agent is synthetic, so that environments and gradients cost almost no time. The script starts the workers, makes the
-updates, and stops. It prints one JSON object with seconds, virtual seconds, events and the ledger, and asserts nothing.
+The agent is synthetic, so that environments and gradients cost almost no time. The script starts the workers, makes
+`--updates` updates, and stops the workers. It prints one JSON object with seconds, virtual seconds, events and the
+ledger, and asserts nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the env steps per second of training; if Stable-Baselines3 is installed, also measure it and compare.
+"""Measure the env steps per second of training, and compare them with Stable-Baselines3 if it is installed.
 
     python benchmarks/throughput.py cartpole [--pairs 5] [--schemes central,best]
     python benchmarks/throughput.py pong [--pairs 3]
@@ -6,9 +6,9 @@
 
 `cartpole` is PPO on CartPole-v1 with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and an MLP of 64-64.
 `pong` is PPO on Pong with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, the Nature CNN, and 4 stacked
-84 x 84 frames. `sleeping` is asynchronous collection with training, where each step of an environment sleeps 5 ms. Its
-rate is compared with the ideal rate, workers / 5 ms, and with the rate of the same number of processes that only step
-the environment.
+84 x 84 frames. `sleeping` is PPO with asynchronous collection from environments that sleep 5 ms in each step. Its rate
+is compared with the ideal rate, workers / 5 ms, and with the rate of the same number of processes that only step the
+environment.
 
 Each measurement runs in its own process, and does not include start-up and compilation. The two libraries run one
 after the other, so that each ratio compares measurements made within minutes of each other. The script prints one JSON
@@ -51,7 +51,7 @@ BEST = {"cartpole": "async_2_collectors", "pong": "async_2_threads"}
 
 
 def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
-    """Return the env steps per second of this library in one scheme, and the share of time of each part."""
+    """Return the env steps per second of this library in one scheme, and each part's share of the time."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs import atari_factory
 
@@ -189,7 +189,7 @@ def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
 
 
 def in_process(arguments: list[str]) -> dict[str, Any]:
-    """Run one measurement in its own process, with one thread per library."""
+    """Run one measurement in its own process, in which each numerical library uses one thread."""
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if "num_threads" in json.dumps(OURS.get(arguments[1], {}).get(arguments[-1], {})):
         threads = {}

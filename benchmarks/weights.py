@@ -2,11 +2,10 @@
 
     python benchmarks/weights.py [--workers 8] [--megabytes 50] [--pushes 20]
 
-A push starts with the learner's parameters and ends when all workers have loaded them into their actors. The two
-methods alternate in one run on Ray. To send weights by value, the script passes a state dict as an argument of each
-call. Then it times rollouts of the same workers, with and without new weights in each request, in an environment whose
-steps take almost no time. It measures both the time of acting inside a rollout and the time from the request to the
-answer.
+A push is complete when all workers have loaded the learner's parameters into their actors. The two methods alternate in
+one run on Ray. To send weights by value, the script passes a state dict as an argument of each call. Then the script
+times rollouts of the same workers, with and without new weights in each request, in an environment whose steps take
+almost no time. It measures both the time of acting inside a rollout and the time from the request to the answer.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -89,7 +88,7 @@ def main() -> None:
             push(worker, runtime, handles)
             times.append(1e3 * (time.perf_counter() - start))
         print(f"push {number}: {times[0]:.0f} ms by reference, {times[1]:.0f} ms by value", file=sys.stderr, flush=True)
-        if number:  # the first push, which finds an empty object store, is not counted
+        if number:  # the first push is not counted, because the object store is empty at first
             pairs.append(times)
     timed: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(options.pushes + 1):

@@ -1,8 +1,8 @@
 """Sphinx directives that generate the tables of options and flags from the code, so that the tables stay up to date.
 
 `{option-table} PPO` lists the fields of `pytorchrl.PPO.Options`, and `{option-table} Scheme` the keyword arguments of
-`Scheme`. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups. `{names-table}` lists the option names
-of other libraries that error messages translate.
+`Scheme`. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups. `{names-table}` lists the names of
+options in other libraries, and the corresponding options here.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class FiledEnv(CountingEnv):
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
     scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, **pattern)
-    for file in tmp_path.iterdir():  # delete the files of the environment that was built to find the spaces
+    for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
         file.unlink()
     for _ in range(6):
         assert scheme.step()["loss"] == pytest.approx(0, abs=1e9)
