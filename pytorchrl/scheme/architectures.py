@@ -141,7 +141,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`; some defaults differ: `num_grad_workers=2`, `updates_per_step=100`.
+            **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `num_grad_workers=2`,
+                `updates_per_step=100`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
@@ -167,7 +168,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`; some defaults differ: `num_grad_workers=2`, `col_fraction_workers=0.6`.
+            **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `num_grad_workers=2`,
+                `col_fraction_workers=0.6`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
@@ -189,7 +191,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`; some defaults differ: `train_batch_size=10000`, `microbatch_size=1000`.
+            **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `train_batch_size=10000`,
+                `microbatch_size=1000`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
@@ -212,7 +215,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`; some defaults differ: `num_col_workers=2`, `train_batch_size=500`.
+            **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `num_col_workers=2`,
+                `train_batch_size=500`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
@@ -255,8 +259,9 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`; some defaults differ: `num_col_workers=2`, `num_replay_workers=1`,
-                `max_weight_sync_delay=400`, and, if the storage has priorities, `initial_priority="worker"`.
+            **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `num_col_workers=2`,
+                `num_replay_workers=1`, `max_weight_sync_delay=400`, and, if the storage has priorities,
+                `initial_priority="worker"`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
@@ -304,8 +309,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`; some defaults differ: `num_grad_workers=2`, `num_col_workers=2`,
-                `queue_size=4`, `distribute_gradients=True`.
+            **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `num_grad_workers=2`,
+                `num_col_workers=2`, `queue_size=4`, `distribute_gradients=True`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.

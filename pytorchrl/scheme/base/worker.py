@@ -28,14 +28,14 @@ class _Choice(str, Enum):
 
 
 class Communication(_Choice):
-    """The coordination of workers: whether they wait for each other."""
+    """Whether workers wait for each other."""
 
     SYNC = "synchronous"
     ASYNC = "asynchronous"
 
 
 class Execution(_Choice):
-    """The place where an operation runs: in the parent worker or in remote workers."""
+    """Where an operation runs: in the parent worker or in remote workers."""
 
     CENTRAL = "Central"
     PARALLEL = "Parallel"

@@ -103,7 +103,7 @@ class Inserter:
         self._states.changed.set()
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """Handle a shard whose loss was detected elsewhere."""
+        """Handle a shard that another component has found to be lost."""
         self._adds.lose(index, error)
 
     @property

@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 
 
 class Supervisor:
-    """Watches the workers of one set, for the thread that sends them requests.
+    """Watches the workers of one set on behalf of the thread that sends requests to them.
 
     A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
     has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
@@ -96,7 +96,7 @@ class Supervisor:
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker was called, or since its last answer if that came later."""
+        """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
         return self._runtime.now() - self._since[index]
 
     def answered(self, index: int, seconds: float, more: bool) -> None:

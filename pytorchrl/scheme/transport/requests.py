@@ -31,7 +31,7 @@ class Watch(Protocol):
         """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker was called, or since its last answer if that came later."""
+        """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
         """Record a result for which a worker needed `seconds`."""
@@ -187,7 +187,7 @@ class Requests(Generic[R]):
         self._on_replaced(index)
 
     def lose(self, index: int, error: BaseException) -> None:
-        """Handle a worker whose loss was detected elsewhere."""
+        """Handle a worker that another component has found to be lost."""
         if index not in self._supervisor.gone:
             self._lose(index, error)
 

@@ -45,7 +45,7 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Make the next request store the weights again, because they changed without a new version."""
+        """Make the next request store the weights again, although their version has not changed."""
         self._version = None
 
     def put(self, weights: Weights) -> None:
