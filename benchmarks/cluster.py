@@ -48,7 +48,7 @@ from pytorchrl.runtime.reaper import start_reaper
 NUM_CPUS, STEP_S = 4, 0.005
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 20_000,
          "health_check_failure_threshold": 3}
-"""Options of Ray's health checks. The timeout can be long, because dead processes refuse connections immediately."""
+"""Options of Ray's health checks. The timeout can be long, because connections to dead processes fail immediately."""
 COLLECTORS: dict[str, Any] = {"num_col_workers": 4}
 GRADIENTS: dict[str, Any] = {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC,
                              "col_communication": ASYNC}

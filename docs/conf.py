@@ -25,7 +25,7 @@ default_role = "literal"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
-# The nested `Options` classes are excluded, because the page of options lists all options.
+# The nested `Options` classes are excluded, because the options page lists all options.
 autodoc_default_options = {"exclude-members": "Options"}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -55,7 +55,7 @@ def place_of(item):
 
 
 def pytest_runtest_setup(item):
-    """Refuse versions of pytest and pytest-xdist that ignore groups, because each process would start its own Ray."""
+    """Fail if pytest or pytest-xdist ignores test groups; otherwise, each process would start its own Ray cluster."""
     group = item.get_closest_marker("xdist_group")
     is_checked = group is not None and getattr(item.config.option, "loadgroup", False)
     if is_checked and not item.nodeid.endswith(f"@{group.args[0]}"):
@@ -64,7 +64,7 @@ def pytest_runtest_setup(item):
 
 
 class Failures:
-    """A plugin that shows each failure immediately. With several processes, pytest itself shows failures at the end."""
+    """A plugin that shows each failure immediately; with several processes, pytest shows failures only at the end."""
 
     def __init__(self, config):
         self._config = config
@@ -81,8 +81,8 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # only the main process writes to the terminal
         config.pluginmanager.register(Failures(config))
         return
-    # The threads of the simulated runtime run in turns, which takes a tenth less time if all of them use the same core.
-    # The first process is not bound to a core, because it runs the tests with Ray.
+    # Only one thread of the simulated runtime runs at a time. A simulation takes a tenth less time if all of its
+    # threads use the same core. The first process is not bound to a core, because it runs the tests with Ray.
     number, cores = int(config.workerinput["workerid"].removeprefix("gw")), sorted(os.sched_getaffinity(0))
     if number:
         os.sched_setaffinity(0, {cores[(number - 1) % len(cores)]})
@@ -221,7 +221,7 @@ def run_forked(tmp_path, fork_server):
 
 @pytest.fixture
 def run_on_ray(run_forked, shared_ray):
-    """Return a function like `run_forked` whose scripts join the Ray cluster of the tests instead of starting one."""
+    """Return a function like `run_forked`, except that its scripts join the Ray cluster of the tests."""
     return partial(run_forked, env=process_environment(RAY_ADDRESS=shared_ray.get_runtime_context().gcs_address))
 
 

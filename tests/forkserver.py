@@ -5,8 +5,8 @@
 arguments, environment, working directory and standard streams to the process, which forks; the fork runs the script as
 `__main__`. The executable ends with the exit code of the fork. If it is killed, the fork is killed, too.
 
-Ray is not imported before forking, because its connections do not work in forks. Use fresh processes (`run_python`)
-for tests of how a process imports, starts or ends.
+Ray is not imported before forking, because its connections do not work in forks. Tests of imports, and
+of the start or end of a process, need fresh processes (`run_python`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class ForkServer:
     """The process that forks.
 
     Args:
-        environment: Environment of the process while it imports packages; each script has the environment of its call.
+        environment: Environment variables of the process while it imports packages. Each script has the environment
+            variables of the call that runs it.
 
     Attributes:
         python: Path of the executable.
@@ -82,7 +83,7 @@ class ForkServer:
 
 
 class Forking:
-    """The work of the process that forks: it answers clients one at a time, while their scripts run in parallel."""
+    """The server in the process that forks. It reads one request at a time, while scripts run in parallel."""
 
     def __init__(self, listening):
         self._listening, self._running = listening, {}  # connection of each running script -> process id
@@ -92,7 +93,10 @@ class Forking:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not wake select()
 
     def serve(self):
-        """Fork for each request until standard input is closed. Forks return their request; the parent returns None."""
+        """Fork for each request until standard input is closed.
+
+        In a fork, return the request of the fork. In the parent, return None.
+        """
         while True:
             ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
             is_over = sys.stdin in ready
@@ -144,7 +148,7 @@ class Forking:
 
 def kill(pid):
     """Kill a script and the processes that it has started."""
-    for end in (os.killpg, os.kill):  # a process that was just forked is not yet the leader of a group
+    for end in (os.killpg, os.kill):  # a process that was just forked may not have its own group yet
         with contextlib.suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)
 

@@ -78,7 +78,7 @@ class NamesTable(Directive):
 
 
 def _meaning(here: Here) -> nodes.paragraph:
-    """Return a paragraph that lists the options that replace an option of another library, and the owner of each."""
+    """Return a paragraph that names the options that replace an option of another library, each with its owner."""
     paragraph = nodes.paragraph()
     for number, (home, name) in enumerate(here.options):
         if number:

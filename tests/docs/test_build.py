@@ -1,4 +1,4 @@
-"""Tests that the site builds without warnings, notebook included, and that its pages are complete."""
+"""Tests that the site, including the notebook, builds without warnings, and that its pages are complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import ROOT, process_environment
 
 pytest.importorskip("myst_nb")
 pytest.importorskip("furo")
-# One process builds the site for all of these tests, because this takes a minute.
+# One process builds the site for all of these tests, because a build takes a minute.
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
 
 DOCS = ROOT / "docs"
@@ -107,7 +107,7 @@ def test_options_page_lists_every_option(site):
         assert not (name.endswith("_factory") and f">{name}</span>" in page), name
     for name in OF_OTHER_LIBRARIES:
         assert f">{name}</span>" in page, name
-    # The option `preset` is known only to `train` and to the command line.
+    # Only `train` and the command line have the option `preset`.
     assert ">preset</span>" not in page
 
 

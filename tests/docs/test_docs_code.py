@@ -26,9 +26,9 @@ PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
-# Pages whose code trains until the result is good, which takes minutes.
+# Pages whose code trains an agent to a high return, which takes minutes.
 TAKE_LONG = {"README.md"}
-# Limit for each process in seconds; a busy machine takes ten times as long as an idle one.
+# Time limit of each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(600)
 

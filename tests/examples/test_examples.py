@@ -28,7 +28,7 @@ SMOKE_RUNS = {
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
 }
-# Limit in seconds; a busy machine takes ten times as long as an idle one.
+# Time limit of each example in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(360)
 

@@ -30,7 +30,7 @@ def nothing_left():
     while (left := actor_processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
-    # Native threads of Ray that have logged something are listed forever as dummy threads.
+    # Once a native thread of Ray has logged something, Python lists it forever as a dummy thread.
     threads = [t.name for t in set(threading.enumerate()) - before
                if t.is_alive() and not t.name.startswith("ray") and not isinstance(t, threading._DummyThread)]
     assert threads == []

@@ -86,7 +86,7 @@ def test_a_worker_without_assigned_gpus_has_none(result):
 
 
 def test_a_gpu_that_torch_lacks_is_reported_before_the_first_step(result):
-    """Check the error if Ray assigns a share of a GPU that torch does not see, for example in a build without CUDA."""
+    """Check the error if Ray assigns a share of a GPU, but torch sees no GPU, for example in a build without CUDA."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     kind, text = result["error"]

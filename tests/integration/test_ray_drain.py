@@ -50,7 +50,7 @@ def test_a_scheme_continues_after_draining(stop, name):
 
 
 def test_a_slow_rank_is_preempted(stop):
-    """Check that the slowest of three ranks, with steps twenty times as long, is preempted once the others finish."""
+    """Check that a rank whose steps take twenty times as long is preempted once the two other ranks finish."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.01}, 1)
     scheme = Scheme.ddppo(
         A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,

@@ -52,7 +52,7 @@ class WrongStep(Decoding):
 
 @pytest.fixture
 def make_own(shared_ray, stop):
-    """Return a function that makes asynchronous schemes of the parts in this file, with two collection workers."""
+    """Return a function that makes asynchronous schemes from the parts in this file, with two collection workers."""
     # Workers cannot import the directory of the tests as a package.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

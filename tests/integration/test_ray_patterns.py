@@ -1,6 +1,7 @@
 """Tests of schemes on real Ray workers.
 
-Every pattern accounts for all steps and stops. Deterministic schemes compute the same parameters as with threads.
+In every pattern, the ledger accounts for all steps, and the scheme stops. Deterministic schemes compute the same
+parameters on Ray as with threads.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ def test_collectors_and_an_evaluator_have_weights_and_resources(make_scheme, sha
 
 
 class SlowFirst(SleepEnv):
-    """An environment that is slow in the first worker that builds it. An instance built to find the spaces is fast."""
+    """An environment that is slow in the first worker that builds it.
+
+    The instance that is built to read the spaces is fast.
+    """
 
     def __init__(self, directory):
         try:
@@ -210,7 +214,7 @@ def test_a_killed_gradient_worker_raises_if_requested(make_scheme, stop_in_balan
 
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 def test_ranks_continue_after_one_is_killed(make_scheme, stop_in_balance, policy):
-    """Kill a rank while the others wait for its gradient, and check that the new group has bit-identical ranks."""
+    """Kill a rank while the others wait for its gradient, and check that all live ranks agree bit for bit."""
     scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
                          on_worker_failure=policy,
                          grad_worker_resources={"num_cpus": 0.5})

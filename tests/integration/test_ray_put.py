@@ -18,7 +18,7 @@ class Reader:
     """A worker that describes the weights that it receives."""
 
     def read(self, weights):
-        """Return the version, the sum of the decoded values, the number of encoded bytes, and the name of the class."""
+        """Return the weights' version, the sum of their decoded values, their encoded bytes, and their class name."""
         values = decode_array(weights.state["all"])
         return weights.version, float(values.sum()), weights.state["all"].nbytes, type(weights).__name__
 
@@ -57,8 +57,8 @@ def test_shared_values_do_not_follow_later_changes_in_place(readers):
 
 
 def test_a_user_defined_codec_is_sent_with_the_weights(readers, monkeypatch):
-    """Check that a codec is sent together with the weights, because its functions cannot be pickled by name."""
-    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # undo the registration for other tests
+    """Check that a user-defined codec is sent with the weights if its functions cannot be pickled by name."""
+    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # restores the registry after the test
     codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype,
                            size: arrays[0].astype(dtype),
                            is_lossless=False)

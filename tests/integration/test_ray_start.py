@@ -71,7 +71,7 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
 
 
 def test_ray_may_be_imported_before_a_run(run_forked):
-    """Check that a run works if the user has imported Ray, which reads some variables only during its import."""
+    """Check that a run works after an import of Ray, which reads some environment variables only during its import."""
     assert _run(run_forked, {}, "import ray")["directories"]
 
 

@@ -32,7 +32,8 @@ def check(start_python, *arguments, timeout_s):
                 assert set(found["exit_codes"]) <= codes, where
                 assert (found["runs_with_processes_left"], found["runs_with_files_left"]) == (0, 0), where
                 assert found["flaws"] == {}, where
-                # The limit is ten seconds, or two seconds after a second signal. It is doubled for slow machines.
+                # A process must exit within ten seconds, or within two seconds of a second signal. Both limits are
+                # doubled for slow machines.
                 assert found["exit_s"] is None or found["exit_s"]["max"] < (4 if "twice" in kind else 20), where
     return told
 

@@ -32,7 +32,7 @@ def play(seed, **runtime):
     pytest.param({"runtime": "ray"}, marks=pytest.mark.ray)],
     ids=["simulated", "ray"])
 def test_apex_solves_cartpole(runtime):
-    """Check the median of three seeds, because the last policy of a run is sometimes bad.
+    """Check the median of three seeds, because the final policy of a run is sometimes bad.
 
     Importance weights fully correct for priorities (beta = 1). With beta = 0.4, runs ended with returns
     between 170 and 290.

@@ -1,7 +1,7 @@
-"""Tests that several policies learn two PettingZoo games with PPO and DQN, compared with a pair of random policies.
+"""Tests that policies trained with PPO and DQN play two PettingZoo games better than random policies.
 
-`simple_speaker_listener`: two policies; one sees the goal and the other can move. `simple_spread`: one policy for two
-agents, which have to cover two landmarks. Returns are sums over both agents.
+`simple_speaker_listener` has two policies: one sees the goal, and the other can move. `simple_spread` has one policy
+for two agents, which have to cover two landmarks. Returns are sums over both agents.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pytorchrl import (
 
 SPEAKER = "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, lambda agent: agent.split("_")[0]
 SPREAD = "mpe2.simple_spread_v3", {"N": 2, "max_cycles": 25}, None
-# Algorithm, game, env steps, and a factor. The trained return must exceed the factor times the return of two random
-# policies; both returns are negative.
+# Algorithm, game, env steps, and a factor. The return of the trained policies must exceed the factor times the return
+# of random policies; both returns are negative.
 RUNS = {
     "ppo-speaker_listener": ("ppo", SPEAKER, 30_000, 0.65), "dqn-speaker_listener": ("dqn", SPEAKER, 20_000, 0.65),
     "ppo-spread": ("ppo", SPREAD, 40_000, 0.8), "dqn-spread": ("dqn", SPREAD, 20_000, 0.8),

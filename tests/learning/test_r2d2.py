@@ -1,4 +1,4 @@
-"""Tests that R2D2 recalls a cue that was shown several steps ago, while DQN, which has no memory, guesses."""
+"""Tests that R2D2 recalls a cue that was shown several steps earlier, while DQN, which has no memory, guesses."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_solves_cartpole(algorithm, target_steps, seed):
 @pytest.mark.parametrize("runtime", ["simulated", pytest.param("ray", marks=pytest.mark.ray)])
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
 def test_solves_cartpole_in_other_runtimes(algorithm, target_steps, runtime):
-    """Check the median of three seeds, because the last policy of a run is sometimes bad."""
+    """Check the median of three seeds, because the final policy of a run is sometimes bad."""
     runs = [play(algorithm, seed, target_steps=target_steps, runtime=runtime) for seed in (1, 2, 3)]
     assert all(summary["policy_lag"]["mean"] >= UPDATES_PER_BATCH[algorithm] for _, summary in runs), runs
     assert statistics.median(result for result, _ in runs) >= 475, runs

@@ -1,4 +1,4 @@
-"""Tests that errors, files and fault plans use the same names of workers."""
+"""Tests that errors, files and fault plans use the same names for workers."""
 
 from __future__ import annotations
 

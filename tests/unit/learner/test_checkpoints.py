@@ -38,7 +38,7 @@ def make(log_dir, target_steps=1000, scheme=None, **options):
 
 
 def records(path):
-    """Return the learning curve without times, rates and values that each process counts separately."""
+    """Return the learning curve without values that depend on time or on the process."""
     kept = ("env_steps", "updates", "return_mean", "return_episodes", "length_mean", "policy_lag", "ledger",
             "algorithm")
     return [{name: record[name] for name in kept}
@@ -56,7 +56,7 @@ def train_to(path, **options):
 
 
 def interrupt_after(path, env_steps, **options):
-    """Train until `env_steps` env steps have reached the learner, then end the run without finishing it."""
+    """Train for `env_steps` env steps, and close the learner before the run reaches its target."""
     with make(path, **options) as learner:
         while learner.env_steps < env_steps:
             learner.step()
@@ -67,7 +67,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     # Each step was used in both epochs, so training ended after the last epoch of a rollout.
     assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]
     interrupt_after(tmp_path / "cut", 750)
-    # The interrupted run has records that are newer than its last checkpoint.
+    # The interrupted run has records that are newer than its latest checkpoint.
     assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680
     with make(tmp_path / "cut", resume=True) as learner:
         learner.start()
@@ -79,8 +79,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     assert all(torch.equal(again[name], state[name]) for name in state)
     for name in ("env_steps", "updates", "return_mean", "return_episodes", "policy_lag", "ledger"):
         assert resumed[name] == straight[name], name
-    # Checkpoints do not contain the algorithm statistics since the last record, so the means of one record may differ.
-    # Everything else is equal.
+    # Checkpoints do not contain the algorithm's statistics since the latest record, so the means of one record may
+    # differ. Everything else is equal.
     first, second = records(tmp_path / "straight"), records(tmp_path / "cut")
     assert [record["env_steps"] for record in second] == [record["env_steps"] for record in first]
     for one, other in zip(first, second, strict=True):
@@ -89,7 +89,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
 
 
 def test_records_and_evaluations_do_not_affect_training(tmp_path):
-    """Check that records and evaluations do not affect training; both runs write checkpoints."""
+    """Check that the intervals of records and evaluations do not affect the trained parameters."""
     state, _ = train_to(tmp_path / "a", target_steps=450)
     other, _ = train_to(tmp_path / "b", target_steps=450, log_every=37, eval_every=100, eval_episodes=1)
     assert all(torch.equal(other[name], state[name]) for name in state)
@@ -177,7 +177,7 @@ def test_a_finished_run_can_be_extended(tmp_path):
 
 
 def test_rates_of_a_resumed_run_exclude_the_earlier_run(tmp_path):
-    """Check that the rate of a resumed run does not depend on how long the run took before its checkpoint."""
+    """Check that the rate of a resumed run does not depend on the duration of the run before its checkpoint."""
     interrupt_after(tmp_path, 350)
     (path,) = checkpoints.paths(tmp_path / "checkpoints")
     checkpoint = checkpoints.read(path)
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path, caplog, damage):
         learner.start()
         assert learner.env_steps == int(older.name[5:-3])
     assert newest.name in caplog.text
-    # The damaged file is renamed. Otherwise, a continued run could mistake it for its newest checkpoint.
+    # The damaged file is renamed. Otherwise, a resumed run could mistake it for its newest checkpoint.
     assert [path.name for path in newest.parent.iterdir() if path != older] == [f"{newest.name}.damaged"]
 
 
@@ -221,7 +221,7 @@ def test_every_kind_of_damage_is_detected(tmp_path):
             found = checkpoints.read(newest)
         except CheckpointError:
             continue
-        assert is_equal(found, good)  # only damage to padding between the parts may go undetected
+        assert is_equal(found, good)  # only damage to the padding in the file may go undetected
 
 
 def is_equal(one, other):

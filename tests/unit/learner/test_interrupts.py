@@ -105,9 +105,9 @@ def test_signal_that_is_swallowed_while_starting_still_ends_training(fake_scheme
 
 
 def test_an_error_after_a_signal_is_logged_and_the_signal_is_raised(fake_scheme, tmp_path, caplog):
-    """Check that an error after a signal is logged, and that the model is saved and the signal is raised.
+    """Check that an error after a signal is logged, the model is saved, and `KeyboardInterrupt` is raised.
 
-    Such errors occur if native code is interrupted, or if Ctrl-C also ended the environments' processes.
+    Such errors occur if native code is interrupted, or if Ctrl-C also ends the environments' processes.
     """
     def fail(scheme):
         if scheme.version == 2:

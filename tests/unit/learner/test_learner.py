@@ -181,7 +181,7 @@ def test_records_are_written_at_intervals_and_at_the_end(fake_scheme, tmp_path):
 
 
 def test_metrics_keep_the_last_statistics_of_the_algorithm(fake_scheme, tmp_path):
-    """Check that metrics contain the statistics of the last record until the next update starts new means."""
+    """Check that metrics contain the statistics of the latest record until the next update starts new means."""
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
         assert learner.get_metrics()["algorithm"] == {}  # no update has been made
         found = []
@@ -273,7 +273,7 @@ def test_evaluations_occur_at_multiples_and_after_the_last_update(fake_scheme, t
     with make(scheme, 60, tmp_path, eval_every=20) as learner:
         learner.train()
     assert evaluated_versions(tmp_path) == [2, 4, 6]
-    # The model is saved before the last evaluation, which could fail.
+    # The model is saved before the final evaluation, which could fail.
     assert [name for name, *_ in scheme.calls[-3:]] == ["save_model", "start_evaluation", "stop"]
 
 

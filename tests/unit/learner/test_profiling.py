@@ -1,4 +1,4 @@
-"""Tests of the bottleneck that a profile names: each rule with constructed numbers, and whole simulated runs."""
+"""Tests of the bottleneck that a profile reports, with constructed times for each rule, and in simulated runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = {"num_col_workers": 8}  # as many workers as CPU cores
 BATCHES, PASSES = {"num_mini_batch": 4, "num_epochs": 3}, {"num_mini_batch": 1, "num_epochs": 3}
 DISTRIBUTED = {"distribute_gradients": True}
 
-# Cases: (the part that is the bottleneck, the options of the run, the option that the advice names).
+# Cases: (the part that is the bottleneck, the options of the run, the option that the advice recommends).
 CASES = [
     ("collection/environment", {}, "num_col_workers"),
     ("collection/environment", FULL | {"backend": "auto"}, "backend"),

@@ -208,7 +208,7 @@ def test_outside_a_terminal_each_message_is_a_line():
 
 
 def rates_of(arrivals, end, *, seconds=10.0, rise=1000):
-    """Return the rates at intervals of a quarter of a second, if `rise` steps arrive at each time in `arrivals`."""
+    """Return the rate after each quarter of a second, if `rise` steps arrive at each time in `arrivals`."""
     rate, rates = RateWindow(seconds), []
     for tick in range(4 * end + 1):
         rate.add(tick / 4, rise * sum(arrival <= tick / 4 for arrival in arrivals))

@@ -19,7 +19,7 @@ from pytorchrl.run_directory import Lock, prepare_log_dir
 
 @pytest.fixture
 def umask_027():
-    """Set a umask that lets the group read and denies everything to others."""
+    """Set a umask that lets the group read files and denies all access to others."""
     found = os.umask(0o027)
     yield
     os.umask(found)

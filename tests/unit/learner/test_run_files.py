@@ -13,7 +13,7 @@ from pytorchrl.run_files import RunFiles
 
 @pytest.fixture
 def open_run(fake_scheme, tmp_path):
-    """Return a function that locks a run directory and starts the files of a run."""
+    """Return a function that locks a run directory and opens the files of a run."""
     opened = []
 
     def open_(after=None):

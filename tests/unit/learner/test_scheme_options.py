@@ -1,4 +1,4 @@
-"""Tests of the list of scheme options: it is complete, and each option is declared as its owner declares it."""
+"""Tests that the list of scheme options is complete and matches the declarations of their owners."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_every_option_reaches_its_part(monkeypatch, name):
     value = OTHER[name]
     assert value != presets.preset("ppo", "CartPole-v1").get(name, spec.default)
     envs = compose("ppo", "CartPole-v1", {})[0].train_envs
-    # To save time, environments are not built for each option; only their factory is changed.
+    # To save time, the options of an existing factory are replaced; a new factory would build an environment.
     monkeypatch.setattr("pytorchrl.presets.make_factory", lambda _env, **options: dataclasses.replace(
         envs, options=dataclasses.replace(envs.options, **options)))
     agent = compose("ppo", "CartPole-v1", {**NEEDED.get(name, {}), name: value})[0]

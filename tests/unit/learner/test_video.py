@@ -1,4 +1,4 @@
-"""Tests of films: the filmed environment shows the agent the same observations as in training."""
+"""Tests of videos: while a video is recorded, the agent sees the same observations as in training."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ def test_a_recorded_game_equals_that_of_the_vector_environment():
             pictures.append(step.obs["obs"][0].astype(np.float64))
         finally:
             envs.close()
-    # The ball and the paddles may be elsewhere, but the background, the size and the order of frames must agree.
+    # The positions of the ball and the paddles may differ, but the background, the image size and the order of frames
+    # must agree.
     assert np.abs(pictures[0] - pictures[1]).mean() < 5
 
 
 def film_of(**options):
-    """Return the factory of the environment that is filmed, for an Atari agent with these environment options."""
+    """Return the factory of the environment that is recorded, for an Atari agent with the given options."""
     agent = SimpleNamespace(test_envs=atari_factory("ALE/Pong-v5", 2, **options))
     return video._single_environment(SimpleNamespace(agent=agent), identity)
 

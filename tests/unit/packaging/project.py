@@ -22,7 +22,7 @@ def lines_of(name):
 
 
 def name_of(requirement):
-    """Return the name in a requirement, normalized as package indexes do."""
+    """Return the name in a requirement, normalized like the names in package indexes."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", requirement)[0].lower())
 
 

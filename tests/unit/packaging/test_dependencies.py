@@ -18,14 +18,14 @@ OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
 PEERS = {"stable-baselines3", "sample-factory"}
-# Listed packages that no module imports by name, with the reason.
+# Required packages that no module imports by name -> reason.
 INDIRECT = {
     "imageio-ffmpeg": "moviepy writes films with it",
     "mpe2": "its environments are selected by name",
     "opencv-python-headless": "Gymnasium's preprocessing and films use it",
     "tensorboard": "torch.utils.tensorboard writes its files",
 }
-# Core requirements that the package does not import, with the folder that uses them.
+# Core requirements that the package does not import -> folder whose modules import them.
 ELSEWHERE = {"scipy": "benchmarks"}
 
 
@@ -43,7 +43,7 @@ def listed_in(*extras):
 
 @functools.cache
 def modules_of(folder):
-    """Return the (path, syntax tree) of every module below a folder, without build results."""
+    """Return the (path, syntax tree) of every module below a folder, except build results."""
     return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
             for path in sorted((ROOT / folder).rglob("*.py")) if "_build" not in path.parts]
 
@@ -74,7 +74,7 @@ def imported_by(tree, *, for_checkers):
 
 
 def foreign(folder, *, for_checkers=False):
-    """Return a map from each third-party distribution that a folder's modules import to the path of one such module."""
+    """Return the third-party distributions that a folder's modules import, each with the path of one such module."""
     own = {"pytorchrl", "tests", "conftest", *(path.stem for path in (ROOT / folder).rglob("*.py")),
            *(p.stem for p in ROOT.glob("examples/*"))}
     found = {}
@@ -119,7 +119,7 @@ def test_every_package_of_an_extra_is_used_in_the_package(extra):
 
 @functools.cache
 def words_of_the_package():
-    """Return the top-level names that modules of the package import, and all their strings up to the first dot."""
+    """Return the top-level names that the package's modules import, and each string's text before its first dot."""
     words = set()
     for _, tree in modules_of("pytorchrl"):
         words |= imported_by(tree, for_checkers=False)

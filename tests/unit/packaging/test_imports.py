@@ -120,7 +120,7 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "'pettingzoo')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
-    # Three attempts, because a single one may be slowed down by the disk.
+    # Three attempts are made, because a slow disk may affect a single attempt.
     for _ in range(3):
         result = run_python("-c", script)
         assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Tests that install commands in errors and pages name the right packages, and no other project with a similar name."""
+"""Tests that install commands in errors and pages name the right packages, not other projects with similar names."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_ci_calls_only_make_and_is_executable():
     (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"),
     (5, "no tests ran in 0.01s")])
 def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, docs, tests, closing):
-    """Check that CI runs all gates, even after a gate has failed, and ends with the closing line of the tests."""
+    """Check that CI runs all gates, even after a gate has failed, and ends with the summary line of the tests."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(

@@ -63,7 +63,7 @@ GRAPH = {name_of(path): imports_of(tree) - {name_of(path)} for path, tree in MOD
 
 
 def cycles_of(graph):
-    """Return the strongly connected components with more than one node, each sorted, by Tarjan's algorithm."""
+    """Return the strongly connected components with more than one node, found by Tarjan's algorithm; each is sorted."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):

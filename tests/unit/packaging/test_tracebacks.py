@@ -1,4 +1,4 @@
-"""Tests that tracebacks of wrong settings show the caller's line and the message."""
+"""Tests that the traceback of an error about a wrong setting shows the caller's line and the message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ main()
 
 
 def frames_of(error):
-    """Return the (file, function) names in the tracebacks of an uncaught error, one list per error and cause."""
+    """Return the (file, function) names in the tracebacks of an error and its causes, one list per traceback."""
     shown = []
     while error is not None:
         shown.append([(frame.filename.split("/")[-1],

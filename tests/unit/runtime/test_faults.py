@@ -12,7 +12,7 @@ from pytorchrl.runtime.faults import FaultPlan, parse_fault
 
 
 class FakeHost:
-    """A runtime that records what faults request of it."""
+    """A fake runtime that records the calls that faults make."""
 
     def __init__(self):
         self.asked = []

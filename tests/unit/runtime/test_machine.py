@@ -45,7 +45,7 @@ def test_workers_of_all_kinds_count_together(counts, wanted):
 
 @pytest.fixture
 def no_ray(monkeypatch):
-    """Make any import of Ray fail, and remove the address of a cluster."""
+    """Make any import of Ray fail, unset the address of the cluster, and fake the resources of this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # Connecting to a cluster may change environment variables, so the test uses a copy of them.
     monkeypatch.setattr(os, "environ", os.environ.copy())

@@ -67,7 +67,7 @@ def test_default_requests_fit_without_the_largest_node(on, cpus, count, each):
 
 
 def test_a_node_with_most_of_the_cpus_is_counted(on):
-    """Check that the largest node is counted if the other node is small; otherwise, workers would request 1/15 CPU."""
+    """Check that the largest node is counted if the other node is small; otherwise, 60 workers would share 4 CPUs."""
     assert cpus_of(on(node(4.0), node(64.0)), 60) == 1.0
 
 
@@ -76,7 +76,7 @@ def test_default_requests_shrink_to_the_free_resources(on):
 
 
 def test_memory_of_a_head_node_without_cpus_is_not_counted(on):
-    """Check that workers fit on the smaller node with CPUs; the memory of a node without CPUs is ignored."""
+    """Check that six workers fit on the smaller of the two nodes with CPUs; the head node is ignored."""
     small = 24.0 * 2**30
     runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
     [fitted] = runtime.fit_resources([("collection workers", 6, CPU_RESOURCES)])
@@ -126,7 +126,7 @@ def test_a_missing_gpu_is_detected_before_ray_starts(monkeypatch):
     ("ab", [], 0, "", []), ("ab", [3], 1, "3", [0]), ("ab", ["GPU-7"], 1, "GPU-7", [0]),
     ("ab", [1, 0], 2, "1,0", [0, 1]),
     ("ab", [0], 0, "0", []),  # torch was built without CUDA
-    # In the next three cases, Ray does not hide the other GPUs.
+    # In the next three cases, Ray does not hide the GPUs of other workers.
     ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),
 ])
 def test_the_gpus_of_a_worker_are_those_assigned_by_ray(monkeypatch, actor, given, seen, visible, own):
@@ -325,7 +325,7 @@ def test_closing_removes_groups_and_disconnects_only_own_connections(with_groups
 
 
 class Arriving:
-    """A fake `ray.wait`: from the i-th call with a timeout above 0, the first `counts[i]` references are ready."""
+    """A fake `ray.wait`: the i-th call with a timeout above 0 makes the first `counts[i]` references ready."""
 
     def __init__(self, *counts):
         self._counts, self._ready = list(counts), 0

@@ -1,4 +1,4 @@
-"""Tests of the reaper of a local Ray: which processes it ends and which files it removes."""
+"""Tests of the reaper of a local Ray instance: which processes it ends and which files it removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of tasks on a virtual clock: order, time, deadlocks and ends."""
+"""Tests of tasks on a virtual clock: their order, the time, deadlocks, and how tasks end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_one_task_runs_at_a_time(make_schedule):
         for _ in range(20):
             inside.append(1)
             assert len(inside) == 1
-            # If two tasks could run at once, Python would switch between their threads during this sum.
+            # If two tasks could run at the same time, Python would switch between their threads during this sum.
             total = sum(range(2000))
             assert total
             inside.pop()
@@ -229,6 +229,6 @@ for seed in range(50):
 
 
 def test_an_interrupt_reaches_the_driver_while_another_task_runs(run_forked):
-    """Check that after 50 interrupts (Ctrl-C) the driver continues and no other task runs at the same time."""
+    """Check 50 times that only the driver runs after an interrupt (Ctrl-C) that arrives while another task runs."""
     result = run_forked("-c", INTERRUPTED, timeout=100)
     assert result.returncode == 0, result.stderr

@@ -229,6 +229,6 @@ def test_a_pickled_ray_runtime_has_no_connection():
     assert again.options == RayRuntime.Options(placement="colocate", faults="kill col.1")
     assert again.is_recording
     assert again.faults.__reduce__() == runtime.faults.__reduce__()
-    # Faults that kill workers are normally refused for threads, but this runtime of threads only runs the local
+    # A thread runtime normally refuses faults that kill workers. This one accepts the plan, because it runs only local
     # workers, and the plan affects only remote workers.
     assert again.in_process().faults is again.faults
