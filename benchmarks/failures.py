@@ -289,7 +289,7 @@ ROWS: dict[str, Callable[[int, str], dict[str, Any]]] = {
     "collection worker hangs (from its deadline)": functools.partial(workers_lost, COLLECTION, signal.SIGSTOP),
     "gradient worker with 2 collection workers killed": functools.partial(workers_lost, GRADIENTS, signal.SIGKILL),
     "environment raises once": environment_raises,
-    "environment raises for good": error_arrives,
+    "environment raises permanently": error_arrives,
     "gradient is NaN": nan_gradients,
     "evaluator killed": evaluator_killed,
     "stop()": stopping,

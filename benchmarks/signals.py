@@ -118,13 +118,13 @@ class Run:
                     json.loads((folder / name).read_text())
         if (folder / "metrics.jsonl").exists() and (text := (folder / "metrics.jsonl").read_text()):
             if not text.endswith("\n"):
-                found.append("metrics.jsonl ends in half a line")
+                found.append("metrics.jsonl ends with an incomplete line")
             with described(found, "metrics.jsonl"):
                 read_curve(folder, "env_steps", "env_steps")
         for path in folder.glob("monitor_*.csv"):
             rows = list(csv.reader(line for line in path.read_text().splitlines() if not line.startswith("#")))
             if any(len(row) != len(rows[0]) for row in rows):
-                found.append(f"{path.name} ends in half a row")
+                found.append(f"{path.name} ends with an incomplete row")
         if (folder / "model.pt").exists():
             with described(found, "model.pt"):
                 load(folder)

@@ -88,11 +88,11 @@ class Learner:
             if self.log_dir is not None and not os.fspath(self.log_dir):
                 raise ConfigError("log_dir must be a directory or None, got an empty string")
             if self.overwrite and self.log_dir is None:
-                raise ConfigError("overwrite=True needs a log_dir, whose run it renames")
+                raise ConfigError("overwrite=True renames the run in log_dir, so it needs a log_dir")
             if self.resume and (self.log_dir is None or self.overwrite):
                 raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
             if self.checkpoint_every is not None and self.log_dir is None:
-                raise ConfigError("checkpoint_every needs a log_dir, where checkpoints are kept")
+                raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
 
     @checked_names
     def __init__(

@@ -40,7 +40,7 @@ _WORK: Mapping[str, str] = {
     "gradients/copy": "preparing batches: returns, advantages, copies",
     "gradients/grad": "computing gradients",
     "gradients/average": "averaging among gradient workers, including the wait for the slowest",
-    "gradients/apply": "updates by each gradient worker",
+    "gradients/apply": "applying updates in each gradient worker",
     "gradients/encode": "packing gradients",
     "gradients/send": "weights and gradients in transit",
     "gradients/idle": "gradient workers that wait for other gradient workers",

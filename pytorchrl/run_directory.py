@@ -126,7 +126,7 @@ def _handle_existing_run(path: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse, rename or keep the run in `path`; see `prepare_log_dir`."""
     if not overwrite and not resume:
         raise ConfigError(
-            f"log_dir {str(path)!r} already contains a run; choose another directory; give a directory of runs that "
+            f"log_dir {str(path)!r} already contains a run; choose another directory; pass a directory of runs that "
             f"ends in a slash, such as {_runs_beside(path)!r}, in which each run gets its own directory; or pass "
             "overwrite=True (--overwrite), which renames the old run, or resume=True (--resume), which continues it "
             "from its newest checkpoint")

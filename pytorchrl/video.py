@@ -59,7 +59,7 @@ def record_video(
         raise ConfigError("only single-agent environments can be recorded, and this run has several agents; evaluate "
                           "it without a video")
     if importlib.util.find_spec("moviepy") is None:
-        raise ConfigError(f"films need the extra `video`: {install_hint('video')}")
+        raise ConfigError(f"recording videos needs the extra `video`: {install_hint('video')}")
     try:
         os.makedirs(video_dir, exist_ok=True)
     except OSError as error:

@@ -81,7 +81,7 @@ _ENTRIES = _no_option("its entries are options themselves: `hidden_sizes` for ne
                       "`activation`, `feature_extractor`, `recurrent_net` for use_lstm, `optimizer`")
 _OWN_STORAGE = _no_option("give a storage's factory to `Scheme`, such as ReplayBuffer.create_factory(...)")
 _TRACKING = _no_option("`log_dir` contains metrics.jsonl and TensorBoard files, which trackers can follow")
-_VIDEO = _no_option("`pytorchrl enjoy RUN_DIR --video DIR` films a trained agent")
+_VIDEO = _no_option("`pytorchrl enjoy RUN_DIR --video DIR` records videos of a trained agent")
 _CALLBACK = _no_option("call Learner.step() in a loop, and run the code of a callback between the steps")
 _FILES = _no_option("there are no configuration files; give the options themselves")
 _DISTRIBUTIONAL = _no_option("there is no distributional Q-learning")

@@ -143,7 +143,7 @@ def parse_fault(text: str) -> Fault:
         (bool(points) and match["point"] is not None and match["point"] not in points,
          f"{kind} has the points {list(points)}"),
         (match["count"] is not None and int(match["count"]) == 0, "points are counted from 1"),
-        (action == "delay" and match["seconds"] is None, "a delay needs its seconds, such as 2s"),
+        (action == "delay" and match["seconds"] is None, "a delay needs a duration, such as 2s"),
         (action not in ("delay", "hang") and match["seconds"] is not None, f"{action} takes no seconds"),
         (action == "nan" and kind != "grad", "nan makes a gradient non-finite; the target must be grad.J"),
         (probability is not None and not 0.0 < probability <= 1.0, "p must be in (0, 1]"),

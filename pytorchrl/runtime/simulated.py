@@ -405,7 +405,7 @@ class SimulatedRuntime(Runtime):
         """End the calling worker and the workers that it started, as a crash of its process would."""
         actor = self._current_actor()
         if actor is None:
-            raise ConfigError(f"faults kill {worker}, which is part of the driver and cannot be killed by itself; "
+            raise ConfigError(f"faults kill {worker}, which is part of the driver and cannot be killed separately; "
                               "target a worker outside the driver")
         self._end_actor(actor)
         self.schedule.check_running()

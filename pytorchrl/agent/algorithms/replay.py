@@ -274,8 +274,8 @@ class ReplayAlgorithm(Algorithm):
             if "Generator" not in str(error):
                 raise
             raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses draw noise from "
-                              f"update_generator directly ({str(error).splitlines()[0]}); use pytorchrl.agent.noise.standard_normal, or set "
-                              "compile=False") from error
+                              f"update_generator directly ({str(error).splitlines()[0]}); use "
+                              "pytorchrl.agent.noise.standard_normal, or set compile=False") from error
         finally:
             self.update_generator, self.parameters = generator, parameters
         if read.names:

@@ -169,7 +169,7 @@ class RestartingEnv(GuardedEnv):
         try:
             self.close()
         except Exception:
-            logger.warning("%s: close raised as well", self._where, exc_info=True)
+            logger.warning("%s: close also raised an exception", self._where, exc_info=True)
         self._num_restarts += 1
         # The seed depends only on the first seed and the number of restarts, so that runs are reproducible.
         self._seed = int(np.random.SeedSequence(self._first_seed, spawn_key=(self._num_restarts,)).generate_state(

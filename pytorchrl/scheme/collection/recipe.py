@@ -27,7 +27,7 @@ class CWorkerOptions(Options):
 
     num_col_workers: int | tuple[int, ...] = option(
         1, low=1, help="Collection workers of each gradient worker, or a tuple with one number for each gradient "
-        "worker. By default, a single one runs in the gradient worker's process; 2 or more are always remote.")
+        "worker. By default, a single worker runs in the gradient worker's process; 2 or more are always remote.")
     col_execution: Execution | None = option(
         None, help="Where collection runs: \"Central\" in the gradient worker's process, \"Parallel\" in remote "
         "workers, even if there is only one. None: \"Central\" for one collection worker, \"Parallel\" for several.")
@@ -37,7 +37,7 @@ class CWorkerOptions(Options):
     col_worker_resources: Mapping[str, float] = option(
         default_factory=lambda: dict(DEFAULT_RESOURCES),
         help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers "
-        "that compute on a GPU, and shrinks to the available resources.")
+        "that compute on a GPU, and is reduced to the available resources.")
     col_device: str | None = option(
         None, help="Device of collection workers that have their own copy of the actor: \"cpu\", \"cuda\" (the GPU "
         "that Ray assigned to the worker) or \"cuda:N\"; None: the CPU.")

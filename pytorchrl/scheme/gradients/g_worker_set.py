@@ -60,7 +60,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         """Options of the gradient workers."""
 
         num_grad_workers: int = option(
-            1, low=1, help="Number of gradient workers. By default, a single one runs in the update worker's process; "
+            1, low=1, help="Number of gradient workers. By default, a single worker runs in the update worker's process; "
             "2 or more are always remote.")
         grad_execution: Execution | None = option(
             None, help="Where gradients are computed: \"Central\" in the update worker's process, \"Parallel\" in "
@@ -69,7 +69,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         grad_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(DEFAULT_RESOURCES),
             help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers "
-            "that compute on a GPU, and shrinks to the available resources.")
+            "that compute on a GPU, and is reduced to the available resources.")
         grad_device: str | None = option(
             None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) "
             "or \"cuda:N\"; None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")

@@ -20,9 +20,9 @@ DISTRIBUTIONS = importlib.metadata.packages_distributions()
 PEERS = {"stable-baselines3", "sample-factory"}
 # Required packages that no module imports by name -> reason.
 INDIRECT = {
-    "imageio-ffmpeg": "moviepy writes films with it",
+    "imageio-ffmpeg": "moviepy uses it to write videos",
     "mpe2": "its environments are selected by name",
-    "opencv-python-headless": "Gymnasium's preprocessing and films use it",
+    "opencv-python-headless": "Gymnasium's preprocessing and video recording use it",
     "tensorboard": "torch.utils.tensorboard writes its files",
 }
 # Core requirements that the package does not import -> folder whose modules import them.
