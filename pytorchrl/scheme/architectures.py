@@ -104,11 +104,11 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
     Preset(
         name="apex", fixed={"col_communication": ASYNC},
         defaults=_WITH_SHARDS,
-        learner=True, least={"num_replay_workers": (1, "this architecture stores replay data in shards")}, kinds=_LAGGING),
+        learner=True, least={"num_replay_workers": (1, "replay is stored in shards")}, kinds=_LAGGING),
     Preset(
         name="r2d2", fixed={"col_communication": ASYNC, "routing": "by_stream"},
         defaults={**_WITH_SHARDS, "queue_size": 4},
-        learner=True, least={"num_replay_workers": (1, "this architecture stores replay data in shards")}, kinds=(DataKind.SEQUENCES,)),
+        learner=True, least={"num_replay_workers": (1, "replay is stored in shards")}, kinds=(DataKind.SEQUENCES,)),
     Preset(
         name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
         defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "distribute_gradients": True},

@@ -157,7 +157,8 @@ class SequenceBuffer(PERBuffer):
             40, help="Number of steps between the starts of consecutive sequences of an environment.", low=1)
         priority_eta: float = option(
             0.9, low=0.0, high=1.0,
-            help="Weight of the largest error in the priority of a sequence; the mean error has weight 1 - priority_eta.")
+            help="Weight of the largest error in the priority of a sequence; the weight of the mean error is 1 minus "
+                 "priority_eta.")
 
         def __post_init__(self) -> None:
             """Raise `ConfigError` if `period` would leave gaps between sequences."""

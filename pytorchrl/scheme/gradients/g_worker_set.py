@@ -60,8 +60,8 @@ class GWorkerSet(WorkerSet[GWorker]):
         """Options of the gradient workers."""
 
         num_grad_workers: int = option(
-            1, low=1, help="Number of gradient workers. By default, a single worker runs in the update worker's process; "
-            "2 or more are always remote.")
+            1, low=1, help="Number of gradient workers. By default, a single worker runs in the update worker's "
+            "process; 2 or more are always remote.")
         grad_execution: Execution | None = option(
             None, help="Where gradients are computed: \"Central\" in the update worker's process, \"Parallel\" in "
             "remote workers, even if there is only one. None: \"Central\" for one gradient worker, \"Parallel\" for "

@@ -90,8 +90,8 @@ def test_architectures_make_updates(named, name):
     ("impala", {"col_communication": SYNC}, "impala means col_communication='asynchronous', got 'synchronous'"),
     ("rapid", {"num_grad_workers": 1}, "every learner is a gradient worker"),
     ("r2d2", {"routing": "round_robin"}, "r2d2 means routing='by_stream', got 'round_robin'"),
-    ("r2d2", {"num_replay_workers": 0}, "this architecture stores replay data in shards: num_replay_workers=0 is too small"),
-    ("apex", {"num_replay_workers": 0}, "this architecture stores replay data in shards: num_replay_workers=0 is too small"),
+    ("r2d2", {"num_replay_workers": 0}, "replay is stored in shards: num_replay_workers=0 is too small"),
+    ("apex", {"num_replay_workers": 0}, "replay is stored in shards: num_replay_workers=0 is too small"),
 ])
 def test_settings_that_contradict_an_architecture_are_refused(named, name, settings, message):
     with pytest.raises(ConfigError, match=message):
