@@ -237,10 +237,10 @@ class ReplayAlgorithm(Algorithm):
         for group in self.groups.values():
             group.zero_grad()
         found = self.losses(batch) if self._compiled is None else self._recorded_losses(batch)
-        losses, measures, errors = found
         if not self._is_loss_checked:
             check_losses(self, found, batch)
             self._is_loss_checked = True
+        losses, measures, errors = found
         self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
