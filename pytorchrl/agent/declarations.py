@@ -19,7 +19,7 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of
 from pytorchrl.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
-# Types of collections whose items are checked; the items of tuples and mappings are also checked.
+# Types of collections whose items all have one type. Tuples and mappings are checked separately.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 # Type -> its names in errors, in the singular and the plural.
 _NAMES: dict[object, tuple[str, str]] = {

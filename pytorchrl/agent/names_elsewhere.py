@@ -1,8 +1,8 @@
-"""Map option names of other libraries to the options of this package.
+"""Map option names that are used elsewhere to the options of this package.
 
-The names come from RLlib (its current version and its old policy optimizers), Stable-Baselines3 and CleanRL, and from
-`train`, which renames some options of the parts. Error messages and the documentation use this table;
-`pytorchrl.agent.names` parses `Here.at`.
+The names come from RLlib (its current version and its old policy optimizers), Stable-Baselines3, CleanRL, and the
+`train` function of this package, which renames some options of the parts. Error messages (see `pytorchrl.agent.names`)
+and the documentation use this table.
 """
 
 from __future__ import annotations

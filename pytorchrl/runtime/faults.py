@@ -25,7 +25,7 @@ _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
     r"(?:\s*@\s*(?P<point>\w+)\s+(?P<count>\d+))?(?:\s+p=(?P<probability>[0-9.eE+-]+))?")
 _NAME = re.compile(r"GWorker (?P<parent>[\d*?]+)(?:/(?P<kind>[CR])Worker (?P<index>[\d*?]+))?")
-_HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], such as 'kill col.3 @ step 400' or "
+_HELP = ("a fault is ACTION TARGET [Ns] [@ POINT COUNT] [p=PROBABILITY], such as 'kill col.3 @ step 400' or "
          "'delay col.* 2s p=0.01'")
 
 

@@ -170,18 +170,18 @@ class Settings:
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
                       supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
-        """Build settings from flat keywords, and from kinds, each of which replaces the keywords of a level.
+        """Build settings from flat keywords; each other argument, if given, replaces the flat keywords of one level.
 
         Args:
             given: Flat keywords, name -> value.
             collection: All options of collection; None: built from the keywords.
-            gradients: All options of gradients; None: built from the keywords.
+            gradients: All options for computing gradients; None: built from the keywords.
             runtime: All options of the runtime, or its name; None: Ray if there are remote workers, else threads.
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
             A pair of the settings (None if a value is not allowed) and a list of all problems. A problem is a value
-            that is not allowed, an option that has no effect in the chosen kinds, or a contradiction within a level.
+            that is not allowed, an option that has no effect with the others, or a contradiction within a level.
 
         Raises:
             ConfigError: A name is unknown.

@@ -223,7 +223,7 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps of the current train batch in the batches that `next` has returned
+        self._drawn_steps = 0  # env steps of the current train batch that `next` has already returned
         self._evicted = 0  # env steps evicted from replay so far
 
     @property

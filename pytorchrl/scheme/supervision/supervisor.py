@@ -116,7 +116,7 @@ class Supervisor:
             self._since.pop(index, None)
 
     def failed(self, index: int) -> None:
-        """Record a call that ended with an error, and end its time limit, because an error is also an answer."""
+        """Record a call that ended with an error, and stop timing it: a worker that reports an error is not hung."""
         self._since.pop(index, None)
 
     def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:

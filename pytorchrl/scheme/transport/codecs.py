@@ -180,8 +180,8 @@ def _encode_int8(flat: np.ndarray) -> Arrays:
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
     scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-    # The codes of a block with a non-finite value do not matter, because the scale of the block makes all of its values
-    # decode to NaN.
+    # In a block with a non-finite value, the scale is NaN, or the scale is infinite and all codes become 0. In both
+    # cases, all values of the block decode to NaN.
     codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 

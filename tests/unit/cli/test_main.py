@@ -154,7 +154,7 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
     (["--num-steps", "0"], "num_steps must be a whole number >= 1"),
     (["--num-envs", "0"], "num_envs must be a whole number >= 1"),
     (["--log-dir", ""], "log_dir must be a directory"),
-    (["--overwrite"], "overwrite=True needs a log_dir"),
+    (["--overwrite"], "overwrite=True renames the run in log_dir, so it needs a log_dir"),
     (["--eval-episodes", "5"], "eval_episodes needs eval_every"),
     (["--info-keywords", "lives"], "info_keywords needs a log_dir"),
     (["--lr", "fast"], "--lr: expected NUMBER or a schedule (linear:START:END[:STEPS]"),

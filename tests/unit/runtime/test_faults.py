@@ -98,7 +98,7 @@ def test_a_worker_without_faults_has_no_fault_points():
     ("kill worker.1", "target must be col.I"), ("kill col", "target must be"), ("kill grad.1.2", "target must be"),
     ("kill col.1.2.3", "target must be"), ("kill col.1 @ grad 3", r"col has the points \['step'\]"),
     ("kill grad.1 @ step 3", r"grad has the points \['grad', 'update'\]"), ("kill col.1 @ step 0", "counted from 1"),
-    ("delay col.1", "needs its seconds"), ("kill col.1 3s", "kill takes no seconds"),
+    ("delay col.1", "needs a duration"), ("kill col.1 3s", "kill takes no seconds"),
     ("nan col.1", "nan makes a gradient non-finite"),
     ("kill col.1 p=0", r"p must be in \(0, 1\]"), ("kill col.1 p=1.5", r"p must be in \(0, 1\]"),
 ])

@@ -55,7 +55,7 @@ def test_parameters_that_are_not_sent_stay_unchanged(make):
     worker.set_weights(replace(worker.get_weights(), storage_parameters={}))
     assert worker.storage.parameters["beta"] == 0.75
     before = dict(worker.algo.parameters)
-    worker.set_weights(worker.get_weights().state)  # a state without parameters
+    worker.set_weights(worker.get_weights().state)  # an acting state, without the algorithm's `parameters`
     assert worker.algo.parameters == before
 
 
