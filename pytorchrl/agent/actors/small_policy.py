@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.actors.distributions import Categorical, Gaussian
-from pytorchrl.agent.actors.extractors import MLP, is_linear
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
-from pytorchrl.agent.actors.trunk import Trunk
+from pytorchrl.agent.actors.small_network import SmallNetwork
 from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
-
-_ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
-}
-_MAX_PRODUCTS = 2**18
-"""Largest number of multiplications in one layer, over all rows, for which NumPy is used.
-
-Above this limit, OpenBLAS starts threads, and the cost of calls no longer dominates.
-"""
 
 _NOISE_STEPS = 64
 """Number of steps for which noise is drawn at once."""
@@ -38,13 +26,9 @@ class SmallPolicy:
 
     def __init__(self, actor: OnPolicyActor) -> None:
         """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
-        layers = [*actor.policy.extractor.layers, actor.policy_head]  # type: ignore[misc] # an MLP has layers
-        arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
-        self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
-        self._activation = _ACTIVATIONS[actor.options.activation]
+        self._network = SmallNetwork(actor.policy, actor.policy_head, actor.options.activation)
         self._normalise = actor.normalise if actor.options.normalize_obs else None
         self._noise, self._next_noise = np.zeros((0, 0, 0), np.float32), 0
-        self._max_rows = _MAX_PRODUCTS // max(weight.size for weight, _ in arrays)
         distribution = actor.distribution
         self._log_std: np.ndarray | None = None
         if isinstance(distribution, Gaussian):
@@ -55,13 +39,10 @@ class SmallPolicy:
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
         """Return whether this class supports `actor`: the actor's policy must be an MLP without memory."""
-        policy = getattr(actor, "policy", None)
-        if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(policy, Trunk):
-            return False
-        extractor = policy.extractor
         return (
-            not actor.is_shared and not actor.is_recurrent and is_linear(actor.policy_head)
-            and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
+            not overrides(actor, OnPolicyActor, "act", "policy_features") and not actor.is_shared
+            and SmallNetwork.supports(
+                getattr(actor, "policy", None), getattr(actor, "policy_head", None), actor.options.activation)
             and type(actor.distribution) in (Categorical, Gaussian))
 
     @property
@@ -76,17 +57,11 @@ class SmallPolicy:
     def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
         """Choose the actions of E environments as the actor does; return None if E is so large that torch is faster."""
         values = obs[OBS_LEAF]
-        if len(values) > self._max_rows:
+        if len(values) > self._network.max_rows:
             return None
         if self._normalise is not None:
             values = self._normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
-        activation = self._activation
-        for weight, bias in self._hidden:
-            values = np.dot(values, weight)  # about a sixth faster than `@`
-            values += bias
-            activation(values, out=values)
-        params = np.dot(values, self._weight)
-        params += self._bias
+        params = self._network(values)
         if self._log_std is None:  # the argmax of the logits plus Gumbel noise is a draw from their softmax
             action = clipped = (params if deterministic else params + self._draw(params.shape, generator)).argmax(-1)
         else:

@@ -11,6 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
+from pytorchrl.agent.actors.replay_actor import DiscreteQNet
+from pytorchrl.agent.actors.small_network import SmallNetwork
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import (
     NUM_UPDATES_HELP,
@@ -19,8 +21,8 @@ from pytorchrl.agent.algorithms.replay import (
     UPDATE_EVERY_HELP,
     ReplayAlgorithm,
 )
-from pytorchrl.agent.contracts import check_per_sample
-from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.contracts import check_per_sample, overrides
+from pytorchrl.agent.data import OBS_LEAF, Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
@@ -107,6 +109,7 @@ class DQN(ReplayAlgorithm):
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._set_parameter(_EPSILON, linear(options.initial_epsilon, options.final_epsilon, options.epsilon_steps))
         self._ladder_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
+        self._small_network = self._make_small_network()
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
     def take_place(self, index: int, num_collectors: int) -> None:
@@ -160,7 +163,19 @@ class DQN(ReplayAlgorithm):
             return epsilon
         return self.parameters[_EPSILON] if self._ladder_epsilon is None else self._ladder_epsilon
 
+    def _make_small_network(self) -> SmallNetwork | None:
+        """Return the Q network in NumPy, which is faster for small networks and few rows; None if it is unsupported."""
+        actor, q = self.actor, self.actor.q
+        if (self.device.type != "cpu" or overrides(actor, QActor, "act", "get_q_scores") or type(q) is not DiscreteQNet
+                or q.value_head is not None
+                or not SmallNetwork.supports(q.trunk, q.advantage_head, actor.options.activation)):
+            return None
+        return SmallNetwork(q.trunk, q.advantage_head, actor.options.activation)
+
     def _greedy(self, obs: Obs, deterministic: bool, mask: Tensor | None) -> Tensor:
+        small = self._small_network
+        if small is not None and mask is None and len(obs[OBS_LEAF]) <= small.max_rows:
+            return torch.from_numpy(small(self.actor.normalise(obs)[OBS_LEAF].numpy()).argmax(-1))
         return self.actor.act(obs, mask, None if deterministic else self.generator)
 
     # Learning

@@ -1,0 +1,57 @@
+"""Run small fully connected networks in NumPy, which takes a third of the time that torch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import nn
+
+from pytorchrl.agent.actors.extractors import MLP, is_linear
+from pytorchrl.agent.actors.trunk import Trunk
+
+_ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
+}
+_MAX_PRODUCTS = 2**18
+"""Largest number of multiplications in one layer, over all rows, for which NumPy is used.
+
+Above this limit, OpenBLAS starts threads, and the cost of calls no longer dominates.
+"""
+
+
+class SmallNetwork:
+    """A fully connected network, computed in NumPy, which is faster than torch for small batches.
+
+    A small network spends most of its time on the overhead of calls, and a NumPy call takes a third of the time of a
+    torch call. The arrays share memory with the parameters, so in-place updates by algorithms take effect immediately.
+
+    Attributes:
+        max_rows: Largest number of rows for which NumPy is used.
+    """
+
+    def __init__(self, trunk: Trunk, head: nn.Module, activation: str) -> None:
+        """Create NumPy views of the parameters of a network for which `supports` returns True."""
+        layers = [*trunk.extractor.layers, head]  # type: ignore[misc] # an MLP has layers
+        arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
+        self._activation = _ACTIVATIONS[activation]
+        self.max_rows = _MAX_PRODUCTS // max(weight.size for weight, _ in arrays)
+
+    @staticmethod
+    def supports(trunk: object, head: object, activation: str) -> bool:
+        """Return whether this class supports a network: an MLP without memory, followed by one linear layer."""
+        return (isinstance(trunk, Trunk) and trunk.memory is None and isinstance(head, nn.Module)
+                and is_linear(head) and type(trunk.extractor) is MLP
+                and not trunk.extractor.encodes and activation in _ACTIVATIONS)
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """Return the outputs (E, n) float32 for at most `max_rows` observations (E, ...), normalized."""
+        activation = self._activation
+        for weight, bias in self._hidden:
+            values = np.dot(values, weight)  # about a sixth faster than `@`
+            values += bias
+            activation(values, out=values)
+        outputs: np.ndarray = np.dot(values, self._weight)
+        outputs += self._bias
+        return outputs
