@@ -1,16 +1,17 @@
 """Compare the env steps per second of this source tree and an earlier one, to find the cost of a change.
 
     git worktree add ../before COMMIT
-    python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping]
+    python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping,dqn,sac,td3]
 
 `cartpole` is PPO in one process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and
 an MLP of 64-64. `sleeping` is PPO with asynchronous collection on Ray; each of the 8 workers has one environment, which
-sleeps 5 ms in each step.
+sleeps 5 ms in each step. `dqn`, `sac` and `td3` learn from replay in one process with one environment: DQN on
+CartPole-v1, SAC and TD3 on Pendulum-v1. Their updates are compiled if the tree supports it.
 
-Each tree runs in its own process with one thread, and start-up and compilation are not measured. In `cartpole`, the two
-trees take turns of half a second, because the speed of a machine changes from second to second. In `sleeping`, the
-trees run one after the other, because asynchronous workers cannot be paused; the order changes with each pair of runs.
-The script prints one JSON object and asserts nothing.
+Each tree runs in its own process with one thread, and start-up and compilation are not measured. Except in `sleeping`,
+the two trees take turns of half a second, because the speed of a machine changes from second to second. In `sleeping`,
+the trees run one after the other, because asynchronous workers cannot be paused; the order changes with each pair of
+runs. The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,47 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
+def compiled(algorithm: Any) -> dict[str, bool]:
+    """Return `compile=True` for an algorithm that has this option."""
+    return {"compile": True} if hasattr(algorithm.Options, "compile") else {}
+
+
+def dqn() -> Any:
+    """Return DQN on CartPole-v1: one environment, and an update of 64 transitions per 4 env steps."""
+    from pytorchrl import DQN, QActor, ReplayBuffer, Scheme, VecEnv
+
+    envs = VecEnv.create_factory("CartPole-v1")
+    return Scheme(
+        DQN.create_factory(lr=1e-3, mini_batch_size=64, start_steps=1_000, **compiled(DQN)),
+        QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64, 64)),
+        ReplayBuffer.create_factory(50_000, rollout_size=4), envs, seed=1)
+
+
+def continuous(name: str) -> Any:
+    """Return SAC or TD3 on Pendulum-v1: one environment, and an update of 256 transitions per env step."""
+    import pytorchrl
+    from pytorchrl import OffPolicyActor, ReplayBuffer, Scheme, VecEnv
+
+    envs, algorithm = VecEnv.create_factory("Pendulum-v1"), getattr(pytorchrl, name)
+    return Scheme(
+        algorithm.create_factory(start_steps=1_000, update_every=1, num_updates=1, **compiled(algorithm)),
+        OffPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(256, 256),
+                                      policy="stochastic" if name == "SAC" else "deterministic"),
+        ReplayBuffer.create_factory(100_000, rollout_size=1), envs, seed=1)
+
+
 # Task -> (function that makes the scheme, number of updates before the measurement, divisor, seconds per turn of a
 # source tree). The number of measured updates is divisible by the divisor. If the seconds are None, the trees run one
 # after the other.
-TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
+TASKS: dict[str, Any] = {
+    "cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None), "dqn": (dqn, 200, 1, 0.5),
+    "sac": (partial(continuous, "SAC"), 50, 1, 0.5), "td3": (partial(continuous, "TD3"), 50, 1, 0.5)}
+
+
+def used_steps(scheme: Any) -> int:
+    """Return the number of env steps that updates have used, or that were inserted into replay."""
+    ledger = scheme.ledger()
+    return int(ledger["consumed_unique"] + ledger["resident"] + ledger["evicted"])
 
 
 def serve(task: str) -> None:
@@ -73,10 +112,10 @@ def serve(task: str) -> None:
         scheme.step()
     print(pytorchrl.__file__, flush=True)
     for line in sys.stdin:
-        first, version, start = scheme.ledger()["consumed_unique"], scheme.version, time.perf_counter()
+        first, version, start = used_steps(scheme), scheme.version, time.perf_counter()
         while time.perf_counter() - start < float(line) or (scheme.version - version) % turn:
             scheme.step()
-        print((scheme.ledger()["consumed_unique"] - first) / (time.perf_counter() - start), flush=True)
+        print((used_steps(scheme) - first) / (time.perf_counter() - start), flush=True)
     scheme.stop()
 
 
@@ -153,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=lambda path: Path(path).resolve(), help="folder of the other tree")
     parser.add_argument("--seconds", type=float, default=20.0,
-                        help="seconds of each tree: in total for cartpole, per pair for sleeping")
+                        help="seconds of each tree: in total, or per pair for sleeping")
     parser.add_argument("--pairs", type=int, default=3, help="number of pairs for `sleeping`, at least 2")
     parser.add_argument("--tasks", default="cartpole,sleeping", help="tasks, separated by commas")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
