@@ -100,6 +100,10 @@ def _is_off(name: str) -> _Condition:
     return lambda options: options.get(name) is False
 
 
+def _can_compile(options: Settings) -> bool:
+    return options.get("compile") is False and not options.get("recurrent_net")
+
+
 def _above(name: str, limit: int) -> _Condition:
     return lambda options: (options.get(name) or 0) > limit
 
@@ -160,7 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gradients/grad", "num_grad_workers",
          "let more processes compute gradients in parallel: raise {flag}, now {value}",
          _has_free_cores),
-    Rule("gradients/grad", "compile", "compile loss and gradient: {flag}", _is_off("compile")),
+    Rule("gradients/grad", "compile", "compile losses and gradients: {flag}", _can_compile),
     Rule("gradients/grad", "mixed_precision", "run networks in bfloat16 where the processor computes in it: {flag}",
          _is_off("mixed_precision")),
     Rule("gradients/grad", "num_epochs", "fewer passes over each rollout: lower {flag}, now {value}",

@@ -45,6 +45,7 @@ CASES = [
     ("gradients/grad", {"gpus": 1, "device": "cpu"}, "device"),
     ("gradients/grad", {"gpus": 1, "device": "cuda:0"}, "num_grad_workers"),
     ("gradients/grad", FULL | {"compile": False}, "compile"),
+    ("gradients/grad", FULL | {"compile": False, "recurrent_net": "gru", "num_epochs": 2}, "num_epochs"),
     ("gradients/grad", FULL | {"compile": True, "mixed_precision": False}, "mixed_precision"),
     ("gradients/grad", FULL | {"compile": True, "mixed_precision": True, "num_epochs": 2}, "num_epochs"),
     ("gradients/grad", FULL | {"num_epochs": 1}, "num_grad_workers"),
