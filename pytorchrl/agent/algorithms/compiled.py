@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -168,14 +169,16 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
         "cpp.use_decompose_tanh": True,
         "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
     })
-    try:
-        if not hasattr(compiled, "aot_compile") or torch._inductor.config.force_disable_caches:
-            compiled(*args, **kwargs)  # compile now, so that errors are raised here
-            return compiled
+    errors = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
+    if hasattr(compiled, "aot_compile") and not torch._inductor.config.force_disable_caches:
         # A call of `compiled` checks whether the graph fits, which takes 25 us; the keys of the graphs make this check
-        # unnecessary.
-        unchecked: Callable[P, R] = compiled.aot_compile((args, kwargs)).fn
-        return unchecked
-    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+        # unnecessary. torch can omit the check only if it could save the graph to a file, which some objects prevent.
+        with contextlib.suppress(*errors):
+            unchecked: Callable[P, R] = compiled.aot_compile((args, kwargs)).fn
+            return unchecked
+    try:
+        compiled(*args, **kwargs)  # compile now, so that errors are raised here
+    except errors as error:
         raise ConfigError(
             f"compile=True failed: {error}; install a C++ compiler (g++), or set compile=False") from error
+    return compiled
