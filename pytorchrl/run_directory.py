@@ -30,7 +30,7 @@ RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "
 CHECKPOINTS = "checkpoints"
 
 # Pattern of the names of temporary files: the name of the final file, and the id of the writing process.
-_TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.\d+")
+_TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.(\d+)")
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -74,7 +74,7 @@ def prepare_log_dir(
         probe = path / f".probe.{os.getpid()}"
         with open(probe, "x", opener=open_no_follow):
             pass
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -150,6 +150,17 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
+def _is_alive(process_id: int) -> bool:
+    """Return whether a process of this machine has this id; a process of another user counts as alive."""
+    try:
+        os.kill(process_id, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 class Lock:
     """Lock on the directory of a run. No other run can use the directory until `close()` or the end of the process.
 
@@ -168,8 +179,10 @@ class Lock:
             raise ConfigError(f"log_dir {str(log_dir)!r} is in use by another run; wait until that run ends, or choose "
                               "another directory") from None
         for path in log_dir.iterdir():
-            if _TEMPORARY.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and not _is_alive(int(found[2])):
+                with contextlib.suppress(OSError):  # for example, a directory with such a name
+                    path.unlink()
 
     def close(self) -> None:
         """Release the lock; idempotent."""

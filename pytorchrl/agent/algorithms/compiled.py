@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -34,9 +34,17 @@ class CompiledGradient:
     another size causes a new compilation.
     """
 
-    def __init__(self, loss: LossFunction, params: list[nn.Parameter], device: torch.device) -> None:
-        """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)` with respect to `params`."""
-        self._loss, self._params = loss, params
+    def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
+                 device: torch.device) -> None:
+        """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)`.
+
+        Args:
+            loss: The loss.
+            params: The parameters with respect to which the gradient is computed.
+            network: The network that the loss uses.
+            device: Device of the network.
+        """
+        self._loss, self._params, self._modules = loss, params, list(network.modules())
         self._graphs: dict[Hashable, Gradient] = {}
         self._values = Constants(device)
 
@@ -51,7 +59,7 @@ class CompiledGradient:
             batch.advantage)
         names = tuple(sorted(parameters))
         leaves = [*batch.obs.values(), *batch.rhs.values(), *tensors[1:2], *tensors[3:]]
-        key = (names, batch.is_normalized, _layout(len(batch.done), leaves))
+        key = (names, batch.is_normalized, _layout(len(batch.done), leaves), _modes(self._modules))
         values = self._values.of(*(parameters[name] for name in names))
         if key not in self._graphs:
             def gradient(tensors: Fields, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,14 +73,17 @@ class CompiledGradient:
 class CompiledLosses:
     """The losses of an algorithm that learns from replay, compiled together with all gradients at the first batch."""
 
-    def __init__(self, losses: LossesFunction, groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    def __init__(self, losses: LossesFunction, groups: Mapping[str, Sequence[nn.Parameter]],
+                 networks: Iterable[nn.Module]) -> None:
         """Prepare the gradients of `losses(batch, noise) -> (losses, measures, errors)`.
 
         Args:
             losses: See `ReplayAlgorithm.losses`; all noise must come from its second argument.
             groups: Group -> the parameters over which the group's loss is minimized.
+            networks: All networks that the losses use.
         """
         self._losses, self._groups = losses, groups
+        self._modules = [module for network in networks for module in network.modules()]
         self._graphs: dict[Hashable, Gradients] = {}
 
     def __call__(self, batch: ReplayBatch, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -88,7 +99,7 @@ class CompiledLosses:
         tensors = (batch.obs, batch.action, batch.ret, batch.discount, batch.next_obs, batch.weight, batch.mask,
                    batch.next_mask)
         leaves = [*batch.obs.values(), *batch.next_obs.values(), *tensors[1:4], *tensors[5:]]
-        key = _layout(len(batch.ret), leaves)
+        key = (_layout(len(batch.ret), leaves), _modes(self._modules))
         if key not in self._graphs:
             def gradients(tensors: Fields, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
                 obs, action, ret, discount, next_obs, weight, mask, next_mask = tensors
@@ -105,26 +116,40 @@ class CompiledLosses:
         return self._graphs[key](tensors, draws)
 
 
-class ReadNames(dict[str, float]):
-    """A dictionary that records the keys that are read.
+class ReadNames(Mapping[str, float]):
+    """A mapping that records the keys that are read.
 
     Attributes:
         names: The keys that were read.
     """
 
-    def __init__(self, values: Mapping[str, float]) -> None:
-        super().__init__(values)
-        self.names: set[str] = set()
+    def __init__(self, values: Mapping[str, float], names: set[str]) -> None:
+        self._values, self.names = values, names
 
     def __getitem__(self, name: str) -> float:
         """Return a value, and record its key."""
         self.names.add(name)
-        return super().__getitem__(name)
+        return self._values[name]
 
-    def get(self, name: str, default: float = 0.0) -> float:  # type: ignore[override] # values are never None
-        """Return a value or `default`, and record the key."""
-        self.names.add(name)
-        return super().get(name, default)
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over all keys."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._values)
+
+
+class ReadOptions:
+    """Options that record the names of the options that are read."""
+
+    def __init__(self, options: object, names: set[str]) -> None:
+        self._options, self._names = options, names
+
+    def __getattr__(self, name: str) -> Any:  # a value of any option
+        """Return the value of an option, and record its name."""
+        self._names.add(name)
+        return getattr(self._options, name)
 
 
 def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
@@ -139,6 +164,11 @@ def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
     compiles a separate graph for a single row.
     """
     return num_rows == 1, *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves]
+
+
+def _modes(modules: Iterable[nn.Module]) -> Hashable:
+    """Return whether each module is in training mode, which is constant in a graph."""
+    return tuple([module.training for module in modules])
 
 
 def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *args: P.args,
@@ -169,16 +199,25 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
         "cpp.use_decompose_tanh": True,
         "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
     })
-    errors = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
     if hasattr(compiled, "aot_compile") and not torch._inductor.config.force_disable_caches:
         # A call of `compiled` checks whether the graph fits, which takes 25 us; the keys of the graphs make this check
         # unnecessary. torch can omit the check only if it could save the graph to a file, which some objects prevent.
-        with contextlib.suppress(*errors):
+        with _config_errors(), contextlib.suppress(torch._dynamo.exc.PackageError):
             unchecked: Callable[P, R] = compiled.aot_compile((args, kwargs)).fn
             return unchecked
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _config_errors():
+            return compiled(*args, **kwargs)
+    return call
+
+
+@contextlib.contextmanager
+def _config_errors() -> Iterator[None]:
+    """Raise `ConfigError` instead of errors of the compiler."""
     try:
-        compiled(*args, **kwargs)  # compile now, so that errors are raised here
-    except errors as error:
+        yield
+    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
         raise ConfigError(
-            f"compile=True failed: {error}; install a C++ compiler (g++), or set compile=False") from error
-    return compiled
+            f"compile=True failed: {error}; install a C++ compiler (g++) if it is missing, or set compile=False",
+        ) from error

@@ -106,8 +106,8 @@ class OnPolicyAlgorithm(Algorithm):
         if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
             # Build the small policy only after `FlatParameters` has moved the parameters, because it uses their memory.
             self._small_policy = SmallPolicy(actor)
-        self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params,
-                                          self.device) if options.compile else None
+        self._compiled = CompiledGradient(
+            self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
         self._weights = Constants(self.device)
         self.info_names = ()
         self._term_names: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames
+from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
 from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
@@ -106,8 +106,10 @@ class ReplayAlgorithm(Algorithm):
         self.mini_batch_size: int = options.mini_batch_size
         self.num_updates_made = 0
         self._is_choice_checked = self._is_loss_checked = False
-        self._compiled = CompiledLosses(self._losses_with_noise, {
-            name: group.params for name, group in self.groups.items()}) if options.compile else None
+        self._compiled = CompiledLosses(
+            self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
+            [self.actor, *self.targets.values()]) if options.compile else None
+        self._twin: ReplayAlgorithm | None = None  # a shallow copy, whose losses are compiled
         self._names: list[str] = []  # names of the losses and measures
         self._noise_shapes: dict[int, list[torch.Size]] = {}  # batch size -> shapes of the noise of the losses
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
@@ -236,11 +238,13 @@ class ReplayAlgorithm(Algorithm):
         """Return the gradients of all groups, the losses and measures as one tensor, and the errors."""
         for group in self.groups.values():
             group.zero_grad()
-        found = self.losses(batch) if self._compiled is None else self._recorded_losses(batch)
+        recorder = NoiseRecorder(self.update_generator)
+        found = self.losses(batch) if self._compiled is None else self._recorded_losses(batch, recorder)
         if not self._is_loss_checked:
             check_losses(self, found, batch)
             self._is_loss_checked = True
         losses, measures, errors = found
+        self._noise_shapes[len(batch.ret)] = recorder.shapes
         self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
@@ -251,44 +255,43 @@ class ReplayAlgorithm(Algorithm):
         self, compiled: CompiledLosses, batch: ReplayBatch,
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the same values as `_uncompiled_gradients`, with the same noise."""
-        generator = self.update_generator
-        draws = [torch.empty(shape, device=self.device).normal_(generator=generator)
+        draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator)
                  for shape in self._noise_shapes[len(batch.ret)]]
-        try:
-            return compiled(batch, draws)
-        finally:
-            self.update_generator = generator
+        if self._twin is None:
+            self._twin = copy.copy(self)
+        return compiled(batch, draws)
 
-    def _recorded_losses(self, batch: ReplayBatch) -> Losses:
+    def _recorded_losses(self, batch: ReplayBatch, recorder: NoiseRecorder) -> Losses:
         """Return the losses, and record the shapes of their noise, which the compiled losses need.
+
+        A shallow copy computes the losses, because another thread may use the attributes of this object meanwhile.
 
         Raises:
             ConfigError: The losses cannot be compiled, because they draw noise in another way than `standard_normal`
                 does, or read updatable options, which would be constant in the graph.
         """
-        recorder, generator, parameters = NoiseRecorder(self.update_generator), self.update_generator, self.parameters
-        self.parameters = read = ReadNames(parameters)
+        twin, names = copy.copy(self), set[str]()
+        twin.parameters = cast("dict[str, float]", ReadNames(self.parameters, names))
+        twin.options = ReadOptions(self.options, names)
+        twin.update_generator = cast("torch.Generator", recorder)
         try:
-            found = self._losses_with_noise(batch, recorder)
+            found = twin.losses(batch)
         except TypeError as error:
             if "Generator" not in str(error):
                 raise
             raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses draw noise from "
                               f"update_generator directly ({str(error).splitlines()[0]}); use "
                               "pytorchrl.agent.noise.standard_normal, or set compile=False") from error
-        finally:
-            self.update_generator, self.parameters = generator, parameters
-        if read.names:
+        if read := sorted(names & self.parameters.keys()):
             raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses read updatable options "
-                              f"({', '.join(sorted(read.names))}), which would be constant in the graph; set "
-                              "compile=False")
-        self._noise_shapes[len(batch.ret)] = recorder.shapes
+                              f"({', '.join(read)}), which would be constant in the graph; set compile=False")
         return found
 
     def _losses_with_noise(self, batch: ReplayBatch, noise: NoiseSource) -> Losses:
-        """Return the losses with noise from another source than the generator, which the caller restores."""
-        self.update_generator = cast("torch.Generator", noise)
-        return self.losses(batch)
+        """Return the losses with noise from another source than the generator."""
+        assert self._twin is not None
+        self._twin.update_generator = cast("torch.Generator", noise)
+        return self._twin.losses(batch)
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Update the weights and, every `target_update_interval` updates, the target networks; see `Algorithm`."""

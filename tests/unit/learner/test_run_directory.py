@@ -209,8 +209,13 @@ def test_a_directory_of_runs_is_refused_with_its_newest_run(tmp_path):
 
 
 def test_the_next_run_removes_temporary_files_of_a_killed_run(tmp_path):
-    names = [".result.json.123", ".run.json.7", ".probe.9", ".model.pt.123"]
-    for name in [*names, ".result.json", ".notes.123", ".gitignore", "model.pt"]:
-        (tmp_path / name).write_text("")
+    ended = 2**22 + 1  # above the largest process id of Linux
+    alive = f".model.pt.{os.getpid()}"
+    kept = [".gitignore", alive, f".notes.{ended}", f".other.pt.{ended}", ".result.json", "model.pt"]
+    for name in [f".result.json.{ended}", f".run.json.{ended}", f".probe.{ended}", f".model.pt.{ended}", *kept]:
+        if name.startswith(".other"):
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_text("")
     Lock(tmp_path).close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".gitignore", ".notes.123", ".result.json", "model.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor
-from pytorchrl.agent.algorithms import DQN, SAC, TD3
+from pytorchrl.agent.algorithms import DQN, SAC, TD3, compiled
 from pytorchrl.errors import ConfigError
 from tests.unit.agent.algorithms.test_replay_losses import BOX, DISCRETE, make, make_batch
 
@@ -80,7 +80,25 @@ class ReadsOption(SAC):
         return {**losses, "pi": losses["pi"] * self.parameters["lr_pi"]}, measures, errors
 
 
+class ReadsAllOptions(SAC):
+    """Reads all updatable options at once."""
+
+    def losses(self, batch):
+        losses, measures, errors = super().losses(batch)
+        return losses, {**measures, "sum": torch.tensor(sum({**self.parameters}.values()))}, errors
+
+
+class ReadsDeclaredOption(SAC):
+    """Reads an updatable option from `options`, where it is replaced when it changes."""
+
+    def losses(self, batch):
+        losses, measures, errors = super().losses(batch)
+        return {**losses, "q": losses["q"] * self.options.lr_q}, measures, errors
+
+
 @pytest.mark.parametrize(("cls", "message"), [
+    (ReadsAllOptions, r"ReadsAllOptions cannot be compiled.*lr_alpha, lr_pi, lr_q"),
+    (ReadsDeclaredOption, r"ReadsDeclaredOption cannot be compiled.*\(lr_q\)"),
     (DrawsDirectly, r"DrawsDirectly cannot be compiled.*standard_normal, or set compile=False"),
     (ReadsOption, r"ReadsOption cannot be compiled.*\(lr_pi\).*set compile=False")])
 def test_losses_that_cannot_be_compiled_are_refused(cls, message):
@@ -105,3 +123,18 @@ def test_compiling_with_memory_is_refused():
     options = DQN.create_factory(compile=True).options
     agent = SimpleNamespace(algorithm=options, has_memory=True)
     assert "compile=True needs an actor without memory" in DQN.contradiction(agent)
+
+
+def test_a_graph_belongs_to_a_layout_of_the_batch_and_to_the_training_modes(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, leaves, *args: graphs.append(0) or function)
+    algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
+    batch = make_batch(False)
+    for other, count in ((batch, 0), (batch, 1), (batch, 1), (rows(batch, 5), 1), (rows(batch, 5), 1),
+                         (rows(batch, 1), 1), (rows(batch, 1), 2),
+                         (dataclasses.replace(batch, ret=batch.ret.double()), 3)):
+        algorithm.compute_gradients(other)
+        assert len(graphs) == count
+    algorithm.targets["q"].train(not algorithm.targets["q"].training)
+    algorithm.compute_gradients(batch)
+    assert len(graphs) == 4
