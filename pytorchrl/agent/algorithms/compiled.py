@@ -146,7 +146,7 @@ class ReadOptions:
     def __init__(self, options: object, names: set[str]) -> None:
         self._options, self._names = options, names
 
-    def __getattr__(self, name: str) -> Any:  # a value of any option
+    def __getattr__(self, name: str) -> object:
         """Return the value of an option, and record its name."""
         self._names.add(name)
         return getattr(self._options, name)

@@ -21,7 +21,7 @@ from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 # Number of schedules in the default run, enough to find each planted bug. Tests marked `chaos` run more schedules.
-NUM_SCHEDULES = 300
+NUM_SCHEDULES = 200
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 
 
