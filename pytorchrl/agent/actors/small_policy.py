@@ -19,9 +19,7 @@ _NOISE_STEPS = 64
 class SmallPolicy:
     """The fully connected policy of an actor, computed in NumPy, which is faster than torch for small batches.
 
-    A small network spends most of its time on the overhead of calls, and a NumPy call takes a third of the time of a
-    torch call. The arrays share memory with the actor's parameters, so in-place updates by algorithms take effect
-    immediately.
+    See `SmallNetwork`, which computes the outputs of the policy.
     """
 
     def __init__(self, actor: OnPolicyActor) -> None:

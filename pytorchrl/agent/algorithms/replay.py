@@ -238,13 +238,14 @@ class ReplayAlgorithm(Algorithm):
         """Return the gradients of all groups, the losses and measures as one tensor, and the errors."""
         for group in self.groups.values():
             group.zero_grad()
-        recorder = NoiseRecorder(self.update_generator)
-        found = self.losses(batch) if self._compiled is None else self._recorded_losses(batch, recorder)
+        recorder = None if self._compiled is None else NoiseRecorder(self.update_generator)
+        found = self.losses(batch) if recorder is None else self._recorded_losses(batch, recorder)
         if not self._is_loss_checked:
             check_losses(self, found, batch)
             self._is_loss_checked = True
         losses, measures, errors = found
-        self._noise_shapes[len(batch.ret)] = recorder.shapes
+        if recorder is not None:
+            self._noise_shapes[len(batch.ret)] = recorder.shapes
         self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
