@@ -7,7 +7,7 @@ The driver runs on a head node without CPUs, and the workers run on two nodes wi
 processes of one node: the node of gradient worker 1 or, if there are no remote gradient workers, the node of collection
 worker 1. It then measures two durations, which both start at the kill:
 
-    noticed_s  seconds until the supervisor logs that a worker of the outermost level is lost
+    noticed_s  seconds until the supervisor logs that a worker of the top remote level is lost
     back_s     seconds until all lost workers of that level are replaced, and each replacement has sent a result
 
 Ray's default health checks need fifteen seconds to detect a dead node. Unless --default-health-checks is given, a node
@@ -100,7 +100,7 @@ def places(scheme: Scheme) -> dict[str, Any]:
 
 
 def supervisor_of(scheme: Scheme) -> Any:
-    """Return the supervisor of the outermost level with remote workers."""
+    """Return the supervisor of the top remote level: gradient workers if any are remote, else collection workers."""
     root: Any = scheme.update_worker
     return root.strategy.supervisor if root.remote_workers else root.local_worker.collector.supervisor
 

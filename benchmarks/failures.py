@@ -172,7 +172,7 @@ def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -
 
 
 def workers_lost(settings: dict[str, Any], number: int, count: int, directory: str) -> dict[str, Any]:
-    """Return the table row for a signal that is sent to the workers of the outermost remote level, one at a time."""
+    """Return the table row for a signal that is sent to the workers of the top remote level, one at a time."""
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True

@@ -23,7 +23,7 @@ from pytorchrl.tracebacks import full_tracebacks
 
 _COMMANDS = {
     "train": "train an agent",
-    "profile": "train for some seconds, and show where the time goes",
+    "profile": "train for a few seconds, and show where the time goes",
     "enjoy": "play episodes with a trained agent",
     "plot": "draw learning curves",
 }

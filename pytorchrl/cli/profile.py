@@ -22,7 +22,7 @@ _WARM_UP, _WARM_UP_UPDATES = 0.25, 2
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train for some seconds, show where the time went, and return the exit code."""
+    """Train for a few seconds, show where the time went, and return the exit code."""
     given = parse("profile", "Profile", arguments, _add_flags)
     seconds = vars(given).pop("seconds")
     vars(given).setdefault("progress", False)

@@ -1,7 +1,7 @@
 """Tests of a cluster of three nodes on this machine, one of which dies during training.
 
-The run must continue or report why it cannot. One process starts the cluster and makes all runs, which takes minutes;
-the tests check its results.
+The run must continue or report why it cannot. One process starts the cluster and performs all runs, which takes
+minutes; the tests check its results.
 """
 
 from __future__ import annotations

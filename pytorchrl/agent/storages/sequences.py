@@ -322,9 +322,11 @@ class SequenceBuffer(PERBuffer):
         return batch
 
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
-        """Return the rows of windows; row `burn_in` contains `starts`, the places of the first trained steps.
+        """Return the steps of windows, in arrays with axes for time and window.
 
-        Burn-ins at the start of an episode are shorter. The padding before them does not affect the memory.
+        At time index `burn_in`, the places are `starts`, the first trained step of each window. A burn-in that is
+        shorter, because it begins at the start of an episode, is padded in front; the padding does not affect the
+        memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))

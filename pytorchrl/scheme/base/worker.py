@@ -78,7 +78,7 @@ The block is 8 KB smaller than the maximum, because glibc adds a header and roun
 def keep_freed_memory() -> None:
     """Prevent glibc from returning freed memory to the system, because this process will soon request it again.
 
-    Every update allocates and frees arrays of the same sizes, up to some megabytes. glibc allocates a block with `mmap`
+    Every update allocates and frees arrays of the same sizes, up to a few megabytes. glibc allocates a block by `mmap`
     if the block exceeds one threshold, and returns free memory at the end of the heap to the system if this memory
     exceeds another threshold. When a block of up to 32 MB from `mmap` is freed, glibc raises the first threshold to the
     size of the block and the second threshold to twice that size (mallopt(3), `M_MMAP_THRESHOLD`). This function

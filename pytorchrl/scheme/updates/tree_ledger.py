@@ -91,7 +91,7 @@ class TreeLedger:
     def env_steps(self) -> int:
         """Number of env steps that updates have used, or could have used because they were added to replay."""
         own = self._own.snapshot()
-        with self._lock:  # this property is read at every update, so it does not sum up the whole ledger
+        with self._lock:  # read at every update, so it adds up only the required counts
             return own.consumed_unique + sum(part.resident + part.evicted for part in (own, *self._snapshots.values()))
 
     @property

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationW
 CASES = {
     "dqn": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}, True),
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, False),
-    # With normalization, torch cannot save the graph, so that its check of the graph cannot be omitted.
+    # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`_compile_graph`).
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
 }
