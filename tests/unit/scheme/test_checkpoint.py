@@ -71,7 +71,7 @@ def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
 
 
 def test_a_checkpoint_changes_later_random_numbers(make):
-    """Check that two checkpoints with no update between them differ in generators, but not in parameters or optimizers."""
+    """Check that two checkpoints with no update between them differ in generators, not in parameters or optimizers."""
     scheme = make("sac")
     scheme.start(600)
     go_on(scheme, 9)
