@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -79,7 +78,7 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
 
 
 class FlatOptimizer:
-    """Adam, AdamW, SGD or RMSProp on one vector, in a few in-place operations; the moments are plain tensors."""
+    """Adam, AdamW, SGD or RMSProp on one vector, in place; the moments are plain tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
         """Allocate the moments for vectors with the shape, dtype and device of `like`.
@@ -96,6 +95,7 @@ class FlatOptimizer:
         self._betas = _ADAM_BETAS if self._is_adam else (settings.momentum, settings.rmsprop_decay)
         self._weight_decay = settings.weight_decay if name == "adamw" else 0.0
         self._scratch = torch.empty_like(like)
+        self._count = torch.zeros((), device=like.device)  # the number of steps, as torch's Adam kernel takes it
         self.num_steps = 0
         self.moments: dict[str, Tensor] = {}
         if self._is_adam or (name == "sgd" and settings.momentum):
@@ -114,16 +114,17 @@ class FlatOptimizer:
             params.add_(self.moments["mean"].mul_(mean_decay).add_(gradient, alpha=scale), alpha=-lr)
             return
         square = self.moments["mean_square"]
-        square.mul_(square_decay).addcmul_(gradient, gradient, value=(1.0 - square_decay) * scale * scale)
         if self._is_adam:
-            if self._weight_decay:
-                params.mul_(1.0 - lr * self._weight_decay)
-            mean = self.moments["mean"]
-            mean.mul_(mean_decay).add_(gradient, alpha=(1.0 - mean_decay) * scale)
-            root = torch.sqrt(square, out=self._scratch)
-            root.mul_(1.0 / math.sqrt(1.0 - square_decay**self.num_steps)).add_(self._eps)
-            params.addcdiv_(mean, root, value=-lr / (1.0 - mean_decay**self.num_steps))
-        elif self.name == "rmsprop":
+            scaled = gradient if scale == 1.0 else torch.mul(gradient, scale, out=self._scratch)
+            # The kernel of torch's own AdamW (with fused=True), which reads and writes each vector once. Without weight
+            # decay, it is that of Adam.
+            torch._fused_adamw_(
+                [params], [scaled], [self.moments["mean"]], [square], [], [self._count.fill_(self.num_steps)],
+                lr=lr, beta1=mean_decay, beta2=square_decay, weight_decay=self._weight_decay, eps=self._eps,
+                amsgrad=False, maximize=False)
+            return
+        square.mul_(square_decay).addcmul_(gradient, gradient, value=(1.0 - square_decay) * scale * scale)
+        if self.name == "rmsprop":
             params.addcdiv_(gradient, torch.sqrt(square, out=self._scratch).add_(self._eps), value=-lr * scale)
         else:
             root = torch.add(square, self._eps, out=self._scratch).sqrt_()
