@@ -246,9 +246,10 @@ class PolicyNet(nn.Module):
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Return outputs (B, num_outputs) for normalized observations, leaf -> (B, ...)."""
+        """Return outputs (B, num_outputs) float32 for normalized observations, leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
-        return self.head(features)
+        outputs: Tensor = self.head(features)
+        return outputs.float()  # with mixed precision, the head returns bfloat16
 
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:

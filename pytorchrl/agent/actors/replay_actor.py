@@ -184,14 +184,14 @@ class DiscreteQNet(nn.Module):
         """
         features, state = self.trunk.forward(obs, state, done, previous)
         noise = (generator,) if self._noisy else ()
-        q: Tensor = self.advantage_head(features, *noise)
+        q: Tensor = self.advantage_head(features, *noise).float()  # with mixed precision, heads return bfloat16
         if self.value_head is None:
             return q, state
         if mask is None:
             mean = q.mean(-1, keepdim=True)
         else:  # clamp the count, because a terminal observation, whose values are unused, may allow no action
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        return self.value_head(features, *noise) + q - mean, state
+        return self.value_head(features, *noise).float() + q - mean, state
 
 
 class ContinuousQNet(nn.Module):
@@ -208,4 +208,5 @@ class ContinuousQNet(nn.Module):
         """Return values (B,) of actions (B, ...) in [-1, 1] at normalized observations, leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
         hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
-        return self.head(hidden).squeeze(-1)
+        value: Tensor = self.head(hidden)
+        return value.squeeze(-1).float()  # with mixed precision, the head returns bfloat16

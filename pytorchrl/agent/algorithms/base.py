@@ -100,6 +100,9 @@ class Algorithm(Part, Updatable, ABC):
     """Whether the loss is the "mean" or the "sum" over the valid samples; gradients of microbatches are combined
     accordingly."""
     actor: UserPart
+    applies_at_once: bool = False
+    """Whether each gradient is applied before the next one is computed, as in central schemes. If so,
+    `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
 
     @classmethod

@@ -86,12 +86,14 @@ class CompiledLosses:
         self._modules = [module for network in networks for module in network.modules()]
         self._graphs: dict[Hashable, Gradients] = {}
 
-    def __call__(self, batch: ReplayBatch, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+    def __call__(self, batch: ReplayBatch, draws: list[Tensor],
+                 due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the gradient (P,) of each group, the losses and measures as one tensor, and the errors (B,).
 
         Args:
             batch: B transitions.
             draws: The noise of the losses, in the order in which the losses use it.
+            due: The groups whose losses are differentiated and returned; the gradients of other groups are 0.
 
         Raises:
             ConfigError: This machine cannot compile the losses.
@@ -99,13 +101,14 @@ class CompiledLosses:
         tensors = (batch.obs, batch.action, batch.ret, batch.discount, batch.next_obs, batch.weight, batch.mask,
                    batch.next_mask)
         leaves = [*batch.obs.values(), *batch.next_obs.values(), *tensors[1:4], *tensors[5:]]
-        key = (_layout(len(batch.ret), leaves), _modes(self._modules))
+        key = (due, _layout(len(batch.ret), leaves), _modes(self._modules))
         if key not in self._graphs:
             def gradients(tensors: Fields, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
                 obs, action, ret, discount, next_obs, weight, mask, next_mask = tensors
                 batch = ReplayBatch(
                     obs, action, ret, discount, next_obs, weight, cast("Tensor", None), mask, next_mask)
                 losses, measures, errors = self._losses(batch, DrawnNoise(draws))
+                losses = {name: loss for name, loss in losses.items() if name in due}
                 vectors = [
                     _flat_gradient(losses[name], params) if name in losses
                     else torch.cat([torch.zeros_like(param).reshape(-1) for param in params])

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +22,7 @@ from pytorchrl.agent.actors.small_policy import SmallPolicy
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
+from pytorchrl.agent.algorithms.precision import MIXED_PRECISION_HELP, precision
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
 from pytorchrl.agent.data import (
     ActingStep,
@@ -74,7 +75,7 @@ class OnPolicyAlgorithm(Algorithm):
             "minibatch", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
         compile: bool = option(
             False, help="Compile the loss and its gradient into one graph of kernels; the first update is then slow.")
-        mixed_precision: bool = option(False, help="Run networks in bfloat16; parameters stay float32.")
+        mixed_precision: bool = option(False, help=MIXED_PRECISION_HELP)
 
     learns_from = DataKind.ROLLOUTS
     actor_class: ClassVar[type[nn.Module]] = OnPolicyActor
@@ -337,9 +338,7 @@ class OnPolicyAlgorithm(Algorithm):
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self.options.mixed_precision:
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()  # even a disabled `torch.autocast` takes as long as a small layer
+        return precision(self.device, self.options.mixed_precision)
 
     def _to_device(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None,

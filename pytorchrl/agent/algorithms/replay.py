@@ -9,6 +9,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
+from pytorchrl.agent.algorithms.precision import MIXED_PRECISION_HELP, precision
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
 from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
@@ -75,6 +77,7 @@ class ReplayAlgorithm(Algorithm):
         compile: bool = option(
             False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
                         "and needs a C++ compiler.")
+        mixed_precision: bool = option(False, help=MIXED_PRECISION_HELP)
 
         def __post_init__(self) -> None:
             """Refuse target networks that never change."""
@@ -110,8 +113,9 @@ class ReplayAlgorithm(Algorithm):
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
             [self.actor, *self.targets.values()]) if options.compile else None
         self._twin: ReplayAlgorithm | None = None  # a shallow copy, whose losses are compiled
-        self._names: list[str] = []  # names of the losses and measures
-        self._noise_shapes: dict[int, list[torch.Size]] = {}  # batch size -> shapes of the noise of the losses
+        self._names: list[str] = []  # names of the latest losses and measures
+        # Batch size and groups that are due -> shapes of the noise of the losses, and names of the losses and measures.
+        self._plans: dict[tuple[int, tuple[str, ...]], tuple[list[torch.Size], list[str]]] = {}
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
     @classmethod
@@ -208,13 +212,16 @@ class ReplayAlgorithm(Algorithm):
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:
         """Return the absolute TD errors (B,) of a batch, without gradient."""
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             return self.losses(batch)[2]
 
     def compute_gradients(  # type: ignore[override] # batches contain transitions
         self, batch: ReplayBatch,
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of all groups at the current parameters; see `Algorithm`.
+
+        If gradients are applied at once (`applies_at_once`), the loss of a group that is not due is neither
+        differentiated nor reported.
 
         Returns:
             A gradient (P,) for each group, and a dictionary. The dictionary contains the losses and measures as
@@ -224,43 +231,46 @@ class ReplayAlgorithm(Algorithm):
             ContractError: `losses` of a subclass returned values of the wrong type or shape; only the first batch is
                 checked.
         """
-        if self._compiled is not None and len(batch.ret) in self._noise_shapes:
-            gradients, measured, errors = self._compiled_gradients(self._compiled, batch)
+        due = tuple([name for name in self.groups if not self.applies_at_once or self.is_due(name)])
+        if self._compiled is not None and (len(batch.ret), due) in self._plans:
+            gradients, measured, errors = self._compiled_gradients(self._compiled, batch, due)
         else:
-            gradients, measured, errors = self._uncompiled_gradients(batch)
+            gradients, measured, errors = self._uncompiled_gradients(batch, due)
         values = measured.tolist()
         if not all(map(math.isfinite, values)):
             gradients = [torch.full_like(gradient, math.nan) for gradient in gradients]
         self._gradients = gradients
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors.detach().cpu()}
 
-    def _uncompiled_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradients of all groups, the losses and measures as one tensor, and the errors."""
+    def _uncompiled_gradients(self, batch: ReplayBatch, due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the gradients of all groups, the losses of the groups `due` and the measures, and the errors."""
         for group in self.groups.values():
             group.zero_grad()
         recorder = None if self._compiled is None else NoiseRecorder(self.update_generator)
-        found = self.losses(batch) if recorder is None else self._recorded_losses(batch, recorder)
+        with self._precision():
+            found = self.losses(batch) if recorder is None else self._recorded_losses(batch, recorder)
         if not self._is_loss_checked:
             check_losses(self, found, batch)
             self._is_loss_checked = True
         losses, measures, errors = found
-        if recorder is not None:
-            self._noise_shapes[len(batch.ret)] = recorder.shapes
+        losses = {name: loss for name, loss in losses.items() if name in due}
         self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
+        if recorder is not None:
+            self._plans[len(batch.ret), due] = recorder.shapes, self._names
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
         return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
                 errors)
 
     def _compiled_gradients(
-        self, compiled: CompiledLosses, batch: ReplayBatch,
+        self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the same values as `_uncompiled_gradients`, with the same noise."""
-        draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator)
-                 for shape in self._noise_shapes[len(batch.ret)]]
+        shapes, self._names = self._plans[len(batch.ret), due]
+        draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
             self._twin = copy.copy(self)
-        return compiled(batch, draws)
+        return compiled(batch, draws, due)
 
     def _recorded_losses(self, batch: ReplayBatch, recorder: NoiseRecorder) -> Losses:
         """Return the losses, and record the shapes of their noise, which the compiled losses need.
@@ -292,7 +302,11 @@ class ReplayAlgorithm(Algorithm):
         """Return the losses with noise from another source than the generator."""
         assert self._twin is not None
         self._twin.update_generator = cast("torch.Generator", noise)
-        return self._twin.losses(batch)
+        with self._precision():
+            return self._twin.losses(batch)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return precision(self.device, self.options.mixed_precision)
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Update the weights and, every `target_update_interval` updates, the target networks; see `Algorithm`."""

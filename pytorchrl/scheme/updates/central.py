@@ -20,6 +20,7 @@ class CentralUpdates:
 
     def __init__(self, local_worker: GWorker, statistics: Statistics) -> None:
         self._local, self._statistics = local_worker, statistics
+        local_worker.algo.applies_at_once = True
         self._pending = PendingMoments()
         self._num_drains = 0
         self.is_between_items = True

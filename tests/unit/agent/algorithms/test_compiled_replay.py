@@ -56,7 +56,7 @@ def test_compiled_gradients_equal_the_uncompiled_ones(case):
 
 def test_gradients_are_compiled_from_the_second_batch_of_a_size():
     algorithm, calls = make(SAC, OffPolicyActor, BOX, compile=True), []
-    algorithm._compiled = lambda batch, draws: calls.append([draw.shape for draw in draws]) or (
+    algorithm._compiled = lambda batch, draws, due: calls.append([draw.shape for draw in draws]) or (
         [torch.zeros(1)], torch.zeros(6), torch.zeros(1))
     batch = make_batch(False)
     for count in (7, 5, 7, 5):
@@ -138,3 +138,20 @@ def test_a_graph_belongs_to_a_layout_of_the_batch_and_to_the_training_modes(monk
     algorithm.targets["q"].train(not algorithm.targets["q"].training)
     algorithm.compute_gradients(batch)
     assert len(graphs) == 4
+
+
+def test_graphs_leave_out_groups_that_are_not_due(monkeypatch):
+    graphs = []
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, leaves, *args: graphs.append(0) or function)
+    compiling, plain = (make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, compile=flag)
+                        for flag in (True, False))
+    compiling.applies_at_once = plain.applies_at_once = True
+    for number in range(1, 8):
+        (expected, wanted), (gradients, info) = (
+            algorithm.compute_gradients(make_batch(False, seed=number)) for algorithm in (plain, compiling))
+        assert info.keys() == wanted.keys()
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other)
+        for algorithm in (plain, compiling):
+            algorithm.apply_gradients()
+        assert len(graphs) == max(0, min(number - 2, 2))  # the first gradient of each kind is not compiled

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.unit.agent.algorithms.replay_agents import act, make, update
+from tests.unit.agent.algorithms.replay_agents import act, make, make_batch, update
 
 
 def test_gaussian_noise_is_independent_per_dimension_and_clipped():
@@ -32,3 +32,22 @@ def test_td3_updates_policy_and_targets_at_every_second_update():
         for old, name in zip(targets, ("pi", "q"), strict=True):
             assert torch.equal(algorithm._target_vectors[name].data, old) == (number % 2 == 1)
     assert algorithm._optimizers["pi"].num_steps == 3
+
+
+def test_td3_leaves_out_the_policys_gradient_where_it_is_not_used():
+    plain, brief = make("td3"), make("td3")
+    brief.applies_at_once = True
+    for number in range(1, 7):
+        (expected, wanted), (gradients, info) = (
+            algorithm.compute_gradients(make_batch(algorithm, seed=number)) for algorithm in (plain, brief))
+        due = number % 2 == 0
+        if not due:
+            del wanted["loss_pi"]
+        torch.testing.assert_close(info, wanted, rtol=0.0, atol=0.0)
+        index = list(brief.groups).index("pi")
+        assert bool(expected[index].any())
+        assert bool(gradients[index].any()) == due
+        for algorithm in (plain, brief):
+            algorithm.apply_gradients()
+        for name, group in plain.groups.items():
+            assert torch.equal(brief.groups[name].data, group.data)

@@ -317,3 +317,14 @@ def test_memories_have_orthogonal_weights_and_the_requested_sizes():
     weight = actor.q.trunk.memory.recurrence.weight
     torch.testing.assert_close(weight.T @ weight, torch.eye(6), rtol=0.0, atol=1e-5)
     assert not actor.q.trunk.memory.recurrence.bias.any()
+
+
+@pytest.mark.parametrize("net", ["gru", "lstm"])
+def test_mixed_precision_supports_memory(net):
+    plain, mixed = make(net), make(net, mixed_precision=True)
+    (expected, _), (gradients, info) = (
+        algorithm.compute_gradients(make_batch(algorithm)) for algorithm in (plain, mixed))
+    assert info["errors"].dtype == gradients[0].dtype == torch.float32
+    assert not torch.equal(gradients[0], expected[0])
+    assert float(torch.linalg.vector_norm(gradients[0] - expected[0])) < 0.05 * float(torch.linalg.vector_norm(
+        expected[0]))

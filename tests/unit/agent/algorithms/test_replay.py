@@ -38,7 +38,7 @@ from tests.unit.agent.algorithms.replay_agents import (
 SHARED = {
     "optimizer": "sgd", "adam_eps": 1e-2, "rmsprop_eps": 1e-2, "rmsprop_decay": 0.5, "weight_decay": 0.5,
     "momentum": 0.5, "max_grad_norm": 1e-3,
-    "gamma": 0.5, "polyak": 0.5, "target_update_interval": 3,
+    "gamma": 0.5, "polyak": 0.5, "target_update_interval": 3, "mixed_precision": True,
 }
 LEARNING = {
     "dqn": {**SHARED, "lr": 1e-2, "double": False, "loss": "mse"},

@@ -323,3 +323,22 @@ def make_kind(kind):
     if kind == "sac":
         return make(SAC, OffPolicyActor, BOX)
     return make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"})
+
+
+@pytest.mark.parametrize(("cls", "actor_class", "space", "actor"), [
+    (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}), (SAC, OffPolicyActor, BOX, {}),
+    (SAC, OffPolicyActor, DISCRETE, {}), (TD3, OffPolicyActor, BOX, {"policy": "deterministic"})])
+def test_mixed_precision_rounds_products_only(cls, actor_class, space, actor):
+    """Check that losses and gradients in mixed precision are float32, and close to those in full precision."""
+    plain, mixed = (make(cls, actor_class, space, actor, mixed_precision=flag) for flag in (False, True))
+    batch = make_batch(space is DISCRETE)
+    (expected, wanted), (gradients, info) = (algorithm.compute_gradients(batch) for algorithm in (plain, mixed))
+    assert info["errors"].dtype == torch.float32
+    assert not torch.equal(info["errors"], wanted["errors"])
+    torch.testing.assert_close(info.pop("errors"), wanted.pop("errors"), rtol=0.02, atol=0.02)
+    assert info == pytest.approx(wanted, rel=0.02, abs=0.02)
+    for gradient, other in zip(gradients, expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert float(torch.linalg.vector_norm(gradient - other)) < 0.05 * float(torch.linalg.vector_norm(other))
+    torch.testing.assert_close(mixed.td_errors(batch), plain.td_errors(batch), rtol=0.02, atol=0.02)
+    assert not torch.equal(mixed.td_errors(batch), plain.td_errors(batch))
