@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from pytorchrl.agent.algorithms.replay import (
     ReplayAlgorithm,
 )
 from pytorchrl.agent.contracts import check_per_sample, overrides
-from pytorchrl.agent.data import OBS_LEAF, Obs, ReplayBatch
+from pytorchrl.agent.data import OBS_LEAF, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
@@ -141,7 +142,25 @@ class DQN(ReplayAlgorithm):
 
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
         """Choose actions; see `ReplayAlgorithm`."""
-        return self._explore(len(done), deterministic, mask, lambda: self._greedy(obs, deterministic, mask))
+        generator = None if deterministic else self.generator
+        return self._explore(len(done), deterministic, mask, lambda: self.actor.act(obs, mask, generator))
+
+    def choose_small(self, obs: Arrays, deterministic: bool) -> np.ndarray | None:
+        """Choose actions in NumPy; see `ReplayAlgorithm`."""
+        small, inputs = self._small_network, obs.get(OBS_LEAF)
+        if small is None or inputs is None or len(inputs) > small.max_rows:
+            return None
+        num_envs, epsilon = len(inputs), self._epsilon(deterministic)
+        explores, random = np.zeros(0, np.bool_), None
+        if epsilon:
+            explores = torch.rand(num_envs, generator=self.generator).numpy() < epsilon
+            random = self.random_actions(num_envs, None).numpy() if explores.any() else None
+            if random is not None and explores.all():
+                return random
+        if inputs.dtype != np.float32 or self.actor.options.normalize_obs:
+            inputs = self.actor.normalise({OBS_LEAF: torch.from_numpy(inputs)})[OBS_LEAF].numpy()
+        best = small(inputs).argmax(-1)
+        return best if random is None else np.where(explores, random, best)
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
         """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.
@@ -166,17 +185,12 @@ class DQN(ReplayAlgorithm):
     def _make_small_network(self) -> SmallNetwork | None:
         """Return the Q network in NumPy, which is faster for small networks and few rows; None if it is unsupported."""
         actor, q = self.actor, self.actor.q
-        if (self.device.type != "cpu" or overrides(actor, QActor, "act", "get_q_scores") or type(q) is not DiscreteQNet
+        if (self.device.type != "cpu" or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise")
+                or overrides(self, DQN, "choose", "acting_step") or type(q) is not DiscreteQNet
                 or q.value_head is not None
                 or not SmallNetwork.supports(q.trunk, q.advantage_head, actor.options.activation)):
             return None
         return SmallNetwork(q.trunk, q.advantage_head, actor.options.activation)
-
-    def _greedy(self, obs: Obs, deterministic: bool, mask: Tensor | None) -> Tensor:
-        small = self._small_network
-        if small is not None and mask is None and len(obs[OBS_LEAF]) <= small.max_rows:
-            return torch.from_numpy(small(self.actor.normalise(obs)[OBS_LEAF].numpy()).argmax(-1))
-        return self.actor.act(obs, mask, None if deterministic else self.generator)
 
     # Learning
 

@@ -15,9 +15,9 @@ SPACE = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 OPTIONS = {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_steps": 10**6}
 
 
-def make(actor=QActor, **options):
+def make(actor=QActor, cls=DQN, **options):
     built = actor.create_factory(SPACE, gym.spaces.Discrete(3), **options)(seed=3)
-    return DQN.create_factory(**OPTIONS)(actor=built, seed=4)
+    return cls.create_factory(**OPTIONS)(actor=built, seed=4)
 
 
 def observations(num=6, seed=0):
@@ -45,10 +45,9 @@ def test_outputs_equal_those_of_torch_also_after_an_update(hidden, activation):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_dqn_chooses_the_same_actions_with_the_same_random_numbers(deterministic):
     small, plain = make(), make()
-    assert small._small_network is not None
     plain._small_network = None
     for seed in range(30):
-        obs = observations(seed=seed)
+        obs = observations(small._small_network.max_rows, seed)
         np.testing.assert_array_equal(act(small, obs, deterministic), act(plain, obs, deterministic))
     assert torch.equal(small.generator.get_state(), plain.generator.get_state())
 
@@ -82,3 +81,15 @@ class OwnChoice(QActor):
                          ids=["dueling", "noisy", "elu", "own"])
 def test_unsupported_networks_use_torch(options):
     assert make(**options)._small_network is None
+
+
+class OwnExploration(DQN):
+    """Always chooses action 2."""
+
+    def choose(self, obs, done, deterministic, mask):
+        return torch.full((len(done),), 2)
+
+
+def test_a_subclass_that_chooses_actions_itself_uses_torch():
+    algorithm = make(cls=OwnExploration)
+    assert act(algorithm, observations(4), deterministic=False).tolist() == [2] * 4
