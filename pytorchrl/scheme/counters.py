@@ -36,7 +36,7 @@ def _zeros() -> defaultdict[K, int]:
     return defaultdict(int)  # copying a `defaultdict` is faster than copying a `Counter`
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True)
 class WorkerCounters:
     """The counters of a gradient worker and of the collection workers and replay shards below it."""
 
@@ -89,17 +89,16 @@ class WorkerCounters:
     def copy(self) -> WorkerCounters:
         """Return a copy that later changes to these counters do not affect."""
         copied: WorkerCounters = object.__new__(WorkerCounters)
-        for name, value in zip(_NUMBERS, _NUMBERS_OF(self), strict=True):
-            setattr(copied, name, value)
+        values = self.__dict__.copy()
         for name in _BY_KEY:
-            setattr(copied, name, getattr(self, name).copy())
+            values[name] = values[name].copy()
+        copied.__dict__ = values
         return copied
 
 
-# Group the fields by merging rule once, at import, because grouping them for every copy would be slow: counters are
-# copied at every update.
+# Group the fields by merging rule once, at import.
 _BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is _zeros]
 _NUMBERS = [declared.name for declared in fields(WorkerCounters) if declared.name not in _BY_KEY]
 _LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]
 _SUMMED = [name for name in _NUMBERS if name not in _LARGEST]
-_NUMBERS_OF, _SUMMED_OF = attrgetter(*_NUMBERS), attrgetter(*_SUMMED)
+_SUMMED_OF = attrgetter(*_SUMMED)

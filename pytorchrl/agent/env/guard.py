@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -209,13 +210,13 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     Raises:
         NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
-    for key, leaf in leaves.items():
-        array = np.asarray(leaf)
-        # The sum is infinite or NaN if any value is, and computing it is several times as fast as isfinite. If the sum
-        # of finite values overflows, isfinite finds no bad value.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if array.dtype.kind != "f" or np.isfinite(array.sum()):
-                continue
+    arrays = {key: np.asarray(leaf) for key, leaf in leaves.items()}
+    # The sum is infinite or NaN if any value is, and computing it is several times as fast as isfinite. If the sum of
+    # finite values overflows, isfinite finds no bad value.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspects = {key: array for key, array in arrays.items()
+                    if array.dtype.kind == "f" and not math.isfinite(np.add.reduce(array, axis=None))}
+    for key, array in suspects.items():
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             position = tuple(bad[0].tolist())

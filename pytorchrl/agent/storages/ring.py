@@ -93,6 +93,8 @@ class Ring:
         self._heads: dict[Hashable, _Head] = {}
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
         """Column -> shape, dtype, number of stacked frames (1 if stored unchanged)."""
+        self._expected: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {}
+        """Column -> shape and dtype; empty until a rollout is compared with them."""
 
     # Writing
 
@@ -119,29 +121,31 @@ class Ring:
             self._allocate(leaves, columns, rollout.done.numpy())
         self._check(leaves, columns)
         broken = self.evict(self.total + count - self.capacity - self.first)
-        ids = self.total + np.arange(num_envs)[None] * num_steps + np.arange(num_steps)[:, None]
+        rows = np.arange(self.total, self.total + count) % self.capacity
         heads = -1 - self.extras.take(num_envs)
-        places = np.concatenate([ids % self.capacity, heads[None]])
+        places = np.empty((num_steps + 1, num_envs), np.int64)
+        places[:-1], places[-1] = rows.reshape(num_envs, num_steps).T, heads
         before = self._heads.pop(source, None)
         previous = np.zeros(num_envs, dtype=np.int64)
         if before is not None and len(before.ids) == num_envs:
             previous = self._continued(before, leaves, rollout.done[0].numpy(), places[0])
         finals = self._write_observations(leaves, rollout, places, previous)
-        link = places[1:].copy()
-        link[tuple(rollout.final_index.numpy().T)] = finals
-        start = self.total % self.capacity
+        link, start = places[1:].copy(), self.total % self.capacity
+        if len(finals):
+            link[tuple(rollout.final_index.numpy().T)] = finals
         for name, values in {**columns, "link": link}.items():
             write_rows(self.columns[name], start, values.swapaxes(0, 1))
-        rows = places[:-1].T.reshape(-1)
-        valid = self.columns["valid"][rows]
-        self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # false where a final observation follows the last row
-        self._release(heads[~shown])
-        self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
+        self.columns["broken"][rows] = self.columns["used"][rows] = False
+        num_valid = int(np.count_nonzero(columns["valid"]))
+        self.columns["drawable"][rows] = False if self._in_sequences else columns["valid"].T.reshape(-1)
+        self.num_drawable += 0 if self._in_sequences else num_valid
+        if len(finals):
+            shown = link[-1] == heads  # false where a final observation follows the last row
+            self._release(heads[~shown])
+            heads = np.where(shown, heads, 0)
+        self._heads[source] = _Head(self.total + np.arange(1, num_envs + 1) * num_steps - 1, heads,
+                                    rollout.done[-1].numpy().copy())
         self.total += count
-        num_valid = int(np.count_nonzero(valid))
-        if not self._in_sequences:
-            self.make_drawable(rows[valid])
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
         return Inserted(rows, broken, previous < 0)
@@ -299,19 +303,20 @@ class Ring:
             self.columns[name] = np.zeros(self.capacity, dtype=np.bool_)
 
     def _make_leaves(self, layout: dict[str, tuple[tuple[int, ...], str, int]]) -> None:
-        self._layout = layout
+        self._layout, self._expected = layout, {}
         self.observations = {
             name: PlainColumn(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
             else StackedColumn(self.capacity, tuple(shape), np.dtype(dtype), num_frames)
             for name, (shape, dtype, num_frames) in layout.items()}
 
     def _check(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray]) -> None:
-        expected = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype, _) in self._layout.items()}
-        expected |= {name: (self.columns[name].shape[1:], self.columns[name].dtype) for name in columns
-                     if name in self.columns}
+        if not self._expected:
+            self._expected = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype, _) in self._layout.items()}
+            self._expected |= {name: (self.columns[name].shape[1:], self.columns[name].dtype) for name in columns
+                               if name in self.columns}
         got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
-        if got != expected:
-            raise ValueError(f"a rollout must have the columns of the first rollout, {expected}, got {got}")
+        if got != self._expected:
+            raise ValueError(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Mark as broken all rows that need data of evicted rows; return the places of newly broken rows.
@@ -361,14 +366,15 @@ class Ring:
         Returns:
             (K,) int64, places of the final observations.
         """
-        t, e = rollout.final_index.numpy().T
-        cut = np.zeros(places.shape, dtype=np.bool_)
-        cut[t + 1, e] = True  # the previous row links to a final observation
-        finals = -1 - self.extras.take(len(t))
+        cut, finals = np.zeros(places.shape, dtype=np.bool_), np.zeros(0, np.int64)
+        if len(rollout.final_index):
+            t, e = rollout.final_index.numpy().T
+            cut[t + 1, e] = True  # the previous row links to a final observation
+            finals = -1 - self.extras.take(len(t))
         start = self.total % self.capacity
         for name, leaf in self.observations.items():
             leaf.write(start, leaves[name], places, previous, cut)
-            if len(t):
+            if len(finals):
                 last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
                 everything = np.ones((len(t), *leaves[name].shape[2:]), np.bool_)
                 leaf.write_finals(everything if last is None else last.numpy(), finals, places[t, e])

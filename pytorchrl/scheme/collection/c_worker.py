@@ -202,7 +202,8 @@ class CWorker(Worker):
             for policy, part in data.parts.items():
                 what = f"{where}, policy {policy!r}" if policy else where
                 check_finite({**part.obs, "reward": part.reward}, what)
-                check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
+                if len(part.final_index):
+                    check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
             with torch.no_grad():
                 with watch.part("inference"):
                     self.algo.finish_rollout(data)

@@ -257,8 +257,7 @@ class BatchSource:
         if current.uses == 1:
             for queued in current.rollouts:
                 if not queued.is_old:
-                    self.stats.add_rollout(replace(queued.rollout, data=None), queued.version_queued,
-                                           self._worker.version)
+                    self.stats.add_rollout(queued.rollout, queued.version_queued, self._worker.version)
             self._unused_steps = current.num_new_steps
             with self.stats.watch.part("decode"):  # at later uses, the train batch already contains tensors
                 if not self._is_local:

@@ -113,7 +113,7 @@ class WorkerStats:
         """Count a rollout at its first use.
 
         Args:
-            header: The rollout, without data.
+            header: The rollout, whose data are not used.
             version_queued: The learner's version when the rollout was queued.
             version_used: The learner's version now.
         """

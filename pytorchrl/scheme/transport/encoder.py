@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
@@ -126,13 +127,14 @@ class Traffic:
         """Return the sum of two totals. The relative error is not summed: the latest measured error is used."""
         if later == _NOTHING:  # a common case, because nothing is encoded within a process
             return self
-        sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
-                for field in fields(Traffic) if field.name != "relative_error"}
         error = self.relative_error if later.relative_error is None else later.relative_error
+        sums = dict(zip(_SUMMED, map(operator.add, _SUMMED_OF(self), _SUMMED_OF(later)), strict=True))
         return Traffic(**sums, relative_error=error)
 
 
 _NOTHING = Traffic()
+_SUMMED = [field.name for field in fields(Traffic) if field.name != "relative_error"]
+_SUMMED_OF = operator.attrgetter(*_SUMMED)
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, float | None]:
