@@ -204,9 +204,12 @@ class RolloutRows:
         last, self._t, self._num_finals, self._taken = self._t, 0, 0, False
         if last == 0:
             return
-        tensors = [*self._obs.values(), *self._rhs.values(), self._done]
-        for rows in tensors if self._mask is None else [*tensors, self._mask]:
-            rows[0].copy_(rows[last])
+        first, newest = self._rows[0], self._rows[last]
+        for (_, target), (_, source) in zip(first.obs + first.rhs, newest.obs + newest.rhs, strict=True):
+            target[...] = source
+        first.done[...] = newest.done
+        if first.mask is not None:
+            first.mask[...] = newest.mask
 
 
 def _doubled(array: np.ndarray) -> np.ndarray:
