@@ -1,8 +1,10 @@
-"""Make the table and the learning curves of the documentation from the results of `scores.py`.
+"""Make tables and learning curves of the documentation from the results of `scores.py` and `roofline.py`.
 
     python benchmarks/report.py docs/benchmarks/scores.json
+    python benchmarks/report.py docs/benchmarks/roofline.jsonl
 
-The script writes `scores.md` (the table) and one SVG file per task next to the given file.
+From the results of `scores.py`, the script writes `scores.md` (the table) and one SVG file per task; from the lines
+that `roofline.py` has printed, it writes `roofline.md`. The files are next to the given file.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import matplotlib as mpl
 mpl.use("svg")
 from matplotlib import pyplot as plt
 
+ENV_NAMES = {"pendulum": "Pendulum-v1", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1", "pong": "Pong"}
+
 
 def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
     """Return a Markdown table with one row per task."""
@@ -31,6 +35,21 @@ def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
             f"| {task} | {runs[0]['env_steps']:,} | {len(runs)} | {', '.join(f'{value:.0f}' for value in evals)} "
             f"| {statistics.fmean(evals):.0f} | {statistics.fmean(run['train_return'] for run in runs):.0f} "
             f"| {runs[0]['published']} | {statistics.fmean(run['seconds'] for run in runs) / 60:.1f} |")
+    return "\n".join(rows) + "\n"
+
+
+def roofline_table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table with one row per task and precision of training."""
+    rows = ["| task | precision | env steps per core-second | products alone | environments alone | both | "
+            "share of the products | share of both |",
+            "|---|---|---|---|---|---|---|---|"]
+    for line in lines:
+        if line["dtype"] != line["training"]:  # training cannot compute its products in this dtype
+            continue
+        algorithm, env = line["task"].split("-")
+        rates = [f"{line[name]:,.0f}" for name in ("ours", "products", "environment", "both")]
+        rows.append(f"| {algorithm.upper()}, {ENV_NAMES[env]} | {line['dtype']} | {' | '.join(rates)} "
+                    f"| {line['share_of_products']:.0%} | {line['share_of_both']:.0%} |")
     return "\n".join(rows) + "\n"
 
 
@@ -48,8 +67,12 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Read the runs, and write the table and the figures."""
+    """Read the results, and write the table and the figures."""
     source = Path(sys.argv[1])
+    if source.suffix == ".jsonl":
+        lines = [json.loads(line) for line in source.read_text().splitlines()]
+        source.with_suffix(".md").write_text(roofline_table(lines))
+        return
     tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in json.loads(source.read_text()):
         tasks[run["task"]].append(run)

@@ -116,18 +116,16 @@ class Learner:
         self.log_dir: Path | None = None
         self._resumed: StateDict | None = None
         if log_dir is not None:
-            self.log_dir = prepare_log_dir(
-                log_dir, run_name=run_name, overwrite=self.options.overwrite, resume=self.options.resume)
+            self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
+                                           resume=self.options.resume)
             found = checkpoints.newest(self.log_dir / CHECKPOINTS) if self.options.resume else None
             if found is not None:
                 scheme.resume(found["scheme"])
                 self._resumed = found["learner"]
-        self._recipe = dict(recipe or {})
+        self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False
-        self._next_look = 0.0
         self._target = Target(scheme, target_steps)
-        self._due = Due(
-            target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every)
+        self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every)
         self._measured = Measurements(scheme, self._target)
         self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
         self._progress: Progress | None = None
@@ -148,6 +146,8 @@ class Learner:
             self._progress = Progress()
             if self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser():
                 self._progress.announce(f"run in {self.log_dir}", keep=True)
+            if getattr(self.scheme.agent.algo_factory.options, "compile", False):
+                self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
         self._files.begin(self.scheme, self._recipe, self.target_steps, tensorboard=self.options.tensorboard,
@@ -233,6 +233,7 @@ class Learner:
         try:
             self.start()
             interrupts.finish_starting()
+            self._look(time.perf_counter())  # show the progress line before the first update
             while not interrupts.received and not self.done():
                 self.step()
             if not interrupts.received:
@@ -414,9 +415,8 @@ class Learner:
     def __enter__(self) -> Learner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         if kind is None:
             self.stop()
         elif not self._abandoned:

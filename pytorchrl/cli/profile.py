@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import time
 from collections.abc import Sequence
 
-from pytorchrl import profiling
+from pytorchrl import profiling, work_shares
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
@@ -54,26 +55,33 @@ def _measure(learner: Learner, seconds: float) -> MetricsDict:
     scheme, warm = learner.scheme, time.perf_counter() + _WARM_UP * seconds
     while time.perf_counter() < warm or scheme.version < _WARM_UP_UPDATES:
         learner.step()
+    sampler = work_shares.WorkSampler()
+    # The work of other processes cannot be sampled, and that of the simulated runtime takes virtual time.
+    is_sampled = scheme.runtime is not None and scheme.runtime.name == "threads" and sampler.is_supported()
     before, start = scheme.metrics() | {"env_steps": scheme.env_steps}, time.perf_counter()
-    while time.perf_counter() < start + seconds or scheme.version == before["updates"]:
-        learner.step()
+    with sampler if is_sampled else contextlib.nullcontext():
+        while time.perf_counter() < start + seconds or scheme.version == before["updates"]:
+            learner.step()
     after = scheme.metrics() | {"env_steps": scheme.env_steps}
     elapsed = time.perf_counter() - start
     steps = after["env_steps"] - before["env_steps"]
     return {**profiling.between(before, after), "seconds": elapsed, "env_steps": steps,
-            "env_steps_per_s": steps / elapsed}
+            "env_steps_per_s": steps / elapsed, "work_shares": sampler.shares()}
 
 
 def _show(measured: profiling.Settings, learner: Learner, *, as_json: bool) -> None:
     """Print a table and the bottleneck, or one line of JSON with `--json`."""
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:
-        names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s")
+        names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s", "work_shares")
         show(to_json({
             **{name: measured[name] for name in names}, "shares": profiling.shares(measured["time_s"]),
             "bottleneck": finding.part, "share": finding.share, "sentence": finding.sentence, "option": finding.option,
             "advice": finding.advice, "seed": learner.scheme.seed, "scheme": learner.scheme.settings}))
         return
+    tables = [profiling.table(measured["time_s"])]
+    if measured["work_shares"]:
+        tables.append(work_shares.table(measured["work_shares"]))
     show(f"{measured['env_steps']:,} env steps, {measured['updates']:,} updates in {measured['seconds']:.1f} s "
-         f"({measured['env_steps_per_s']:,.0f} steps/s)", "", *profiling.table(measured["time_s"]).split("\n"), "",
+         f"({measured['env_steps_per_s']:,.0f} steps/s)", "", *"\n\n".join(tables).split("\n"), "",
          f"Bottleneck: {finding.sentence}.", f"Try: {finding.advice}.")

@@ -26,6 +26,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.machine import check_machine, this_machine
+from pytorchrl.runtime.ray_processes import without_unused_processes
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
@@ -187,7 +188,7 @@ class RayRuntime(Runtime):
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         self._reaper = start_reaper(directory)
         try:
-            with _without_handlers_of(ray):
+            with _without_handlers_of(ray), without_unused_processes(ray):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                          # Ray makes its own directory readable for all users; the enclosing directory stays private.
                          _temp_dir=os.path.join(directory, "r"))

@@ -34,6 +34,14 @@ except StartError as error:
 # Other tests may run at the same time.
 during = [name for name in glob.glob("/tmp/prl-*") if glob.glob(f"{name}/r/session_*_{os.getpid()}")]
 modes = [oct(os.stat(name).st_mode & 0o777) for name in during]
+commands = []
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        command = open(path, "rb").read().decode(errors="replace")
+    except OSError:  # the process has ended
+        continue
+    if any(name in command for name in during):
+        commands.append(command)
 start = time.monotonic()
 ledger = scheme.stop()
 seconds = time.monotonic() - start
@@ -44,7 +52,8 @@ except Exception as error:
     after = str(error)
 else:
     after = "started"
-result = {"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}
+result = {"directories": during, "modes": modes, "commands": commands,
+          "seconds": seconds, "ledger": ledger, "after": after}
 print("result:", json.dumps(result))
 """
 
@@ -58,6 +67,9 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
     result = _run(run_python, {})
     assert len(result["directories"]) == 1
     assert result["modes"] == ["0o700"]
+    assert any("gcs_server" in command for command in result["commands"])
+    unused = ("dashboard/dashboard.py", "monitor.py", "log_monitor.py")
+    assert not [command for command in result["commands"] if any(name in command for name in unused)]
     assert result["seconds"] <= 10
     assert "Ray has not been started" in result["after"]
     ledger = result["ledger"]

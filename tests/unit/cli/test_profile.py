@@ -10,6 +10,7 @@ import pytest
 from pytorchrl.cli import main
 from pytorchrl.envs.testing import FaultyEnv, SleepEnv
 from pytorchrl.scheme.timing import PARTS
+from pytorchrl.work_shares import KINDS
 
 
 @pytest.fixture
@@ -32,13 +33,16 @@ def test_environments_that_sleep_are_the_bottleneck(capsys, sleep_env):
     assert (code, err) == (0, "")
     found = json.loads(out.splitlines()[-1])
     assert set(found) == {"seconds", "env_steps", "env_steps_per_s", "updates", "time_s", "shares", "bottleneck",
-                          "share",
+                          "share", "work_shares",
                           "sentence", "option", "advice", "seed", "scheme"}
     assert (found["bottleneck"], found["seed"]) == ("collection/environment", 3)
     assert found["option"] in ("num_col_workers", "backend")
     assert found["share"] == found["shares"]["collection"]["environment"] > 0.5
     assert {level: set(parts) for level, parts in found["time_s"].items()} == {
         level: {*parts, "idle"} for level, parts in PARTS.items()}
+    assert set(found["work_shares"]) == set(KINDS)
+    assert sum(found["work_shares"].values()) == pytest.approx(1.0)
+    assert found["work_shares"]["environment"] > 0.5
     assert found["seconds"] >= 0.5
     assert found["updates"] >= 1
 
@@ -51,9 +55,18 @@ def test_a_heavy_network_is_the_bottleneck_and_target_steps_is_ignored(capsys):
     lines = out.splitlines()
     assert "steps/s" in lines[0]
     assert lines[2].startswith("level")
+    assert "work            share" in lines
+    assert [line.split()[0] for line in lines[lines.index("work            share") + 1:][:5]] == list(KINDS)
     assert "(gradients/grad)." in lines[-2]
     assert lines[-2].startswith("Bottleneck: ")
     assert lines[-1].startswith("Try: ")
+
+
+def test_work_in_virtual_time_is_not_sampled(capsys):
+    code, out, _ = run(capsys, "--env", "CartPole-v1", "--num-envs", 2, "--num-steps", 8, "--num-epochs", 1,
+                       "--num-mini-batch", 1, "--seconds", 0.1, "--json", "--runtime", "simulated")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["work_shares"] == {}
 
 
 @pytest.mark.parametrize(("flags", "message"), [
