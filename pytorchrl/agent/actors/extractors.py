@@ -130,6 +130,18 @@ def encode(space: gym.Space[object], x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
+def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return `F.linear(x, weight, bias)`, in the form whose gradient with respect to the weight is faster.
+
+    Torch computes this gradient, (outputs, inputs), in the memory layout of the product's second factor. MKL takes 24 us
+    for 256 rows, 64 outputs and 4 inputs, but 5 us for the transposed gradient. A copied factor has the layout of the
+    transposed gradient.
+    """
+    if weight.shape[1] >= weight.shape[0] or x.dim() != 2:
+        return F.linear(x, weight, bias)
+    return torch.addmm(bias, x, weight.t().contiguous())
+
+
 class MLP(nn.Module):
     """Fully connected layers over a leaf, which `encode` converts to vectors, or over a given number of features."""
 
@@ -164,8 +176,9 @@ class MLP(nn.Module):
         if self._to_encode is not None:
             x = encode(self._to_encode, x)
         activation = self._activation
+        layer = _compiled_linear if torch.compiler.is_compiling() else F.linear
         for weight, bias in self._weights:
-            x = activation(F.linear(x, weight, bias))
+            x = activation(layer(x, weight, bias))
         return x
 
 
