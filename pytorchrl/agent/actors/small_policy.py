@@ -9,6 +9,7 @@ from torch import Tensor
 from pytorchrl.agent.actors.distributions import Categorical, Gaussian
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.small_network import SmallNetwork
+from pytorchrl.agent.actors.trunk import Trunk
 from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
@@ -80,3 +81,13 @@ class SmallPolicy:
             self._noise, self._next_noise = noise.numpy(), 0
         self._next_noise += 1
         return self._noise[self._next_noise - 1]
+
+
+def small_value(actor: OnPolicyActor) -> SmallNetwork | None:
+    """Return the value network of `actor` if it is an MLP without memory and not part of the policy, else None."""
+    trunk, head, activation = getattr(actor, "value", None), actor.value_head, actor.options.activation
+    if actor.is_shared or overrides(actor, OnPolicyActor, "get_value", "value_features"):
+        return None
+    if not isinstance(trunk, Trunk) or not SmallNetwork.supports(trunk, head, activation):
+        return None
+    return SmallNetwork(trunk, head, activation)

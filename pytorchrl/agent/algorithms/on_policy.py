@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
-from pytorchrl.agent.actors.small_policy import SmallPolicy
+from pytorchrl.agent.actors.small_network import SmallNetwork
+from pytorchrl.agent.actors.small_policy import SmallPolicy, small_value
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.algorithms.precision import MIXED_PRECISION_HELP, precision
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
 from pytorchrl.agent.data import (
+    OBS_LEAF,
     ActingStep,
     Arrays,
     Batch,
@@ -104,9 +106,13 @@ class OnPolicyAlgorithm(Algorithm):
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
-        if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
-            # Build the small policy only after `FlatParameters` has moved the parameters, because it uses their memory.
-            self._small_policy = SmallPolicy(actor)
+        self._small_value: SmallNetwork | None = None
+        # Small networks are built only after `FlatParameters` has moved the parameters, because they use their memory.
+        if self.device.type == "cpu" and not options.mixed_precision:
+            if SmallPolicy.suits(actor):
+                self._small_policy = SmallPolicy(actor)
+            if options.compile:  # without `compile`, results do not depend on which library computes them
+                self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
         self._weights = Constants(self.device)
@@ -334,8 +340,13 @@ class OnPolicyAlgorithm(Algorithm):
                 chunk = {k: v[rows] for k, v in obs.items()}, {k: v[rows] for k, v in rhs.items()}, done[rows]
                 if self.device.type != "cpu":
                     chunk = self._to_device(*chunk, None)[:3]
-                values.append(self.actor.get_value(*chunk)[0]["value"].float().cpu())
+                values.append(self._values_of(*chunk))
         return values[0] if len(values) == 1 else torch.cat(values)
+
+    def _values_of(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+        if self._small_value is not None:
+            return self._small_value.of_rollout(self.actor.normalise(obs)[OBS_LEAF]).squeeze(-1)
+        return self.actor.get_value(obs, rhs, done)[0]["value"].float().cpu()
 
     def _precision(self) -> AbstractContextManager[object]:
         return precision(self.device, self.options.mixed_precision)

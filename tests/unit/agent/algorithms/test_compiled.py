@@ -92,6 +92,22 @@ def test_compiled_gradient_of_appo_uses_the_current_kl_coefficient(build, collec
         assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("actor", [{}, {"activation": "relu", "normalize_obs": True}, {"hidden_sizes": ()},
+                                   {"activation": "elu"}, {"shared_policy_value_network": True}], ids=str)
+def test_values_of_a_compiled_algorithm_follow_the_weights(build, collect, made_up_steps, actor):
+    plain, compiled = (build(PPO, compile=flag, actor=actor) for flag in (False, True))
+    rollout = collect(plain, made_up_steps(4))
+    moments = plain.algorithm.moments_of(rollout, {})
+    for _ in range(2):
+        expected, found = (parts.algorithm.compute_values(rollout) for parts in (plain, compiled))
+        assert len(expected[1])
+        for own, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-5)
+        for parts in (plain, compiled):
+            parts.actor.merge_moments(moments)
+            parts.algorithm.groups["all"].data.mul_(1.5)
+
+
 def test_compiling_with_memory_is_refused(build):
     with pytest.raises(ConfigError, match="without memory"):
         build(PPO, compile=True, actor={"recurrent_net": "gru"})
