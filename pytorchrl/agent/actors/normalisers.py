@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -96,3 +98,18 @@ class RunningMoments(nn.Module):
         if x.dtype is torch.bool:  # torch cannot subtract from a bool tensor
             x = x.float()
         return ((x - self.shift) * self.scale).clamp_(-_CLIP, _CLIP)
+
+    def in_numpy(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function that normalizes float32 arrays as `normalise` does, with bit-identical results.
+
+        The function shares memory with the buffers on the CPU, so it always uses the current moments.
+        """
+        shift, scale = self.shift.numpy(), self.scale.numpy()
+
+        def normalise(x: np.ndarray) -> np.ndarray:
+            x = x - shift
+            x *= scale
+            np.maximum(x, -_CLIP, out=x)
+            return np.minimum(x, _CLIP, out=x)
+
+        return normalise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ class SmallPolicy:
     def __init__(self, actor: OnPolicyActor) -> None:
         """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
         self._network = SmallNetwork(actor.policy, actor.policy_head, actor.options.activation)
-        self._normalise = actor.normalise if actor.options.normalize_obs else None
+        self._normalise = _normaliser(actor)
         self._noise, self._next_noise = np.zeros((0, 0, 0), np.float32), 0
         distribution = actor.distribution
         self._log_std: np.ndarray | None = None
@@ -59,7 +61,7 @@ class SmallPolicy:
         if len(values) > self._network.max_rows:
             return None
         if self._normalise is not None:
-            values = self._normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
+            values = self._normalise(values)
         params = self._network(values)
         if self._log_std is None:  # the argmax of the logits plus Gumbel noise is a draw from their softmax
             action = clipped = (params if deterministic else params + self._draw(params.shape, generator)).argmax(-1)
@@ -67,7 +69,8 @@ class SmallPolicy:
             action = params if deterministic else params + self._draw(params.shape, generator) * np.exp(self._log_std)
             action = action.reshape(self._shape)
             clipped = np.minimum(np.maximum(action, self._low), self._high)
-            params = np.concatenate((params, np.broadcast_to(self._log_std, params.shape)), -1)
+            means, params = params, np.empty((len(params), 2 * len(self._log_std)), np.float32)
+            params[:, :len(self._log_std)], params[:, len(self._log_std):] = means, self._log_std
         return ActingStep(action, clipped, {}, {"dist_params": params})
 
     def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
@@ -81,6 +84,20 @@ class SmallPolicy:
             self._noise, self._next_noise = noise.numpy(), 0
         self._next_noise += 1
         return self._noise[self._next_noise - 1]
+
+
+def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return a function that normalizes the only leaf of observations as `actor` does; None without normalization."""
+    if not actor.options.normalize_obs:
+        return None
+
+    def in_torch(values: np.ndarray) -> np.ndarray:
+        return actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
+
+    if len(actor.obs_moments) != 1 or overrides(actor, OnPolicyActor, "normalise"):
+        return in_torch
+    in_numpy = actor.obs_moments[0].in_numpy()  # type: ignore[operator] # it is a `RunningMoments`
+    return lambda values: in_numpy(values) if values.dtype == np.float32 else in_torch(values)
 
 
 def small_value(actor: OnPolicyActor) -> SmallNetwork | None:

@@ -27,6 +27,7 @@ from pytorchrl.agent.env.guard import describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
+from pytorchrl.agent.env.spaces import MASK_LEAF
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
 VectorMaker = Callable[..., AnyVectorEnv]
@@ -36,6 +37,9 @@ VectorMaker = Callable[..., AnyVectorEnv]
 # (benchmarks/env_backends.py). With at least this many environments, the NumPy vector environments are faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
+
+_INFO_KEYS = ("lives", MASK_LEAF)
+"""Entries of a step's `info` that `VecEnv` reads; the last `info` of an episode is kept whole."""
 
 _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
 
@@ -70,9 +74,11 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
         return _build_async(blueprint, spec, mode), mode
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     try:
-        return InProcessVectorEnv(makers, copy=False, autoreset_mode=mode), mode
+        envs = InProcessVectorEnv(makers, copy=False, autoreset_mode=mode)
     except RuntimeError as failure:  # the spaces of the environments differ
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
+    envs.info_keys = _INFO_KEYS
+    return envs, mode
 
 
 def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observation, Info]:
@@ -246,7 +252,14 @@ def _parameters(function: EnvFn) -> set[str]:
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Faster `SyncVectorEnv`: for array observations in SAME_STEP mode, a step has a third of Gymnasium's overhead."""
+    """Faster `SyncVectorEnv`: for array observations in SAME_STEP mode, a step has a third of Gymnasium's overhead.
+
+    Attributes:
+        info_keys: Keys of the environments' `info` that steps return, except in `final_info`; None: all. Combining
+            other entries, such as the four of MuJoCo's environments, would take as long as the rest of the overhead.
+    """
+
+    info_keys: tuple[str, ...] | None = None
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
@@ -267,6 +280,8 @@ class InProcessVectorEnv(SyncVectorEnv):
                 observation, info = env.reset()
             self._observations[index] = observation
             terminations[index], truncations[index] = terminated, truncated
+            if info and self.info_keys is not None:
+                info = {key: info[key] for key in self.info_keys if key in info}
             if info:
                 infos = self._add_info(infos, info, index)
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos

@@ -47,6 +47,18 @@ def test_nothing_changes_before_the_first_samples():
     assert torch.equal(running.normalise(x), x)
 
 
+def test_numpy_gives_the_same_bits_and_follows_later_merges():
+    running = RunningMoments((3,))
+    normalise = running.in_numpy()
+    for seed in range(3):
+        running.merge(moments(_samples(20, seed)))
+        x = _samples(50, 9)
+        x[0], x[1] = torch.tensor([torch.nan, torch.inf, -torch.inf]), 1e9
+        before = x.clone()
+        np.testing.assert_array_equal(normalise(x.numpy()), running.normalise(x).numpy())
+        torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
+
+
 def test_state_contains_all_moments():
     first, second = RunningMoments((3,)), RunningMoments((3,))
     first.merge(moments(_samples(50, 0)))

@@ -295,6 +295,31 @@ def test_environments_in_process_behave_like_those_of_gymnasium(num_envs, env, m
     assert ends > 5
 
 
+class Talkative(ScriptedEnv):
+    """Environment whose infos contain lives, an action mask and another entry."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {
+            "lives": 3, "action_mask": np.ones(2, np.bool_), "speed": 0.5}
+
+
+def test_only_entries_that_are_read_are_combined_except_at_the_end_of_an_episode():
+    makers = [lambda: Talkative((0.5, 1.0, -2.0), (1,), (2,))] * 2
+    env = InProcessVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    env.info_keys = ("lives", "action_mask")
+    env.reset(seed=0)
+    keys = []
+    for _ in range(6):
+        _, _, terminated, truncated, info = env.step(env.action_space.sample())
+        if (terminated | truncated).any():
+            assert set(info["final_info"]) >= {"lives", "action_mask", "speed"}
+        else:
+            keys.append({key for key in info if not key.startswith("_")})
+    assert keys
+    assert all(found == {"lives", "action_mask"} for found in keys)
+
+
 def assert_same(mine, theirs):
     assert type(mine) is type(theirs)
     if isinstance(mine, dict):
