@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -22,8 +23,10 @@ from pytorchrl.runtime.shared_memory import Block, BlockPool, MappedBlocks, is_r
 from pytorchrl.runtime.wire import Build, Parts, Stored, StoredValue, Structure, builder_of, take_apart
 from pytorchrl.untyped import Payload
 
-Content = bytes | tuple[int, int]
+Content: TypeAlias = bytes | tuple[int, int]
 """Bytes of arrays, or the number of a block and the size in bytes."""
+Scalars: TypeAlias = list[Payload]
+"""Plain values, which `marshal` can read."""
 
 # Up to this size, arrays are part of the packet, because a block of shared memory would take longer.
 LARGEST_ENCLOSED = 4096
@@ -52,16 +55,16 @@ class Message:
     number: int
     method: str
     _build: Build
-    _scalars: list[object]
+    _scalars: Scalars
     _data: np.ndarray
-    _stored: list[tuple[list[object], np.ndarray]]
+    _stored: list[tuple[Scalars, np.ndarray]]
 
     def take(self) -> Payload:
         """Build and return the value; arrays in it are read-only views of the message."""
         return self._build(iter(self._scalars), self._data, _each(self._stored))
 
 
-def _each(stored: list[tuple[list[object], np.ndarray]]) -> Iterator[Stored]:
+def _each(stored: list[tuple[Scalars, np.ndarray]]) -> Iterator[Stored]:
     return ((iter(scalars), data) for scalars, data in stored)
 
 
@@ -166,7 +169,7 @@ class Channel:
         parts.copy_to(block.memory)
         return block.number, parts.size
 
-    def _placed_stored(self, values: list[StoredValue], blocks: list[Block]) -> Iterator[tuple[list[object], Content]]:
+    def _placed_stored(self, values: list[StoredValue], blocks: list[Block]) -> Iterator[tuple[Scalars, Content]]:
         for value in values:
             assert isinstance(value, Shared)
             content: Content = value.data
@@ -177,7 +180,7 @@ class Channel:
             yield value.scalars, content
             yield from self._placed_stored(value.parts, blocks)
 
-    def _write(self, head: tuple[object, ...], blocks: list[Block], flags: int) -> None:
+    def _write(self, head: tuple[Payload, ...], blocks: list[Block], flags: int) -> None:
         """Write a packet, with the numbers of released blocks and the blocks that the other process does not know."""
         released = self._take_released()
         try:
@@ -198,7 +201,7 @@ class Channel:
         self._sent.update(block.number for block in new if is_reused(block.capacity))
 
     def _packed(self, released: list[int], blocks: list[Block],
-                head: tuple[object, ...]) -> tuple[bytes, list[Block]]:
+                head: tuple[Payload, ...]) -> tuple[bytes, list[Block]]:
         new = list({block.number: block for block in blocks if block.number not in self._sent}.values())
         return marshal.dumps((released, [(block.number, block.capacity) for block in new], head),
                              _MARSHAL_VERSION), new
@@ -226,7 +229,7 @@ class Channel:
             self._mapped.add(number, capacity, file)
         self._count_released(released)
         if len(head) == len(("block", "size")):
-            head = marshal.loads(self._mapped.view(*head))
+            head = marshal.loads(self._mapped.view(*head).data)
         kind, number, method, layout, definition, scalars, content, stored = head
         return Message(kind, number, method, self._builder(layout, definition), scalars, self._data(content),
                        [(own, self._data(place)) for own, place in stored])

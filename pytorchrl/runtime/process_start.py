@@ -103,7 +103,7 @@ class ForkServer:
                 f"serve({self.address!r})")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=theirs, start_new_session=True,
+                [sys.executable, "-c", code], stdin=theirs.fileno(), start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
 
     def fork(self, address: str, name: str) -> None:
@@ -130,7 +130,7 @@ class ForkServer:
             self._process.kill()  # the kernel then kills the workers
             self._process.wait()
 
-    def _send(self, request: tuple[object, ...], ancillary: list[tuple[int, int, array.array[int]]] = []) -> None:  # noqa: B006
+    def _send(self, request: tuple[int | str, ...], ancillary: list[tuple[int, int, array.array[int]]] = []) -> None:  # noqa: B006
         with contextlib.suppress(OSError):  # the server has ended, and with it all workers
             self._connection.sendmsg([marshal.dumps(request)], ancillary)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import cloudpickle
 import torch
@@ -26,6 +27,22 @@ START, CALL, SIGNAL, VALUE, ERROR = range(5)
 logger = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to a worker process.
+
+    Attributes:
+        pickled: Pickled pair of the worker's class and the keyword arguments of its constructor.
+        sys_path, folder: Paths from which modules are imported, and the working directory.
+        num_threads: Number of torch threads.
+    """
+
+    pickled: bytes
+    sys_path: list[str]
+    folder: str
+    num_threads: int
+
+
 class _Host:
     """A worker, which is built by the first message."""
 
@@ -36,13 +53,13 @@ class _Host:
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
         self._lock = threading.Lock()
 
-    def build(self, start: Mapping[str, object]) -> None:
+    def build(self, start: Start) -> None:
         """Build the worker; if its constructor fails, the error is the outcome of every call."""
         try:
-            sys.path[:] = start["sys_path"]  # type: ignore[assignment]
-            os.chdir(str(start["folder"]))
-            torch.set_num_threads(int(start["num_threads"]))  # type: ignore[call-overload]
-            cls, params = cloudpickle.loads(start["pickled"])
+            sys.path[:] = start.sys_path
+            os.chdir(start.folder)
+            torch.set_num_threads(start.num_threads)
+            cls, params = cloudpickle.loads(start.pickled)
             worker = cls(**params)
         except BaseException as error:  # noqa: BLE001 - every call reports the error
             self._failure = error

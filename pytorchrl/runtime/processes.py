@@ -17,7 +17,7 @@ from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Run
 from pytorchrl.runtime.channel import Shared
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.process_start import ForkServer, new_address
-from pytorchrl.runtime.process_worker import CALL, SIGNAL, START
+from pytorchrl.runtime.process_worker import CALL, SIGNAL, START, Start
 from pytorchrl.runtime.remote_calls import RemoteCall, RemoteCalls
 from pytorchrl.runtime.shared_memory import is_supported
 from pytorchrl.runtime.threads import ThreadRuntime
@@ -47,6 +47,7 @@ class ProcessRuntime(Runtime):
         """Options of the processes runtime."""
 
     name = "processes"
+    options: Options
 
     def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
         super().__init__(options, seed=seed, is_recording=is_recording)
@@ -57,7 +58,7 @@ class ProcessRuntime(Runtime):
         self._calls = RemoteCalls()
         self._threads: ThreadRuntime | None = None
 
-    def __reduce__(self) -> tuple[partial[ProcessRuntime], tuple[Runtime.Options]]:
+    def __reduce__(self) -> tuple[partial[ProcessRuntime], tuple[Options]]:
         return partial(_joined, seed=self._seed, is_recording=self.is_recording), (self.options,)
 
     def _connect(self) -> ForkServer:
@@ -79,9 +80,8 @@ class ProcessRuntime(Runtime):
         # The factories and classes of a user may be defined in a script, which other processes cannot import.
         pickled = cloudpickle.dumps((cls, dict(params)), protocol=5)
         server.fork(address, name)
-        self._calls.call(address, name, START, "", {
-            "pickled": pickled, "sys_path": list(sys.path), "folder": os.getcwd(),
-            "num_threads": max(1, int(resources.get("num_cpus", 1)))})
+        self._calls.call(address, name, START, "", Start(
+            pickled, list(sys.path), os.getcwd(), max(1, int(resources.get("num_cpus", 1)))))
         return Handle(self, name, address)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -167,11 +167,11 @@ def platform_problem() -> str:
     """Return why this platform cannot run worker processes; "" if it can."""
     if is_supported():
         return ""
-    return (f"runtime='processes' needs Linux, because only Linux has anonymous shared memory, got {sys.platform}; give "
-            "runtime='ray' or runtime='threads'")
+    return (f"runtime='processes' needs Linux, because only Linux has anonymous shared memory, got {sys.platform}; "
+            "give runtime='ray' or runtime='threads'")
 
 
-def _joined(options: Runtime.Options, *, seed: int, is_recording: bool) -> ProcessRuntime:
+def _joined(options: ProcessRuntime.Options, *, seed: int, is_recording: bool) -> ProcessRuntime:
     """Return the runtime of this worker process; all copies of the runtime share the connections of the process."""
     runtime = ProcessRuntime(options, seed=seed, is_recording=is_recording)
     if process_start.here is not None:

@@ -52,7 +52,7 @@ class Parts:
         stored: Objects in the value that represent stored values.
     """
 
-    scalars: list[object] = field(default_factory=list)
+    scalars: list[Payload] = field(default_factory=list)
     arrays: list[tuple[int, np.ndarray]] = field(default_factory=list)
     size: int = 0
     stored: list[StoredValue] = field(default_factory=list)
@@ -128,7 +128,7 @@ def _taker_of(kind: type) -> Callable[[Payload, Parts], Structure]:
 
 def _is_plain(kind: type) -> bool:
     """Return whether a dataclass is pickled by its fields only."""
-    if kind.__new__ is not object.__new__:  # such as an exception
+    if getattr(kind, "__new__", None) is not object.__new__:  # such as an exception
         return False
     own = [vars(base) for base in kind.__mro__[:-1]]
     names = {name for names in own for name in names} & {"__reduce__", "__reduce_ex__", "__getnewargs__",
@@ -162,7 +162,7 @@ def _take_array(value: np.ndarray, parts: Parts) -> Structure:
 
 def _take_tensor(value: Tensor, parts: Parts) -> Structure:
     if (value.dtype not in _TENSORS or value.requires_grad or value.device.type != "cpu"
-            or value.layout is not torch.strided or value.is_neg() or hasattr(value, "__dict__") and value.__dict__):
+            or value.layout is not torch.strided or value.is_neg() or vars(value)):
         return _take_other(value, parts)
     return ("tensor", _take_array(value.numpy(), parts))
 
@@ -206,7 +206,7 @@ def _object(kind: type, names: tuple[str, ...], structures: tuple[Structure, ...
     create, set_field = object.__new__, object.__setattr__
 
     def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
-        made = create(kind)
+        made: object = create(kind)
         for name, part in builders:
             set_field(made, name, part(scalars, data, stored))  # fields of frozen dataclasses, too
         return made

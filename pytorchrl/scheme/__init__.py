@@ -14,5 +14,5 @@ from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedG
 __all__ = [
     "ASYNC", "CENTRAL", "PARALLEL", "SYNC", "AsynchronousCollection", "AsynchronousGradients", "CWorkerSet",
     "Communication", "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet", "LedgerError",
-    "LedgerSnapshot", "Processes", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated", "SynchronousCollection",
-    "SynchronousGradients", "Threads"]
+    "LedgerSnapshot", "Processes", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated",
+    "SynchronousCollection", "SynchronousGradients", "Threads"]

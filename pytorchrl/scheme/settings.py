@@ -56,9 +56,9 @@ class RuntimeName(Options):
     """The flat keyword that chooses the runtime."""
 
     runtime: str | None = option(
-        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes of this machine without "
-        "Ray, threads of this process, or a simulation, which runs one worker at a time on a virtual clock and repeats "
-        "a run exactly. None: Ray if there are remote workers, else threads.")
+        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes of this machine "
+        "without Ray, threads of this process, or a simulation, which runs one worker at a time on a virtual clock and "
+        "repeats a run exactly. None: Ray if there are remote workers, else threads.")
 
 
 @dataclass(frozen=True, kw_only=True)
