@@ -1,6 +1,7 @@
 """Check whether the sample queue keeps the learner busy: compare its updates per second with and without the queue.
 
-    python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin] [--runtime ray]
+    python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
+                                        [--runtime ray]
 
 IMPALA learns in three cases:
 
@@ -76,10 +77,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def through_queue(
-        num_collectors: int, seconds: float, pin: bool, runtime: str, *, env: Any, num_envs: int, rollout: int, item: int,
-        num_passes: int,
-        **network: Any) -> tuple[dict[str, Any], Any]:
+def through_queue(  # noqa: PLR0913
+        num_collectors: int, seconds: float, pin: bool, runtime: str, *, env: Any, num_envs: int, rollout: int,
+        item: int, num_passes: int, **network: Any) -> tuple[dict[str, Any], Any]:
     """Measure training after a warm-up; return (updates per second and queue statistics, stopped gradient worker)."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
@@ -107,7 +107,8 @@ def through_queue(
 
 def bare(worker: Any, seconds: float) -> float:
     """Train on the worker's latest train batch in a loop without a scheme; return the updates per second."""
-    data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
+    data = [queued.rollout.data for queued in worker.batch_source._current.rollouts]
+    algo, storage = worker.algo, worker.storage
 
     def update() -> int:
         storage.insert_data_slice(data)
@@ -146,8 +147,8 @@ def main() -> None:
         import ray
 
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
-    result: dict[str, Any] = {"task": "learner_feed", "runtime": options.runtime, "cores": os.cpu_count(), "pinned": options.pin,
-                              "unit": "updates per second"}
+    result: dict[str, Any] = {"task": "learner_feed", "runtime": options.runtime, "cores": os.cpu_count(),
+                              "pinned": options.pin, "unit": "updates per second"}
     for name, kind in KINDS.items():
         if options.only not in (None, name):
             continue

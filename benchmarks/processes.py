@@ -36,6 +36,7 @@ class Sender:
 
     def __init__(self, kind: str) -> None:
         from learner_feed import Pictures
+
         from pytorchrl import IMPALA, OnPolicyActor, VecEnv, VTraceBuffer
         from pytorchrl.scheme.collection.c_worker import CWorker
         from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
