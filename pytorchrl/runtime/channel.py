@@ -186,10 +186,11 @@ class Channel:
         try:
             packet, new = self._packed(released, blocks, head)
             if len(packet) > _LARGEST_PACKET:
-                block = _pool.acquire(len(packet))
+                content = np.frombuffer(marshal.dumps(head, _MARSHAL_VERSION), np.uint8)
+                block = _pool.acquire(content.size)
                 blocks.append(block)
-                block.memory[:len(packet)] = np.frombuffer(packet, np.uint8)
-                packet, new = self._packed(released, blocks, (block.number, len(packet)))
+                block.memory[:content.size] = content
+                packet, new = self._packed(released, blocks, (block.number, content.size))
             files = array.array("i", [block.file for block in new])
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)] if new else []
             self.connection.sendmsg([packet], ancillary, flags)

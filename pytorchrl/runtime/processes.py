@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 import cloudpickle
 
@@ -59,13 +59,16 @@ class ProcessRuntime(Runtime):
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[ProcessRuntime], tuple[Options]]:
-        return partial(_joined, seed=self._seed, is_recording=self.is_recording), (self.options,)
+        server = None if self._server is None else self._server.address
+        return partial(_joined, server=server, seed=self._seed, is_recording=self.is_recording), (self.options,)
 
     def _connect(self) -> ForkServer:
         if self._server is None:
-            self._tell("starting worker processes ...")
+            if process_start.here is None:
+                self._tell("starting worker processes ...")
             _allow_files()
             self._server = ForkServer(process_start.here)
+            _runtimes[self._server.address] = self
         return self._server
 
     def _tell(self, text: str) -> None:
@@ -171,17 +174,18 @@ def platform_problem() -> str:
             "give runtime='ray' or runtime='threads'")
 
 
-def _joined(options: ProcessRuntime.Options, *, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Return the runtime of this worker process; all copies of the runtime share the connections of the process."""
-    runtime = ProcessRuntime(options, seed=seed, is_recording=is_recording)
-    if process_start.here is not None:
-        runtime._server, runtime._calls = _of_this_process()
+_runtimes: WeakValueDictionary[str, ProcessRuntime] = WeakValueDictionary()
+"""Address of a fork server -> the runtime of this process, which each pickled copy of the runtime becomes again."""
+
+
+def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
+    """Return the runtime by which this process calls the workers of a fork server; None: a new runtime."""
+    runtime = _runtimes.get(server or "")
+    if runtime is None:
+        runtime = ProcessRuntime(options, seed=seed, is_recording=is_recording)
+        if process_start.here is not None and process_start.here.server == server:
+            runtime._connect()
     return runtime
-
-
-@functools.cache
-def _of_this_process() -> tuple[ForkServer, RemoteCalls]:
-    return ForkServer(process_start.here), RemoteCalls()
 
 
 def _allow_files() -> None:

@@ -12,8 +12,10 @@ import dataclasses
 import enum
 import pickle
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import cloudpickle
@@ -36,7 +38,7 @@ ALIGNMENT = 64
 SCALAR: Structure = ("scalar",)
 _PICKLED: Structure = ("pickled",)
 _PLAIN = {type(None), bool, int, float, str, bytes}
-_CONSTANT = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum)
+_CONSTANT = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum, torch.dtype)
 _TENSORS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
             torch.bool}
 
@@ -153,6 +155,16 @@ def _take_dict(value: dict[object, object], parts: Parts) -> Structure:
     return ("mapping", _take_sequence(list(value), parts), _take_sequence(list(value.values()), parts))
 
 
+def _take_default_dict(value: defaultdict[object, object], parts: Parts) -> Structure:
+    return ("default_dict", _take(value.default_factory, parts), _take_dict(value, parts))
+
+
+def _take_partial(value: partial[object], parts: Parts) -> Structure:
+    if value.__dict__:
+        return _take_other(value, parts)
+    return ("partial", _take_sequence((value.func, *value.args), parts), _take_dict(value.keywords, parts))
+
+
 def _take_array(value: np.ndarray, parts: Parts) -> Structure:
     if value.dtype.kind not in "biufc":
         return _take_other(value, parts)
@@ -188,7 +200,8 @@ def _take_other(value: object, parts: Parts) -> Structure:
 
 
 _TAKERS: dict[type, Callable[[Payload, Parts], Structure]] = {
-    list: _take_sequence, tuple: _take_sequence, dict: _take_dict, np.ndarray: _take_array, Tensor: _take_tensor}
+    list: _take_sequence, tuple: _take_sequence, dict: _take_dict,
+    defaultdict: _take_default_dict, partial: _take_partial, np.ndarray: _take_array, Tensor: _take_tensor}
 
 
 def builder_of(structure: Structure) -> Build:
@@ -252,6 +265,25 @@ def _mapping(keys: Structure, values: Structure) -> Build:
     return build
 
 
+def _default_dict(factory: Structure, structure: Structure) -> Build:
+    build_factory, build_dict = builder_of(factory), builder_of(structure)
+
+    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+        made: Payload = build_factory(scalars, data, stored)
+        return defaultdict(made, build_dict(scalars, data, stored))  # type: ignore[call-overload]
+    return build
+
+
+def _partial(positional: Structure, keywords: Structure) -> Build:
+    build_positional, build_keywords = builder_of(positional), builder_of(keywords)
+
+    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+        arguments: Payload = build_positional(scalars, data, stored)
+        named: Payload = build_keywords(scalars, data, stored)
+        return partial(*arguments, **named)
+    return build
+
+
 def _array(dtype: str) -> Build:
     kind, create = np.dtype(dtype), np.ndarray
 
@@ -288,4 +320,5 @@ def _pickled() -> Build:
 
 _BUILDERS: dict[str, Callable[..., Build]] = {
     "scalar": _scalar, "object": _object, "repeat": _repeat, "sequence": _sequence, "dict": _dict, "mapping": _mapping,
-    "array": _array, "tensor": _tensor, "constant": _constant, "stored": _stored, "pickled": _pickled}
+    "default_dict": _default_dict, "partial": _partial, "array": _array, "tensor": _tensor, "constant": _constant,
+    "stored": _stored, "pickled": _pickled}
