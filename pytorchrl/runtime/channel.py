@@ -20,13 +20,22 @@ import cloudpickle
 import numpy as np
 
 from pytorchrl.runtime.shared_memory import Block, BlockPool, MappedBlocks, is_reused
-from pytorchrl.runtime.wire import Build, Parts, Stored, StoredValue, Structure, builder_of, take_apart
-from pytorchrl.untyped import Payload
+from pytorchrl.runtime.wire import (
+    Build,
+    Parts,
+    ScalarList,
+    Stored,
+    StoredValue,
+    Structure,
+    Value,
+    builder_of,
+    take_apart,
+)
 
 Content: TypeAlias = bytes | tuple[int, int]
 """Bytes of arrays, or the number of a block and the size in bytes."""
-Scalars: TypeAlias = list[Payload]
-"""Plain values, which `marshal` can read."""
+Head: TypeAlias = tuple[Value, ...]
+"""Content of a packet: plain values."""
 
 # Up to this size, arrays are part of the packet, because a block of shared memory would take longer.
 LARGEST_ENCLOSED = 4096
@@ -55,16 +64,16 @@ class Message:
     number: int
     method: str
     _build: Build
-    _scalars: Scalars
+    _scalars: ScalarList
     _data: np.ndarray
-    _stored: list[tuple[Scalars, np.ndarray]]
+    _stored: list[tuple[ScalarList, np.ndarray]]
 
-    def take(self) -> Payload:
+    def take(self) -> Value:
         """Build and return the value; arrays in it are read-only views of the message."""
         return self._build(iter(self._scalars), self._data, _each(self._stored))
 
 
-def _each(stored: list[tuple[Scalars, np.ndarray]]) -> Iterator[Stored]:
+def _each(stored: list[tuple[ScalarList, np.ndarray]]) -> Iterator[Stored]:
     return ((iter(scalars), data) for scalars, data in stored)
 
 
@@ -169,7 +178,7 @@ class Channel:
         parts.copy_to(block.memory)
         return block.number, parts.size
 
-    def _placed_stored(self, values: list[StoredValue], blocks: list[Block]) -> Iterator[tuple[Scalars, Content]]:
+    def _placed_stored(self, values: list[StoredValue], blocks: list[Block]) -> Iterator[tuple[ScalarList, Content]]:
         for value in values:
             assert isinstance(value, Shared)
             content: Content = value.data
@@ -180,7 +189,7 @@ class Channel:
             yield value.scalars, content
             yield from self._placed_stored(value.parts, blocks)
 
-    def _write(self, head: tuple[Payload, ...], blocks: list[Block], flags: int) -> None:
+    def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
         """Write a packet, with the numbers of released blocks and the blocks that the other process does not know."""
         released = self._take_released()
         try:
@@ -202,7 +211,7 @@ class Channel:
         self._sent.update(block.number for block in new if is_reused(block.capacity))
 
     def _packed(self, released: list[int], blocks: list[Block],
-                head: tuple[Payload, ...]) -> tuple[bytes, list[Block]]:
+                head: Head) -> tuple[bytes, list[Block]]:
         new = list({block.number: block for block in blocks if block.number not in self._sent}.values())
         return marshal.dumps((released, [(block.number, block.capacity) for block in new], head),
                              _MARSHAL_VERSION), new

@@ -99,8 +99,8 @@ class ForkServer:
             return
         self.address, self._own = new_address(), ""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = (f"import sys; sys.path[:] = {sys.path!r}; from pytorchrl.runtime.process_start import serve; "
-                f"serve({self.address!r})")
+        code = (f"import sys; sys.path[:] = {sys.path!r}; from pytorchrl.runtime.process_worker import main; "
+                f"main({self.address!r})")
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=theirs.fileno(), start_new_session=True,
@@ -237,13 +237,18 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def serve(address: str) -> None:
-    """Run the fork server, whose standard input is its connection to the driver; in a fork, run the worker."""
+def serve(address: str, run: Callable[[str, socket.socket], None]) -> None:
+    """Run the fork server, whose standard input is its connection to the driver.
+
+    Args:
+        address: Address of the server.
+        run: Function of a worker's name and its listening socket that runs the worker, in a fork.
+    """
     driver = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    run = _import_all()
+    _import_all()
     forked = _Server(driver, listen(address)).serve()
     try:
         if forked is not None:
@@ -252,16 +257,13 @@ def serve(address: str) -> None:
         os._exit(0)  # without the clean-up of modules, which takes a third of a second
 
 
-def _import_all() -> Callable[[str, socket.socket], None]:
-    """Import everything that workers usually need, and return the function that runs a worker."""
-    import pytorchrl
-    from pytorchrl.runtime.process_worker import run_worker
-
-    for name in pytorchrl.__all__:
-        getattr(pytorchrl, name)
+def _import_all() -> None:
+    """Import everything that workers usually need."""
+    package = sys.modules["pytorchrl"]
+    for name in package.__all__:  # the package imports each public name when it is first used
+        getattr(package, name)
     gc.collect()
     gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory
-    return run_worker
 
 
 def _become_worker(server: str, address: str, name: str, listener: socket.socket,

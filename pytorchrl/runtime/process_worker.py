@@ -18,7 +18,7 @@ import torch
 
 from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.channel import Channel, ClosedError, Message
-from pytorchrl.runtime.process_start import is_own
+from pytorchrl.runtime.process_start import is_own, serve
 from pytorchrl.terminal import get_logger
 
 START, CALL, SIGNAL, VALUE, ERROR = range(5)
@@ -158,6 +158,11 @@ def _as_sent(error: BaseException) -> tuple[bytes, str]:
     except Exception:  # noqa: BLE001 - an error of any class may refuse to be pickled
         pickled = cloudpickle.dumps(WorkerError(f"{type(error).__name__}: {error}"))
     return pickled, text
+
+
+def main(address: str) -> None:
+    """Run the fork server at an address, and the workers in its forks."""
+    serve(address, run_worker)
 
 
 def run_worker(name: str, listener: socket.socket) -> None:

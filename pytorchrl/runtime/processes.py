@@ -22,7 +22,6 @@ from pytorchrl.runtime.remote_calls import RemoteCall, RemoteCalls
 from pytorchrl.runtime.shared_memory import is_supported
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import Payload
 
 logger = get_logger(__name__)
 
@@ -128,8 +127,7 @@ class ProcessRuntime(Runtime):
 
     def put(self, value: T) -> T:
         """Store a value in shared memory; a small value is part of each message instead."""
-        shared: Payload = Shared(value)
-        return shared
+        return Shared(value)  # type: ignore[return-value] # the reader receives the value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
         """Kill a worker's process; return whether the process ended within `timeout_s` seconds."""

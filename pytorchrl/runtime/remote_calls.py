@@ -20,7 +20,7 @@ from pytorchrl.runtime.channel import Channel, ClosedError, FullError, Message
 from pytorchrl.runtime.process_start import connect
 from pytorchrl.runtime.process_worker import ERROR
 from pytorchrl.runtime.ray_values import RemoteTraceback
-from pytorchrl.untyped import Payload
+from pytorchrl.runtime.wire import Value
 
 # Seconds that a call waits for room in a connection whose worker does not read, because it is stopped or overloaded.
 _FULL_TIMEOUT_S = 5.0
@@ -41,7 +41,7 @@ class RemoteCall:
     def __init__(self, worker: str) -> None:
         self.worker, self.is_over = worker, False
         self._answer: Message | None = None
-        self._outcome: Outcome[Payload] | None = None
+        self._outcome: Outcome[Value] | None = None
 
     def settle(self, answer: Message | WorkerLostError) -> None:
         """Store the answer, or the reason why there will be none."""
@@ -51,7 +51,7 @@ class RemoteCall:
             self._outcome = Outcome(self.worker, error=answer)
         self.is_over = True
 
-    def outcome(self) -> Outcome[Payload]:
+    def outcome(self) -> Outcome[Value]:
         """Return the outcome of a call that is over."""
         if self._outcome is None:
             assert self._answer is not None, "the call is not over"

@@ -13,7 +13,7 @@ import enum
 import pickle
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -28,10 +28,19 @@ from pytorchrl.untyped import Payload
 
 Structure: TypeAlias = tuple[object, ...]
 """A kind of node, and what is equal in all values of this structure: a type, names, a dtype, structures of parts."""
-Build: TypeAlias = Callable[[Iterator[Payload], np.ndarray, Iterator["Stored"]], object]
+Value: TypeAlias = Payload
+"""A value whose type depends on its structure."""
+ScalarList: TypeAlias = list[Payload]
+"""Plain values, which `marshal` can read."""
+Scalars: TypeAlias = Iterator[Payload]
+"""Plain values, in the order in which a builder needs them."""
+Build: TypeAlias = Callable[[Scalars, np.ndarray, Iterator["Stored"]], Value]
 """Function that builds a value from the message's scalars, the bytes of its arrays, and its stored values."""
-Stored: TypeAlias = tuple[Iterator[Payload], np.ndarray]
+Stored: TypeAlias = tuple[Scalars, np.ndarray]
 """Scalars, and bytes of the arrays, of a value that was stored once for many readers."""
+
+Take: TypeAlias = Callable[[Value, "Parts"], Structure]
+"""Function that adds the scalars and arrays of a value to the parts of a message, and returns the value's structure."""
 
 ALIGNMENT = 64
 """Offsets of arrays are multiples of this number of bytes."""
@@ -55,7 +64,7 @@ class Parts:
         stored: Objects in the value that represent stored values.
     """
 
-    scalars: list[Payload] = field(default_factory=list)
+    scalars: ScalarList = field(default_factory=list)
     arrays: list[tuple[int, np.ndarray]] = field(default_factory=list)
     size: int = 0
     stored: list[StoredValue] = field(default_factory=list)
@@ -110,7 +119,7 @@ def _take(value: object, parts: Parts) -> Structure:
     return take(value, parts)
 
 
-def _taker_of(kind: type) -> Callable[[Payload, Parts], Structure]:
+def _taker_of(kind: type) -> Take:
     """Return the function that takes apart values of a type that was not seen before."""
     if issubclass(kind, _CONSTANT):
         return _take_constant
@@ -150,7 +159,7 @@ def _take_sequence(value: Sequence[object], parts: Parts) -> Structure:
     return ("sequence", type(value), tuple(children))
 
 
-def _take_dict(value: dict[object, object], parts: Parts) -> Structure:
+def _take_dict(value: Mapping[object, object] | Mapping[str, object], parts: Parts) -> Structure:
     if all(type(key) is str for key in value):
         return ("dict", tuple(value), tuple([_take(item, parts) for item in value.values()]))
     return ("mapping", _take_sequence(list(value), parts), _take_sequence(list(value.values()), parts))
@@ -200,7 +209,7 @@ def _take_other(value: object, parts: Parts) -> Structure:
     return _PICKLED
 
 
-_TAKERS: dict[type, Callable[[Payload, Parts], Structure]] = {
+_TAKERS: dict[type, Take] = {
     list: _take_sequence, tuple: _take_sequence, dict: _take_dict,
     defaultdict: _take_default_dict, partial: _take_partial, np.ndarray: _take_array, Tensor: _take_tensor}
 
@@ -221,7 +230,7 @@ def _object(kind: type, names: tuple[str, ...], structures: tuple[Structure, ...
                      for name, structure in zip(names, structures, strict=True))
     create, set_field = object.__new__, object.__setattr__
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
         made: object = create(kind)
         for name, part in builders:  # `set_field` sets fields of frozen dataclasses, too
             set_field(made, name, next(scalars) if part is None else part(scalars, data, stored))
@@ -234,7 +243,7 @@ def _repeat(kind: type[list[object]] | type[tuple[object, ...]], structure: Stru
         return lambda scalars, data, stored: _as_sequence(kind, list(islice(scalars, next(scalars))))
     part = builder_of(structure)
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
         return _as_sequence(kind, [part(scalars, data, stored) for _ in range(next(scalars))])
     return build
 
@@ -242,7 +251,7 @@ def _repeat(kind: type[list[object]] | type[tuple[object, ...]], structure: Stru
 def _sequence(kind: type[list[object]] | type[tuple[object, ...]], structures: tuple[Structure, ...]) -> Build:
     builders = tuple(map(builder_of, structures))
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
         next(scalars)
         return _as_sequence(kind, [part(scalars, data, stored) for part in builders])
     return build
@@ -264,35 +273,34 @@ def _dict(names: tuple[str, ...], structures: tuple[Structure, ...]) -> Build:
 def _mapping(keys: Structure, values: Structure) -> Build:
     build_keys, build_values = builder_of(keys), builder_of(values)
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
-        found: Payload = build_keys(scalars, data, stored)
-        return dict(zip(found, build_values(scalars, data, stored), strict=True))  # type: ignore[call-overload]
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
+        found = build_keys(scalars, data, stored)
+        return dict(zip(found, build_values(scalars, data, stored), strict=True))
     return build
 
 
 def _default_dict(factory: Structure, structure: Structure) -> Build:
     build_factory, build_dict = builder_of(factory), builder_of(structure)
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
-        made: Payload = build_factory(scalars, data, stored)
-        return defaultdict(made, build_dict(scalars, data, stored))  # type: ignore[call-overload]
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
+        made = build_factory(scalars, data, stored)
+        return defaultdict(made, build_dict(scalars, data, stored))
     return build
 
 
 def _partial(positional: Structure, keywords: Structure) -> Build:
     build_positional, build_keywords = builder_of(positional), builder_of(keywords)
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
-        arguments: Payload = build_positional(scalars, data, stored)
-        named: Payload = build_keywords(scalars, data, stored)
-        return partial(*arguments, **named)
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
+        arguments = build_positional(scalars, data, stored)
+        return partial(*arguments, **build_keywords(scalars, data, stored))
     return build
 
 
 def _array(dtype: str) -> Build:
     kind, create = np.dtype(dtype), np.ndarray
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
         offset, shape = next(scalars)
         return create(shape, kind, data, offset) if 0 not in shape else np.empty(shape, kind)
     return build
@@ -310,14 +318,14 @@ def _constant(kind: type, value: object) -> Build:
 def _stored(structure: Structure) -> Build:
     part = builder_of(structure)
 
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
         own_scalars, own_data = next(stored)
         return part(own_scalars, own_data, stored)
     return build
 
 
 def _pickled() -> Build:
-    def build(scalars: Iterator[Payload], data: np.ndarray, stored: Iterator[Stored]) -> object:
+    def build(scalars: Scalars, data: np.ndarray, stored: Iterator[Stored]) -> object:
         pickled, places = next(scalars)
         return pickle.loads(pickled, buffers=[data[start:start + size] for start, size in places])
     return build
