@@ -15,7 +15,7 @@ from pytorchrl.errors import ConfigError, InsufficientResourcesError, WorkerLost
 from pytorchrl.runtime import process_start
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.channel import Shared
-from pytorchrl.runtime.machine import check_machine, this_machine
+from pytorchrl.runtime.machine import FORKED_WORKER_BYTES, check_machine, this_machine
 from pytorchrl.runtime.process_start import ForkServer, new_address
 from pytorchrl.runtime.process_worker import CALL, SIGNAL, START, Start
 from pytorchrl.runtime.remote_calls import RemoteCall, RemoteCalls
@@ -153,7 +153,7 @@ class ProcessRuntime(Runtime):
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Check explicit requests against this machine; the workers share its cores, memory and GPUs freely."""
         machine = this_machine()
-        check_machine(requests, machine)
+        check_machine(requests, machine, FORKED_WORKER_BYTES)
         for name, count, resources in requests:
             for key, amount in resources.items() if count and not is_default(resources) else ():
                 present = {"memory": machine.memory_bytes}.get(key, 0)

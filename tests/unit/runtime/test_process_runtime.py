@@ -410,6 +410,12 @@ def test_resources_that_the_machine_lacks(monkeypatch, resources, message):
         ProcessRuntime().fit_resources([("collection workers", 2, resources)])
 
 
+def test_workers_that_do_not_fit_into_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("pytorchrl.runtime.processes.this_machine", lambda: Machine(4, 0, 10**9))
+    with pytest.raises(InsufficientResourcesError, match="63 collection workers .* process of 16 MB .* enough for 62"):
+        ProcessRuntime().fit_resources([("collection workers", 63, CPU_RESOURCES)])
+
+
 def test_more_workers_than_cores_and_absent_workers_are_allowed(monkeypatch):
     monkeypatch.setattr("pytorchrl.runtime.processes.this_machine", lambda: Machine(2, 0, 10**10))
     requests = [("collection workers", 30, CPU_RESOURCES), ("gradient workers", 0, {"special": 1})]
