@@ -412,7 +412,7 @@ def test_resources_that_the_machine_lacks(monkeypatch, resources, message):
 
 def test_workers_that_do_not_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr("pytorchrl.runtime.processes.this_machine", lambda: Machine(4, 0, 10**9))
-    with pytest.raises(InsufficientResourcesError, match="63 collection workers .* process of 16 MB .* enough for 62"):
+    with pytest.raises(InsufficientResourcesError, match=r"63 collection workers .* process of 16 MB .* enough for 62"):
         ProcessRuntime().fit_resources([("collection workers", 63, CPU_RESOURCES)])
 
 
