@@ -1,6 +1,7 @@
 """Check whether the sample queue keeps the learner busy: compare its updates per second with and without the queue.
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
+                                        [--runtime ray]
 
 IMPALA learns in three cases:
 
@@ -13,7 +14,8 @@ IMPALA learns in three cases:
 With vectors, 64 environments are stepped together, so that collection takes little processor time from the learner.
 Each case is measured in three modes, which alternate:
 
-- through the queue: collection workers on Ray fill the queue, and the learner thread empties it;
+- through the queue: collection workers (Ray's, or processes without Ray) fill the queue, and the learner thread
+  empties it;
 - on repeated data: the same scheme runs, but the learner uses its first train batch repeatedly, while the queue is full
   and collectors wait;
 - without a scheme: a loop only computes the V-trace targets and the gradient of one train batch and applies the
@@ -75,10 +77,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def through_queue(
-        num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int,
-        num_passes: int,
-        **network: Any) -> tuple[dict[str, Any], Any]:
+def through_queue(  # noqa: PLR0913
+        num_collectors: int, seconds: float, pin: bool, runtime: str, *, env: Any, num_envs: int, rollout: int,
+        item: int, num_passes: int, **network: Any) -> tuple[dict[str, Any], Any]:
     """Measure training after a warm-up; return (updates per second and queue statistics, stopped gradient worker)."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
@@ -86,7 +87,7 @@ def through_queue(
     scheme = Scheme.impala(
         IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, **network),
         VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
-        num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
+        num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime=runtime)
     scheme.step()
     # All other threads inherited their affinity to the remaining cores from the threads that started them.
     if pin:
@@ -106,7 +107,8 @@ def through_queue(
 
 def bare(worker: Any, seconds: float) -> float:
     """Train on the worker's latest train batch in a loop without a scheme; return the updates per second."""
-    data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
+    data = [queued.rollout.data for queued in worker.batch_source._current.rollouts]
+    algo, storage = worker.algo, worker.storage
 
     def update() -> int:
         storage.insert_data_slice(data)
@@ -134,23 +136,26 @@ def main() -> None:
     parser.add_argument("--collectors", type=int, default=2, help="collection workers")
     parser.add_argument("--only", choices=sorted(KINDS), help="measure this case only")
     parser.add_argument("--pin", action="store_true", help="reserve the last core for the learner thread")
+    parser.add_argument("--runtime", choices=["ray", "processes"], default="ray", help="runtime of the workers")
     options = parser.parse_args()
     if options.pin:
         os.sched_setaffinity(0, CORES[:-1])
-    import ray  # one Ray cluster for all runs, because starting Ray takes as long as a run
     import torch
 
     torch.set_num_threads(1)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
-    result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "pinned": options.pin,
-                              "unit": "updates per second"}
+    if options.runtime == "ray":  # one Ray cluster for all runs, because starting Ray takes as long as a run
+        import ray
+
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
+    result: dict[str, Any] = {"task": "learner_feed", "runtime": options.runtime, "cores": os.cpu_count(),
+                              "pinned": options.pin, "unit": "updates per second"}
     for name, kind in KINDS.items():
         if options.only not in (None, name):
             continue
         pairs = []
         for _ in range(options.pairs):
-            fed, worker = through_queue(options.collectors, options.seconds, options.pin, **kind)
-            repeated, _ = through_queue(options.collectors, options.seconds, options.pin,
+            fed, worker = through_queue(options.collectors, options.seconds, options.pin, options.runtime, **kind)
+            repeated, _ = through_queue(options.collectors, options.seconds, options.pin, options.runtime,
                                         **{**kind, "num_passes": ALWAYS})
             loop = bare(worker, options.seconds)
             pairs.append({**fed, "repeated_updates_per_s": repeated["updates_per_s"], "bare_updates_per_s": loop,
@@ -159,7 +164,8 @@ def main() -> None:
             print(name, pairs[-1], file=sys.stderr, flush=True)
         result[name] = {**{key: statistics.median(pair[key] for pair in pairs) for key in ("ratio", "ratio_bare")},
                         "pairs": pairs}
-    ray.shutdown()
+    if options.runtime == "ray":
+        ray.shutdown()
     print(json.dumps(result, indent=1))
 
 

@@ -1,6 +1,6 @@
 """Check what Ctrl-C, SIGTERM and SIGKILL leave behind if they end a training run at a random moment (Linux only).
 
-    python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads ray] [--kinds SIGINT ...]
+    python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads processes ray] [--kinds SIGINT ...]
 
 The script runs `pytorchrl train` as a process in its own session, and sends signals to it at a random moment. In half
 of the runs, this moment is before training begins, during imports or the startup of Ray; in the other half, it is in
@@ -34,14 +34,14 @@ from pytorchrl.errors import PyTorchRLError
 from pytorchrl.plotting import read_curve
 
 ASYNCHRONOUS = ("--num-col-workers", "2", "--col-communication", "asynchronous")
-FORMS = {"central": (), "threads": (*ASYNCHRONOUS, "--runtime", "threads"), "ray": (*ASYNCHRONOUS, "--runtime", "ray")}
+FORMS = {"central": (), **{name: (*ASYNCHRONOUS, "--runtime", name) for name in ("threads", "processes", "ray")}}
 KINDS = {
     "SIGINT": (signal.SIGINT,), "SIGTERM": (signal.SIGTERM,), "SIGKILL": (signal.SIGKILL,),
     "SIGINT twice": (signal.SIGINT, signal.SIGINT), "SIGTERM, SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
 # Signals are sent before training begins, or in the first TRAINING_S seconds of training. A second signal
 # follows the first within PAUSE_S seconds, which is about the duration of a clean exit.
-TRAINING_S, PAUSE_S = 4.0, {"central": 0.4, "threads": 0.6, "ray": 3.0}
+TRAINING_S, PAUSE_S = 4.0, {"central": 0.4, "threads": 0.6, "processes": 1.0, "ray": 3.0}
 # Remaining processes and files are counted after LEFT_AFTER_S seconds; a process that has not exited after GIVE_UP_S
 # seconds is killed.
 LEFT_AFTER_S, GIVE_UP_S = 10.0, 60.0

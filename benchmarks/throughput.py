@@ -112,7 +112,7 @@ def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1
             "stop_s": round(time.perf_counter() - stopped, 2)}
 
 
-def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
+def sleeping(num_workers: int, seconds: float, runtime: str = "ray") -> dict[str, Any]:
     """Return the env steps per second of asynchronous training with one sleeping environment per worker."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
@@ -121,11 +121,17 @@ def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
     scheme = Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=1),
         OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(200), envs,
-        num_col_workers=num_workers, col_communication="asynchronous", broadcast_interval=num_workers, seed=1)
+        num_col_workers=num_workers, col_communication="asynchronous", broadcast_interval=num_workers, seed=1,
+        runtime=runtime)
     result = measure(scheme, seconds, warm_up_updates=4 * num_workers, multiple=num_workers)
-    ideal, bare = num_workers / STEP_S, bare_sleeping(num_workers, seconds)
-    return result | {"workers": num_workers, "ideal": ideal, "share_of_ideal": result["env_steps_per_s"] / ideal,
-                     "bare_env_steps_per_s": bare, "share_of_bare": result["env_steps_per_s"] / bare}
+    ideal = num_workers / STEP_S
+    return result | {"workers": num_workers, "ideal": ideal, "share_of_ideal": result["env_steps_per_s"] / ideal}
+
+
+def beside_bare(num_workers: int, seconds: float) -> dict[str, Any]:
+    """Return the rate of `sleeping`, and the rate of processes that only step the environment."""
+    result, bare = sleeping(num_workers, seconds), bare_sleeping(num_workers, seconds)
+    return result | {"bare_env_steps_per_s": bare, "share_of_bare": result["env_steps_per_s"] / bare}
 
 
 def bare_sleeping(num_workers: int, seconds: float) -> float:
@@ -225,7 +231,7 @@ def main() -> None:
     """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["_measure"]:
         task, seconds, name = sys.argv[2], float(sys.argv[3]), sys.argv[4]
-        result = (sleeping(int(name), seconds) if task == "sleeping" else
+        result = (beside_bare(int(name), seconds) if task == "sleeping" else
                   stable_baselines3(task, seconds) if name == "stable-baselines3" else ours(task, name, seconds))
         print(json.dumps(result))
         return

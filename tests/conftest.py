@@ -214,6 +214,21 @@ def fork_server():
 
 
 @pytest.fixture
+def quick_processes(fork_server, monkeypatch):
+    """Make the worker processes of a test forks of `fork_server`, and send classes of test modules by value."""
+    import cloudpickle
+
+    monkeypatch.setattr(sys, "executable", fork_server.python)  # the runtime starts its fork server with it
+    modules = [module for name, module in sys.modules.items() if name.startswith("tests.") and hasattr(
+        module, "__file__")]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
 def run_forked(tmp_path, fork_server):
     """Return a function that runs a script in a fork of `fork_server`, and otherwise behaves like `run_python`."""
     return partial(run_process, fork_server.python, tmp_path)

@@ -1,4 +1,4 @@
-"""Run workers as Ray actors, as threads of one process, or in a simulation with a virtual clock."""
+"""Run workers as Ray actors, as processes or threads of this machine, or in a simulation with a virtual clock."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from pytorchrl.runtime.base import (
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
+from pytorchrl.runtime.processes import ProcessRuntime
 from pytorchrl.runtime.ray_runtime import RayRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.untyped import OptionValue
 
 RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
-    {runtime.name: runtime for runtime in (RayRuntime, ThreadRuntime, SimulatedRuntime)})
+    {runtime.name: runtime for runtime in (RayRuntime, ProcessRuntime, ThreadRuntime, SimulatedRuntime)})
 """Classes of runtimes by name."""
 
 __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
-           "Journal", "Outcome", "Part", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "WorkersPart",
-           "is_default", "make_runtime", "options_of_runtime"]
+           "Journal", "Outcome", "Part", "ProcessRuntime", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime",
+           "WorkersPart", "is_default", "make_runtime", "options_of_runtime"]
 
 
 def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool = False,
@@ -40,7 +41,7 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
     Ray is imported and started only when the first worker starts.
 
     Args:
-        options: `RayRuntime.Options`, `ThreadRuntime.Options`, `SimulatedRuntime.Options` or a subclass of one of them.
+        options: The `Options` of one of the runtimes in `RUNTIMES`, or a subclass of them.
         seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.
@@ -51,6 +52,8 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
         raise ConfigError(f"a record is replayed in the simulated runtime only, got {type(options).__qualname__}")
     if isinstance(options, RayRuntime.Options):
         return RayRuntime(options, seed=seed, is_recording=is_recording)
+    if isinstance(options, ProcessRuntime.Options):
+        return ProcessRuntime(options, seed=seed, is_recording=is_recording)
     if isinstance(options, ThreadRuntime.Options):
         return ThreadRuntime(options, seed=seed, is_recording=is_recording)
     raise ConfigError(f"options must be the Options of one of the runtimes {list(RUNTIMES)}, got {options!r}")

@@ -1,4 +1,4 @@
-"""Refuse workers for which this machine lacks resources, before Ray starts."""
+"""Refuse workers for which this machine lacks resources, before any worker starts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ WORKER_BYTES = 180 * 10**6
 """Minimum private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.
 
 Measured on Linux with torch's CPU build: 179 to 180 MB for collection workers and for gradient workers.
+"""
+FORKED_WORKER_BYTES = 16 * 10**6
+"""Minimum private memory in bytes of a worker process without Ray, which shares all other memory with its siblings.
+
+Measured in the same way as `WORKER_BYTES`.
 """
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -44,7 +49,8 @@ def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
     return Machine(os.cpu_count() or 1, torch.cuda.device_count(), memory)
 
 
-def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine) -> None:
+def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine,
+                  worker_bytes: int = WORKER_BYTES) -> None:
     """Refuse workers if a machine lacks memory for them, or lacks the CPUs or GPUs that they request explicitly.
 
     More workers than cores are allowed: the default request is reduced, and the workers share the cores.
@@ -52,11 +58,12 @@ def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
     Args:
         requests: (name, number of workers, resources of one worker) for each kind of remote worker of a scheme.
         machine: The only machine on which the workers can run.
+        worker_bytes: Minimum private memory of a worker in bytes.
 
     Raises:
         InsufficientResourcesError: The message states the requested and available resources, and what to do.
     """
-    _check_memory(requests, machine)
+    _check_memory(requests, machine, worker_bytes)
     sharing = sharing_of(requests, "num_gpus")
     if sharing and not machine.num_gpus:
         raise no_gpu(sharing, "this machine has none")
@@ -69,12 +76,13 @@ def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
                 f"{wanted} were requested; this machine has {present}; request less or use fewer workers")
 
 
-def _check_memory(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine) -> None:
-    num_workers, most = sum(count for _, count, _ in requests), machine.memory_bytes // WORKER_BYTES
+def _check_memory(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine,
+                  worker_bytes: int) -> None:
+    num_workers, most = sum(count for _, count, _ in requests), machine.memory_bytes // worker_bytes
     if num_workers > most:
         wanted = " and ".join(f"{count} {name}" for name, count, _ in requests if count)
         raise InsufficientResourcesError(
-            f"{wanted} were requested, each a process of {WORKER_BYTES / 1e6:.0f} MB or more, together "
-            f"{num_workers * WORKER_BYTES / 1e9:.0f} GB; this machine has {machine.memory_bytes / 1e9:.1f} GB of "
+            f"{wanted} were requested, each a process of {worker_bytes / 1e6:.0f} MB or more, together "
+            f"{num_workers * worker_bytes / 1e9:.0f} GB; this machine has {machine.memory_bytes / 1e9:.1f} GB of "
             f"memory, enough for {most}, and {machine.num_cpus} CPU cores; use fewer workers, about one per core, with "
             "more environments each (vec_env_size, --num-envs), or give the address of a cluster")

@@ -7,12 +7,12 @@ from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, ReplayColle
 from pytorchrl.scheme.ledger import DropReason, LedgerError, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.scheme import Scheme
-from pytorchrl.scheme.settings import Ray, Simulated, Threads
+from pytorchrl.scheme.settings import Processes, Ray, Simulated, Threads
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, SynchronousGradients
 
 __all__ = [
     "ASYNC", "CENTRAL", "PARALLEL", "SYNC", "AsynchronousCollection", "AsynchronousGradients", "CWorkerSet",
     "Communication", "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet", "LedgerError",
-    "LedgerSnapshot", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated", "SynchronousCollection",
-    "SynchronousGradients", "Threads"]
+    "LedgerSnapshot", "Processes", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated",
+    "SynchronousCollection", "SynchronousGradients", "Threads"]

@@ -23,7 +23,7 @@ from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, Collection,
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.routing import SPLITS_SEQUENCES
 from pytorchrl.scheme.replay.storage_options import kind_of
-from pytorchrl.scheme.settings import Ray, Settings
+from pytorchrl.scheme.settings import Settings
 from pytorchrl.untyped import UserPart
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
     _check_kept(agent, settings)
     _check_batch(agent, settings)
     warnings = _precision_warnings(agent, settings)
-    if isinstance(settings.runtime, Ray) and (settings.has_parallel_collection or settings.has_parallel_gradients):
+    if settings.has_processes and (settings.has_parallel_collection or settings.has_parallel_gradients):
         for name, factory in factories.items():
             size = _pickled_bytes(name, factory)
             if size > _LARGE_BYTES:

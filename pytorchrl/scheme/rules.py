@@ -12,10 +12,11 @@ from typing import NamedTuple, TypeVar
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import FaultPlan, is_default
+from pytorchrl.runtime.processes import platform_problem
 from pytorchrl.scheme.base.levels import as_keywords, raise_all
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.settings import WITHDRAWN, Ray, RuntimeKind, Settings, Simulated, Threads
+from pytorchrl.scheme.settings import WITHDRAWN, Processes, Ray, RuntimeKind, Settings, Simulated, Threads
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, WEIGHTS, Compression
 from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, Gradients
@@ -136,10 +137,12 @@ RULES = (
          lambda s: "faults kill a worker, but there is no remote worker, and a thread cannot be killed; use remote "
                    "workers, or remove the kill from faults"),
     Rule(lambda s: _kills(s) and s.has_remote_workers and isinstance(s.runtime, Threads),
-         lambda s: "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
-    Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and s.on_ray),
+         lambda s: "faults kill a worker, but a thread cannot be killed; give runtime='ray', "
+                   "runtime='processes' or runtime='simulated'"),
+    Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and s.has_processes),
          lambda s: f"col_num_threads={s.collection.col_num_threads} is for collection workers in separate processes; "
-                   f"give {_REMOTE_COLLECTION}, and run on Ray"),
+                   f"give {_REMOTE_COLLECTION}, and runtime='ray' or runtime='processes'"),
+    Rule(lambda s: isinstance(s.runtime, Processes) and bool(platform_problem()), lambda s: platform_problem()),
     # Gradients
     Rule(lambda s: bool(_changed_of_asynchronous_gradients(s)),
          lambda s: ", ".join(f"{name}={getattr(s.gradients, name)!r}" for name in _changed_of_asynchronous_gradients(s))

@@ -15,7 +15,7 @@ from typing import ClassVar, TypeAlias
 from pytorchrl.agent.declarations import Declaration
 from pytorchrl.agent.names import Known, refuse_unknown
 from pytorchrl.agent.options import Options, option
-from pytorchrl.runtime import RUNTIMES, RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
+from pytorchrl.runtime import RUNTIMES, ProcessRuntime, RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
 from pytorchrl.scheme.base.levels import Kind, Reader, as_keywords, own_names
 from pytorchrl.scheme.base.options import PrefetchOptions, QueueOptions
 from pytorchrl.scheme.base.worker import ASYNC, SYNC, Communication, Execution
@@ -56,9 +56,9 @@ class RuntimeName(Options):
     """The flat keyword that chooses the runtime."""
 
     runtime: str | None = option(
-        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, threads of this process, or a "
-        "simulation, which runs one worker at a time on a virtual clock and repeats a run exactly. None: Ray if there "
-        "are remote workers, else threads.")
+        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes of this machine "
+        "without Ray, threads of this process, or a simulation, which runs one worker at a time on a virtual clock and "
+        "repeats a run exactly. None: Ray if there are remote workers, else threads.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,14 @@ class Ray(Kind, RayRuntime.Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Processes(Kind, ProcessRuntime.Options):
+    """Runtime in which remote workers are processes of this machine, without Ray."""
+
+    title: ClassVar[str] = "the processes runtime"
+    chosen_by: ClassVar[str] = "runtime='processes'"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Threads(Kind, ThreadRuntime.Options):
     """Runtime in which all workers are threads of this process."""
 
@@ -95,8 +103,10 @@ class Simulated(Kind, SimulatedRuntime.Options):
     chosen_by: ClassVar[str] = "runtime='simulated'"
 
 
-RuntimeKind: TypeAlias = Ray | Threads | Simulated
-RUNTIME_KINDS: Mapping[str, type[RuntimeKind]] = {"ray": Ray, "threads": Threads, "simulated": Simulated}
+RuntimeKind: TypeAlias = Ray | Processes | Threads | Simulated
+RUNTIME_KINDS: Mapping[str, type[RuntimeKind]] = {
+    "ray": Ray, "processes": Processes, "threads": Threads, "simulated": Simulated}
+
 
 class ArchitectureKeywords(SchemeKeywords, total=False):
     """Flat keywords of the architectures' constructors, such as `Scheme.apex`."""
@@ -244,6 +254,11 @@ class Settings:
     def on_ray(self) -> bool:
         """Whether remote workers are Ray processes."""
         return isinstance(self.runtime, Ray)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether remote workers are separate processes."""
+        return isinstance(self.runtime, Ray | Processes)
 
     def flat(self) -> dict[str, object]:
         """Return every setting by its flat name, as JSON-serializable values."""

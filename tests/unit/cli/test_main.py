@@ -82,7 +82,8 @@ def test_common_flags_are_flags_of_some_algorithm_and_groups_have_titles():
 
 
 @pytest.mark.parametrize(("flag", "values"), [
-    ("preset", "none|a3c|ddppo|microbatch|impala|appo|apex|r2d2|rapid"), ("runtime", "none|ray|threads|simulated"),
+    ("preset", "none|a3c|ddppo|microbatch|impala|appo|apex|r2d2|rapid"),
+    ("runtime", "none|ray|processes|threads|simulated"),
     ("queue-policy", "block|drop_oldest"), ("on-policy-lag", "drop|wait"), ("recurrent-net", "none|gru|lstm"),
     ("on-worker-failure", "restart|ignore|raise"), ("routing", "round_robin|"), ("eval-every", "none|INT"),
 ])

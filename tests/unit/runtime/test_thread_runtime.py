@@ -168,9 +168,9 @@ def test_the_runtime_provides_threads_queues_events_and_the_clock(runtime):
 
 def test_make_runtime():
     assert make_runtime(options_of_runtime("threads", {"num_threads": 3})).name == "threads"
-    with pytest.raises(ConfigError, match=r"'ray', 'threads'.*got 'process'"):
+    with pytest.raises(ConfigError, match=r"'ray', 'processes', 'threads'.*got 'process'"):
         options_of_runtime("process", {})
-    with pytest.raises(ConfigError, match=r"'ray', 'threads'.*got Runtime\.Options\(faults=None\)"):
+    with pytest.raises(ConfigError, match=r"'ray', 'processes', 'threads'.*got Runtime\.Options\(faults=None\)"):
         make_runtime(Runtime.Options())
 
 
@@ -189,7 +189,7 @@ def test_a_runtime_keeps_its_options():
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), [
-    ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; use runtime='ray' or runtime='simulated'"),
+    ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; use runtime='ray', runtime='processes' or"),
     ("threads", {"faults": "stab col.1"}, "the action must be one of"),
     ("ray", {"faults": 3}, "faults must be a string or None, got 3"),
     ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"),

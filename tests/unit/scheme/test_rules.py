@@ -57,7 +57,7 @@ ROWS = [
     ({"num_grad_workers": 3, "grad_execution": "Central"}, ConfigError, "grad_execution.*num_grad_workers=3"),
     *(({"queue_timeout_s": value}, ConfigError, f"queue_timeout_s must be (a number > 0.0|finite), got {value!r}")
       for value in (0, -1, NAN, float("inf"), "60", None, True)),
-    ({"runtime": "rey"}, ConfigError, "runtime must be one of .*'ray', 'threads'.*got 'rey'"),
+    ({"runtime": "rey"}, ConfigError, "runtime must be one of .*'ray', 'processes', 'threads'.*got 'rey'"),
     ({"runtime": "threads", "address": "10.0.0.1:6379"}, ConfigError, "address.*threads"),
     *(({"placement": value}, ConfigError,
        rf"placement must be one of \[None, 'colocate'\], got {value!r}") for value in ("spread", "", True)),

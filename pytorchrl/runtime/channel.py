@@ -1,0 +1,270 @@
+"""Send values between two processes of this machine over a socket and shared memory.
+
+A message is one packet of the socket. The packet contains the scalars of the value, and either the bytes of its arrays
+or, if they are large, the number of a block of shared memory. The file descriptor of a block accompanies the first
+packet that uses the block.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from pytorchrl.runtime.shared_memory import Block, BlockPool, MappedBlocks, is_reused
+from pytorchrl.runtime.wire import (
+    Build,
+    Parts,
+    ScalarList,
+    Stored,
+    StoredValue,
+    Structure,
+    Value,
+    builder_of,
+    take_apart,
+)
+
+Content: TypeAlias = bytes | tuple[int, int]
+"""Bytes of arrays, or the number of a block and the size in bytes."""
+Head: TypeAlias = tuple[Value, ...]
+"""Content of a packet: plain values."""
+
+# Up to this size, arrays are part of the packet, because a block of shared memory would take longer.
+LARGEST_ENCLOSED = 4096
+# Larger packets are written into a block. The kernel's limit is that of `net.core.wmem_default`, usually 212,992 bytes.
+_LARGEST_PACKET = 32768
+# A channel numbers at most this many structures; further structures are part of each message.
+_MOST_STRUCTURES = 1000
+_NEW = -1
+_MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel's limit per packet
+_MARSHAL_VERSION = 2  # later versions look for objects that occur twice, which takes longer
+
+_pool = BlockPool()
+
+
+@dataclass(slots=True)
+class Message:
+    """A message that was received. Its value is built when `take` is called.
+
+    Attributes:
+        kind: Kind of the message, a small number.
+        number: Number of the call to which the message belongs.
+        method: Name of a method, or other text.
+    """
+
+    kind: int
+    number: int
+    method: str
+    _build: Build
+    _scalars: ScalarList
+    _data: np.ndarray
+    _stored: list[tuple[ScalarList, np.ndarray]]
+
+    def take(self) -> Value:
+        """Build and return the value; arrays in it are read-only views of the message."""
+        return self._build(iter(self._scalars), self._data, _each(self._stored))
+
+
+def _each(stored: list[tuple[ScalarList, np.ndarray]]) -> Iterator[Stored]:
+    return ((iter(scalars), data) for scalars, data in stored)
+
+
+class Shared(StoredValue):
+    """A value that is stored once for many readers. A message that contains this object delivers the value.
+
+    Args:
+        value: The value; later changes of its arrays have no effect.
+    """
+
+    def __init__(self, value: object) -> None:
+        self.structure, parts = take_apart(value)
+        self.scalars, self.size, self.parts = parts.scalars, parts.size, parts.stored
+        self.block: Block | None = None
+        self.data = b""
+        if parts.size > LARGEST_ENCLOSED:
+            self.block = _pool.acquire(parts.size)
+            parts.copy_to(self.block.memory)
+        else:
+            self.data = _bytes_of(parts)
+
+    def __del__(self) -> None:
+        if self.block is not None:
+            _pool.release(self.block.number)
+
+
+def _bytes_of(parts: Parts) -> bytes:
+    memory: np.ndarray = np.zeros(parts.size, np.uint8)
+    parts.copy_to(memory)
+    return memory.tobytes()
+
+
+class ClosedError(Exception):
+    """The other process has ended, or has closed the channel."""
+
+
+class FullError(Exception):
+    """The other process does not read its messages."""
+
+
+class Channel:
+    """One end of a connection between two processes.
+
+    `send` may be called by any thread, and `receive` by one thread at a time.
+
+    Args:
+        connection: Connected socket of the type SOCK_SEQPACKET.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._sending, self._counting = threading.Lock(), threading.Lock()
+        self._numbers: dict[Structure, int] = {}  # structures that the other process knows
+        self._builders: dict[int, Build] = {}  # structures that this process knows
+        self._mapped = MappedBlocks()
+        self._sent: set[int] = set()  # blocks that the other process has mapped
+        self._used: Counter[int] = Counter()  # blocks that the other process has not released
+        self._buffer, self._file_bytes = bytearray(2 * _LARGEST_PACKET), socket.CMSG_SPACE(_MOST_FILE_BYTES)
+
+    def send(self, kind: int, number: int, method: str, value: object, *, wait: bool = True) -> None:
+        """Send a message.
+
+        Args:
+            kind: Kind of the message.
+            number: Number of the call.
+            method: Name of a method, or other text.
+            value: The value to send.
+            wait: Whether to wait while the other process does not read its messages.
+
+        Raises:
+            ClosedError: The channel is closed.
+            FullError: The other process does not read its messages, and `wait` is False.
+        """
+        structure, parts = take_apart(value)
+        with self._sending:
+            blocks: list[Block] = []
+            try:
+                content = self._placed(parts, blocks)
+                stored = list(self._placed_stored(parts.stored, blocks))
+                layout, definition = self._layout_of(structure)
+                head = (kind, number, method, layout, definition, parts.scalars, content, stored)
+                self._write(head, blocks, 0 if wait else socket.MSG_DONTWAIT)
+            except BaseException:
+                for block in blocks:
+                    _pool.release(block.number)
+                raise
+            with self._counting:
+                self._used.update(block.number for block in blocks)
+            if layout == _NEW and len(self._numbers) < _MOST_STRUCTURES:
+                self._numbers[structure] = len(self._numbers)
+
+    def _layout_of(self, structure: Structure) -> tuple[int, bytes]:
+        number = self._numbers.get(structure)
+        return (_NEW, cloudpickle.dumps(structure)) if number is None else (number, b"")
+
+    @staticmethod
+    def _placed(parts: Parts, blocks: list[Block]) -> Content:
+        if parts.size <= LARGEST_ENCLOSED:
+            return _bytes_of(parts)
+        block = _pool.acquire(parts.size)
+        blocks.append(block)
+        parts.copy_to(block.memory)
+        return block.number, parts.size
+
+    def _placed_stored(self, values: list[StoredValue], blocks: list[Block]) -> Iterator[tuple[ScalarList, Content]]:
+        for value in values:
+            assert isinstance(value, Shared)
+            content: Content = value.data
+            if value.block is not None:
+                _pool.use(value.block)
+                blocks.append(value.block)
+                content = value.block.number, value.size
+            yield value.scalars, content
+            yield from self._placed_stored(value.parts, blocks)
+
+    def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
+        """Write a packet, with the numbers of released blocks and the blocks that the other process does not know."""
+        released = self._take_released()
+        try:
+            packet, new = self._packed(released, blocks, head)
+            if len(packet) > _LARGEST_PACKET:
+                content = np.frombuffer(marshal.dumps(head, _MARSHAL_VERSION), np.uint8)
+                block = _pool.acquire(content.size)
+                blocks.append(block)
+                block.memory[:content.size] = content
+                packet, new = self._packed(released, blocks, (block.number, content.size))
+            files = array.array("i", [block.file for block in new])
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)] if new else []
+            self.connection.sendmsg([packet], ancillary, flags)
+        except BlockingIOError as error:
+            self._mapped.released.extend(released)
+            raise FullError from error
+        except OSError as error:
+            raise ClosedError(str(error)) from error
+        self._sent.update(block.number for block in new if is_reused(block.capacity))
+
+    def _packed(self, released: list[int], blocks: list[Block],
+                head: Head) -> tuple[bytes, list[Block]]:
+        new = list({block.number: block for block in blocks if block.number not in self._sent}.values())
+        return marshal.dumps((released, [(block.number, block.capacity) for block in new], head),
+                             _MARSHAL_VERSION), new
+
+    def _take_released(self) -> list[int]:
+        released = self._mapped.released
+        return [released.popleft() for _ in range(len(released))]
+
+    def receive(self) -> Message:
+        """Receive a message.
+
+        Raises:
+            ClosedError: The other process has ended, or has closed the channel.
+        """
+        try:
+            size, ancillary, _, _ = self.connection.recvmsg_into(
+                [self._buffer], self._file_bytes, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise ClosedError(str(error)) from error
+        if not size:
+            raise ClosedError("the connection was closed")
+        released, new, head = marshal.loads(memoryview(self._buffer)[:size])
+        files = array.array("i", b"".join(data for _, _, data in ancillary))
+        for (number, capacity), file in zip(new, files, strict=True):
+            self._mapped.add(number, capacity, file)
+        self._count_released(released)
+        if len(head) == len(("block", "size")):
+            head = marshal.loads(self._mapped.view(*head).data)
+        kind, number, method, layout, definition, scalars, content, stored = head
+        return Message(kind, number, method, self._builder(layout, definition), scalars, self._data(content),
+                       [(own, self._data(place)) for own, place in stored])
+
+    def _builder(self, layout: int, definition: bytes) -> Build:
+        if layout != _NEW:
+            return self._builders[layout]
+        build = builder_of(cloudpickle.loads(definition))
+        if len(self._builders) < _MOST_STRUCTURES:
+            self._builders[len(self._builders)] = build
+        return build
+
+    def _data(self, content: Content) -> np.ndarray:
+        return np.frombuffer(content, np.uint8) if isinstance(content, bytes) else self._mapped.view(*content)
+
+    def _count_released(self, numbers: list[int]) -> None:
+        with self._counting:
+            for number in numbers:
+                self._used[number] -= 1
+                _pool.release(number)
+
+    def close(self) -> None:
+        """Close the channel, and release the blocks that the other process was using. Idempotent."""
+        self.connection.close()
+        with self._counting:
+            used, self._used = self._used, Counter()
+        for number in used.elements():
+            _pool.release(number)
