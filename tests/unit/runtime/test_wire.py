@@ -103,7 +103,7 @@ def check_equal(value, other):
     [Color.RED, Flavor.RED], np.float64(2.5), {3, 4}, 1j, range(3), len, random.Random,
     Episode(1.0, 2, 3.0, 0, True), get_codec("fp16"), ASYNC, Ledger().snapshot(),
     defaultdict(int, a=1), defaultdict(None, {1: 2}), partial(int, "11", base=2), torch.float32,
-], ids=repr)
+], ids=lambda value: type(value).__name__)
 def test_values(value):
     check_equal(sent(value)[0], value)
 
