@@ -43,7 +43,7 @@ LARGEST_ENCLOSED = 4096
 _LARGEST_PACKET = 32768
 # A channel numbers at most this many structures; further structures are part of each message.
 _MOST_STRUCTURES = 1000
-_NEW = -1
+_UNNUMBERED = -1
 _MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel's limit per packet
 _MARSHAL_VERSION = 2  # later versions look for objects that occur twice, which takes longer
 
@@ -126,8 +126,9 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._sending, self._counting = threading.Lock(), threading.Lock()
-        self._numbers: dict[Structure, int] = {}  # structures that the other process knows
-        self._builders: dict[int, Build] = {}  # structures that this process knows
+        self._numbers: dict[Structure, int] = {}
+        self._known: set[int] = set()  # numbers of the structures that the other process knows
+        self._builders: dict[int, Build] = {}  # by the numbers of the other process
         self._mapped = MappedBlocks()
         self._sent: set[int] = set()  # blocks that the other process has mapped
         self._used: Counter[int] = Counter()  # blocks that the other process has not released
@@ -162,12 +163,16 @@ class Channel:
                 raise
             with self._counting:
                 self._used.update(block.number for block in blocks)
-            if layout == _NEW and len(self._numbers) < _MOST_STRUCTURES:
-                self._numbers[structure] = len(self._numbers)
+            # If Ctrl-C skips this line, the structure is sent again with the same number.
+            self._known.add(layout)
 
     def _layout_of(self, structure: Structure) -> tuple[int, bytes]:
-        number = self._numbers.get(structure)
-        return (_NEW, cloudpickle.dumps(structure)) if number is None else (number, b"")
+        """Return the number of a structure, and its definition unless the other process knows it."""
+        number = self._numbers.get(structure, _UNNUMBERED)
+        if number == _UNNUMBERED and len(self._numbers) < _MOST_STRUCTURES:
+            number = self._numbers[structure] = len(self._numbers)
+        is_known = number != _UNNUMBERED and number in self._known
+        return number, b"" if is_known else cloudpickle.dumps(structure)
 
     @staticmethod
     def _placed(parts: Parts, blocks: list[Block]) -> Content:
@@ -245,11 +250,11 @@ class Channel:
                        [(own, self._data(place)) for own, place in stored])
 
     def _builder(self, layout: int, definition: bytes) -> Build:
-        if layout != _NEW:
+        if not definition:
             return self._builders[layout]
         build = builder_of(cloudpickle.loads(definition))
-        if len(self._builders) < _MOST_STRUCTURES:
-            self._builders[len(self._builders)] = build
+        if layout != _UNNUMBERED:
+            self._builders[layout] = build
         return build
 
     def _data(self, content: Content) -> np.ndarray:

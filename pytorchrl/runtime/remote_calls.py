@@ -26,6 +26,8 @@ from pytorchrl.runtime.wire import Value
 _FULL_TIMEOUT_S = 5.0
 _FULL_INTERVAL_S = 0.01
 _LONGEST_WAIT_S = 3600.0
+# Interval in seconds at which a thread that waits tries to read answers itself while no other thread reads them.
+_TURN_INTERVAL_S = 0.001
 
 
 class RemoteCall:
@@ -90,7 +92,9 @@ class RemoteCalls:
         self._peers: dict[str, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
         self._numbers = itertools.count()
-        self._reading = threading.Lock()  # held by the thread that reads answers
+        # Held by the thread that reads answers. If Ctrl-C prevents its release, the same thread can acquire it again.
+        self._reading = threading.RLock()
+        self._is_reading = False
         self._changed = threading.Condition()
 
     def call(self, address: str, name: str, kind: int, method: str, value: object) -> RemoteCall:
@@ -148,15 +152,17 @@ class RemoteCalls:
         """Read the next answers; if another thread is reading, wait until that thread has read answers."""
         if self._reading.acquire(blocking=False):
             try:
+                self._is_reading = True
                 self._read(timeout_s)
             finally:
+                self._is_reading = False
                 self._reading.release()
                 with self._changed:
                     self._changed.notify_all()
         elif timeout_s:
             with self._changed:
-                if not is_over() and self._reading.locked():
-                    self._changed.wait(timeout_s)
+                if not is_over():
+                    self._changed.wait(timeout_s if self._is_reading else min(timeout_s, _TURN_INTERVAL_S))
 
     def _read(self, timeout_s: float) -> None:
         for file, _ in self._epoll.poll(timeout_s):

@@ -253,12 +253,21 @@ scheme = Scheme(
     col_communication=ASYNC, grad_communication=ASYNC)
 for _ in range(5):
     scheme.step()
+is_over = threading.Event()
+
+def interrupt():  # again and again, because Python ignores an interrupt that arrives within a finalizer
+    pause = 0.2
+    while not is_over.wait(pause):
+        os.kill(os.getpid(), signal.SIGINT)
+        pause = 10.0
+
 if sys.argv[1] == "interrupted":
-    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    threading.Thread(target=interrupt, daemon=True).start()
 try:
     while sys.argv[1] == "interrupted":
         scheme.step()
 except KeyboardInterrupt:
+    is_over.set()
     scheme.stop()
 print("result: 1", flush=True)
 if sys.argv[1] == "killed":

@@ -175,3 +175,21 @@ def test_no_file_descriptor_is_left(pool):
     pool._free.clear()
     del ends, end
     assert count() == before
+
+
+def test_an_interrupted_send_does_not_mix_up_structures(ends, monkeypatch):
+    """Check that values arrive unchanged if Ctrl-C ends a call of `send` directly after the packet was sent."""
+    sender, receiver = ends
+    write = Channel._write
+
+    def interrupted(channel, *arguments):
+        write(channel, *arguments)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sender.send(1, 0, "", {"a": 1})
+    assert receiver.receive().take() == {"a": 1}
+    for value in ({"b": 2.0}, {"a": 3}, {"b": 4.0}, {"a": 5}):
+        sender.send(1, 0, "", value)
+        assert receiver.receive().take() == value

@@ -219,6 +219,15 @@ def test_many_threads_may_wait(runtime, start):
     assert results == {(number, count): number + count + 1 for number in range(4) for count in range(60)}
 
 
+def test_an_interrupt_that_skips_a_release_does_not_stop_the_thread(runtime, start, monkeypatch):
+    """Check that a thread can still receive answers if Ctrl-C ended `wait` before it released the lock of readers."""
+    handle, calls = start(), runtime._calls
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_read", lambda timeout_s: calls._reading.acquire())
+        calls.wait(lambda: True, 0.0)
+    assert runtime.get(handle.submit(Worker.add, 3), 20) == 3
+
+
 def test_a_waiting_thread_does_not_delay_another(runtime, start):
     slow, quick = start(), start()
     runtime.get(slow.submit(Worker.add, 0), 20)
