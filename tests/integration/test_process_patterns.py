@@ -254,6 +254,7 @@ scheme = Scheme(
 for _ in range(5):
     scheme.step()
 is_over = threading.Event()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore the signal
 
 def interrupt():  # again and again, because Python ignores an interrupt that arrives within a finalizer
     pause = 0.2
