@@ -188,10 +188,6 @@ class RemoteCalls:
         for number in list(peer.pending):
             self._settle(peer, number, _died(peer.name))
 
-    def forget(self, address: str) -> None:
-        """Close the connection to a worker that is not called any more."""
-        self._end(self._peer(address, ""))
-
     def close(self) -> None:
         """Close all connections; pending calls fail."""
         for peer in list(self._peers.values()):

@@ -98,7 +98,6 @@ class WorkerCounters:
 
 # Group the fields by merging rule once, at import.
 _BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is _zeros]
-_NUMBERS = [declared.name for declared in fields(WorkerCounters) if declared.name not in _BY_KEY]
 _LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]
-_SUMMED = [name for name in _NUMBERS if name not in _LARGEST]
+_SUMMED = [declared.name for declared in fields(WorkerCounters) if declared.name not in (*_BY_KEY, *_LARGEST)]
 _SUMMED_OF = attrgetter(*_SUMMED)
