@@ -90,6 +90,7 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
     _check_sequences(agent, settings)
     _check_kept(agent, settings)
     _check_batch(agent, settings)
+    _check_inference(agent, settings)
     warnings = _precision_warnings(agent, settings)
     if settings.has_processes and (settings.has_parallel_collection or settings.has_parallel_gradients):
         for name, factory in factories.items():
@@ -165,6 +166,16 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
         if name in names:
             raise ConfigError(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded; "
                               f"{keeper} stores them and samples from them, so leave {name} out")
+
+
+def _check_inference(agent: AgentParts, settings: Settings) -> None:
+    """Raise `ConfigError` if one actor acts for all workers, but each worker should have its own epsilon."""
+    options = agent.algo_factory.options
+    factories = [agent.algo_factory, *getattr(options, "policies", {}).values()]
+    if settings.collection.infers_centrally and any(
+            getattr(factory.options, "epsilon_per_worker", False) for factory in factories):
+        raise ConfigError("epsilon_per_worker=True contradicts inference='central', where one actor with one epsilon "
+                          "acts for all workers; give epsilon_per_worker=False")
 
 
 def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:

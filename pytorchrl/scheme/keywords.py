@@ -22,6 +22,8 @@ class CollectionKeywords(TypedDict, total=False):
     col_worker_resources: Mapping[str, float]
     col_device: str | None
     col_num_threads: int | None
+    inference: str
+    inference_batch: int | None
     initial_priority: str
 
 

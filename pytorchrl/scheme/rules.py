@@ -170,6 +170,14 @@ RULES = (
          lambda s: f"compress_weights_to_send={s.updates.compress_weights_to_send!r} needs remote workers: otherwise "
                    f"weights are not sent; give {_REMOTE_COLLECTION}, or give {_REMOTE_GRADIENTS} without "
                    "distribute_gradients"),
+    # Central inference
+    Rule(lambda s: s.collection.infers_centrally and not s.has_parallel_collection,
+         lambda s: f"inference='central' needs {_REMOTE_COLLECTION}: otherwise there is no worker that steps "
+                   "environments in another process"),
+    Rule(lambda s: s.collection.infers_centrally and _is_sent(WEIGHTS, s.updates.compress_weights_to_send)
+         and not s.has_parallel_gradients,
+         lambda s: "compress_weights_to_send contradicts inference='central': the actor is in the same process as the "
+                   "learner, so weights are not sent; leave one of them out"),
     # Prefetch
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.prefetch == 1
          and not s.has_parallel_collection,

@@ -137,7 +137,9 @@ def test_replay_shards(nothing_left, settings):
     pytest.param({"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2}, marks=pytest.mark.thorough),
     {"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2, "grad_communication": ASYNC, "num_col_workers": 2,
      "col_communication": ASYNC},
-], ids=["collector-async", "collector", "gradients", "gradients-async-with-collectors"])
+    {"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC, "inference": "central"},
+], ids=["collector-async", "collector", "gradients", "gradients-async-with-collectors",
+        "central-inference"])
 def test_a_worker_that_is_killed_is_replaced(make_scheme, settings):
     """Check that a worker that the fault plan kills (SIGKILL) is replaced with its own workers, and the run goes on."""
     scheme = make_scheme(FixedPath, **settings)

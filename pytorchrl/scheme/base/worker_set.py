@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
@@ -63,6 +63,8 @@ class WorkerSet(Generic[W]):
 
     kind: ClassVar[str] = "workers"
     """Name of the workers in messages about their start."""
+    remote_class: type[Worker] | None = None
+    """Class of the remote workers; None: `worker_class`. A subclass that sets it knows the class of the handles."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, OptionValue],  # noqa: PLR0913
                  remote_config: Mapping[str, float], num_workers: int, *, runtime: Runtime, name: str,
@@ -78,12 +80,17 @@ class WorkerSet(Generic[W]):
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
+    def incarnation(self, place: int) -> int:
+        """Return the incarnation of the worker at index `place` of `remote_workers()`."""
+        return self._incarnations[place]
+
     def _start(self, place: int) -> Handle[W]:
         index = self._first_index + place
         params = {"index_worker": index, **self.worker_params, **self._remote_params,
                   "incarnation": self._incarnations[place]}
+        remote_class = cast("type[W]", self.remote_class or self.worker_class)
         return self._runtime.start_actor(
-            self.worker_class, params, name=f"{self._name}{index}", resources=self.remote_config)
+            remote_class, params, name=f"{self._name}{index}", resources=self.remote_config)
 
     def replace(self, place: int) -> None:
         """Kill the worker at index `place` of `remote_workers()`, and start its next incarnation as a replacement."""

@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.agent.env import VecEnv, check_finite
+from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
+from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder, Sent, Traffic
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import StateDict, UserPart
+from pytorchrl.untyped import UserPart
 from pytorchrl.worker_names import collection_worker
 
 logger = get_logger(__name__)
@@ -67,7 +68,6 @@ class CWorker(Worker):
         envs: The vector of environments; None without environments.
         num_envs: Number of environments in the vector of each collection worker.
         version: Number of updates that led to the current weights.
-        collected_steps: Number of env steps in all rollouts so far.
     """
 
     def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,  # noqa: PLR0913
@@ -85,35 +85,44 @@ class CWorker(Worker):
         self.algo: UserPart = recipe.algo_factory(
             device=device, actor=self.actor, seed=derive_seed(recipe.seed, Stream.ACTING, *path))
         self.algo.take_place(*recipe.place_of(index_parent, index_worker))
-        self.storage: UserPart = recipe.storage_factory(
-            device=device, actor=self.actor, algorithm=self.algo, num_envs=envs.num_envs,
-            seed=derive_seed(recipe.seed, Stream.BATCHES, *path))
-        self._make_envs = functools.partial(
-            envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
-            incarnation=incarnation, num_threads=num_threads or 1)
+        self._make_storage = functools.partial(recipe.make_storage, device, self.actor, self.algo)
+        self.storage: UserPart = self._make_storage(path)
+        self._make_envs = recipe.env_maker(path, num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
         self._envs_restarted = 0  # number of restarts of environments that `reseed` has closed
         self.version = 0
-        self.collected_steps = 0
-        self._delivered_steps = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()
         self._snapshot: Weights | None = None
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
-        self._owned_data = role is not Role.LEARNER
         self.encoder: Encoder = Encoder(recipe.compression, runtime.now)
         self._weights_traffic = Traffic()
         self._finds_errors = recipe.finds_errors
-        self._sequence = 0
+        self._builder = RolloutBuilder(
+            self.algo, self.storage, path, runtime.now, encoder=None if role is Role.LEARNER else self.encoder,
+            finds_errors=recipe.finds_errors)
         # Other threads may call `interrupt` and `preempt`, which set the next two attributes. Collection reads these
         # attributes at each step.
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
-        self._running: StateDict = {}  # discounted returns of the environments, for the reward normalizers
         if initial_weights is not None:
             self.set_weights(initial_weights)
+
+    @property
+    def collected_steps(self) -> int:
+        """Number of env steps in all rollouts so far."""
+        return self._builder.collected_steps
+
+    def new_builder(self, path: tuple[int, int, int]) -> RolloutBuilder:
+        """Return a builder, with its own storage, of the rollouts of a worker whose actions this worker chooses.
+
+        Args:
+            path: Indices of the gradient worker and of the other worker, and the incarnation of the latter.
+        """
+        return RolloutBuilder(self.algo, self._make_storage(path), path, self._now, encoder=self.encoder,
+                              finds_errors=self._finds_errors)
 
     def get_weights(self) -> Weights:
         """Return a snapshot of the acting state; until the weights change, all calls return the same arrays.
@@ -190,38 +199,11 @@ class CWorker(Worker):
         if weights is not None:
             with watch.part("decode"):
                 self.set_weights(weights)
-        self._sequence += 1
+        self._builder.sequence += 1
         version = self.version
         episodes, preempted = self._fill_storage(watch)
-        data = self.storage.get_all_buffer_data(copy=self._owned_data)
-        num_env_steps, num_steps, size = data.num_valid(), data.num_steps, data.size
-        self.collected_steps += num_env_steps
-        moments: dict[str, Moments] = {}
-        if num_env_steps:
-            where = collection_worker(self.index_parent, self.index_worker)
-            for policy, part in data.parts.items():
-                what = f"{where}, policy {policy!r}" if policy else where
-                check_finite({**part.obs, "reward": part.reward}, what)
-                if len(part.final_index):
-                    check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
-            with torch.no_grad():
-                with watch.part("inference"):
-                    self.algo.finish_rollout(data)
-                    if self._finds_errors:
-                        self.storage.add_errors(data)
-                moments = self.algo.moments_of(data, self._running)
-        agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
-        sent = Sent()
-        if self._owned_data:
-            with watch.part("encode"):
-                data, sent = self.encoder.pack(data.to_numpy().map)
-        self._delivered_steps += num_env_steps
-        rest = self._now() - start - sum(watch.seconds.values())
-        return Rollout(
-            data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
-            worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)},
-            num_steps=num_steps, size=size, preempted=preempted, sent=sent,
+        return self._builder.build(
+            version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
             traffic={WEIGHTS: self.take_weights_traffic()},
             envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
@@ -243,7 +225,7 @@ class CWorker(Worker):
         with torch.inference_mode():
             while not storage.full:
                 sequence, min_steps = self._preemption
-                if self._interrupted or (sequence == self._sequence and storage.num_steps >= min_steps):
+                if self._interrupted or (sequence == self._builder.sequence and storage.num_steps >= min_steps):
                     break
                 obs, rhs, done, mask = storage.current()
                 start = now()
@@ -273,7 +255,8 @@ class CWorker(Worker):
             self._envs_restarted += self.envs.num_restarts
             self.envs.close()
             self.envs = self._make_envs(seed=seed)
-        self._reset_pending, self._running = True, {}
+        self._reset_pending = True
+        self._builder.restart()
 
     def preempt(self, sequence: int, min_steps: int) -> None:
         """End rollout `sequence` as soon as it has `min_steps` steps in each environment."""
@@ -281,11 +264,11 @@ class CWorker(Worker):
 
     def preempt_next(self, min_steps: int) -> None:
         """End the next rollout as soon as it has `min_steps` steps in each environment."""
-        self.preempt(self._sequence + 1, min_steps)
+        self.preempt(self._builder.sequence + 1, min_steps)
 
     def preempt_running(self, min_steps: int) -> None:
         """End the current rollout, if there is one, as soon as it has `min_steps` steps in each environment."""
-        self.preempt(self._sequence, min_steps)
+        self.preempt(self._builder.sequence, min_steps)
 
     def interrupt(self) -> None:
         """End the current rollout before its next step; later rollouts contain no steps."""
@@ -339,9 +322,9 @@ class CWorker(Worker):
         if self.envs is not None:
             self.envs.close()
             self.envs = None
-            if not self._reset_pending and self.storage.num_steps:
-                self.collected_steps += self.storage.get_all_buffer_data(copy=False).num_valid()
-        return self.collected_steps, self.collected_steps - self._delivered_steps
+            if not self._reset_pending:
+                self._builder.count_unfinished()
+        return self.collected_steps, self.collected_steps - self._builder.delivered_steps
 
 
 def _with_own_draws(state: object, own: object) -> object:

@@ -12,6 +12,8 @@ from pytorchrl.scheme.base.levels import from_keywords
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution, check_execution
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker, Role
+from pytorchrl.scheme.collection.central_inference import Inference
+from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.recipe import CWorkerOptions, CWorkerRecipe, ReplayCWorkerOptions
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.keywords import CollectionKeywords, refuse_other_levels
@@ -34,7 +36,8 @@ class CWorkerSet(WorkerSet[CWorker]):
     """The collection workers of one gradient worker.
 
     The local worker collects only if collection is central and synchronous. For central asynchronous collection, the
-    set has a second worker, which runs in a thread of the same process with its own copy of the actor.
+    set has a second worker, which runs in a thread of the same process with its own copy of the actor. With central
+    inference, the remote workers only step environments, and `inference` chooses their actions.
 
     Args:
         factory: Recipe of the set.
@@ -47,6 +50,9 @@ class CWorkerSet(WorkerSet[CWorker]):
         collects: False for a set without environments, whose gradient worker only serves parameters.
         first_incarnation: First incarnation of the workers, above 0 if the gradient worker is a replacement.
         journal: Journal of the gradient worker, which the local worker shares.
+
+    Attributes:
+        inference: The actor of central inference, and builders of rollouts; None without central inference.
     """
 
     kind = "collection workers"
@@ -64,21 +70,33 @@ class CWorkerSet(WorkerSet[CWorker]):
         parallel = check_execution("col", col_execution, options.num_workers) is PARALLEL
         asynchronous = Communication(col_communication) is ASYNC
         self.runtime = runtime if parallel else runtime.in_process()
-        params = {"recipe": factory, "index_parent": index_parent, "initial_weights": initial_weights,
-                  "runtime": self.runtime}
+        params = {"recipe": factory, "index_parent": index_parent, "runtime": self.runtime}
+        is_central = options.infers_centrally and parallel and asynchronous
         has_twin = asynchronous and not parallel
         gpus = runtime.own_gpus()  # GPUs of this process; each remote worker determines its own GPUs
         local_device = check_device(local_device, gpus, "grad_device" if index_parent else "device")
         col_device = check_device(options.col_device, gpus, "col_device") if has_twin else options.col_device
         num_remote = 0 if not collects else factory.num_workers_of(index_parent) if parallel else int(has_twin)
         role = Role.LEARNER if collects and not parallel and not asynchronous else Role.SERVER
+        if is_central:
+            self.remote_class = EnvWorker
         num_threads = factory.num_threads if options.col_num_threads is None else options.col_num_threads
         super().__init__(
             CWorker, params, {} if has_twin else options.col_worker_resources, num_remote, runtime=self.runtime,
             name=f"GWorker {index_parent}/CWorker ", first_index=0 if has_twin else 1,
             first_incarnation=first_incarnation,
-            local_params={"role": role, "device": local_device, "incarnation": first_incarnation, "journal": journal},
-            remote_params={"device": col_device, **({} if has_twin else {"num_threads": num_threads})})
+            local_params={"role": role, "device": local_device, "incarnation": first_incarnation, "journal": journal,
+                          "initial_weights": initial_weights},
+            remote_params={**({} if has_twin else {"num_threads": num_threads}),
+                           **({} if is_central else {"device": col_device, "initial_weights": initial_weights})})
+        self.inference: Inference | None = None
+        if is_central and num_remote:
+            actor = CWorker(
+                1, factory, index_parent, role=Role.SERVER, device=options.col_device or local_device,
+                incarnation=first_incarnation, runtime=runtime.in_process(), initial_weights=initial_weights)
+            self.inference = Inference(
+                actor, lambda place: actor.new_builder((index_parent, 1 + place, self.incarnation(place))),
+                options.inference_batch)
 
     def close(self, timeout_s: float) -> tuple[int | None, int]:
         """Close and kill all collection workers; wait at most `timeout_s` seconds for their responses.
@@ -95,7 +113,9 @@ class CWorkerSet(WorkerSet[CWorker]):
         return made, sum(undelivered for _, undelivered in counts)
 
     def reseed_remote(self, seed: int) -> None:
-        """Reseed all remote workers that are not lost; see `CWorker.reseed`."""
+        """Reseed all remote workers that are not lost, and the actor of central inference; see `CWorker.reseed`."""
+        if self.inference is not None:
+            self.inference.actor.reseed(seed)
         calls = [handle.submit(CWorker.reseed, seed) for handle in self.remote_workers()]
         for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S):
             if not isinstance(outcome.error, WorkerLostError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
+from typing import cast
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -13,6 +14,8 @@ from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.central_inference import CentralInference, Inference
+from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.protocols import CollectionStrategy, Destination, RoundStrategy
 from pytorchrl.scheme.collection.strategies import Barrier, LocalCollection, OnArrival, OnDemand
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
@@ -98,6 +101,8 @@ class CollectorThread(threading.Thread):
         ledger: The gradient worker's ledger; None: a new ledger.
         supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
         compress_weights_to_send: Codec of weights that are sent to remote workers.
+        inference: The parts of central inference; the remote workers are then environment workers. None: each remote
+            worker chooses its own actions.
 
     Attributes:
         stopped: Whether collection is ending or has ended.
@@ -126,7 +131,7 @@ class CollectorThread(threading.Thread):
                  destination: Destination | None = None, closing: threading.Event | None = None,
                  runtime: Runtime | None = None,
                  ledger: Ledger | None = None, supervisor: Supervisor | None = None,
-                 compress_weights_to_send: Wanted = False) -> None:
+                 compress_weights_to_send: Wanted = False, inference: Inference | None = None) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
         Execution(col_execution)
         if collection is None:
@@ -147,9 +152,15 @@ class CollectorThread(threading.Thread):
         self.broadcast_interval, max_delay = 1, None
         if isinstance(collection, OnArrival.Options):
             self.broadcast_interval, max_delay = collection.broadcast_interval, collection.max_weight_sync_delay
+        self._inference = inference
+        compression = Compression.of(WEIGHTS, compress_weights_to_send)
+        readers, their_runtime = remote_workers, self._runtime
+        if inference is not None:  # the only worker that receives weights is the actor in this process
+            their_runtime, compression = self._runtime.in_process(), None
+            readers = [Handle(their_runtime, "actor", inference.actor)]
         self._weights = WeightBroadcast(
-            local_worker, remote_workers, self._runtime, self._watch, broadcast_interval=self.broadcast_interval,
-            max_weight_sync_delay=max_delay, compression=Compression.of(WEIGHTS, compress_weights_to_send))
+            local_worker, readers, their_runtime, self._watch, broadcast_interval=self.broadcast_interval,
+            max_weight_sync_delay=max_delay, compression=compression)
         self.strategy = self._make_strategy(collection)
         self.failure: BaseException | None = None
         self._pause_point = PausePoint(self._runtime)
@@ -160,6 +171,10 @@ class CollectorThread(threading.Thread):
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
         if not self.remote_workers:
             return LocalCollection(self.local_worker, self._ledger, self._watch)
+        if self._inference is not None:
+            return CentralInference(
+                cast("list[Handle[EnvWorker]]", self.remote_workers), self._runtime, self.supervisor, self._ledger,
+                self._weights, self._inference)
         shared = (self.remote_workers, self._runtime, self.supervisor, self._ledger, self._weights)
         if isinstance(collection, OnArrival.Options):
             if self._destination.delays_requests:
@@ -231,6 +246,8 @@ class CollectorThread(threading.Thread):
         counters.workers += self.num_workers
         counters.workers_missing += max(0, self.num_workers - self.strategy.num_live())
         counters.requests_in_flight += self.strategy.num_in_flight()
+        if isinstance(self.strategy, CentralInference):
+            self.strategy.count(counters)
 
     def take_times(self) -> Times:
         """Return the time spent on delivering rollouts ("receive") and sending weights ("push") since the last call."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytorchrl.agent.options import Factory, Options, option
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import DEFAULT_RESOURCES
 from pytorchrl.scheme.base.worker import PARALLEL, Execution
 from pytorchrl.scheme.base.worker_set import check_resources
@@ -15,10 +18,11 @@ from pytorchrl.scheme.transport.encoder import DATA, Compression
 if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor
     from pytorchrl.agent.algorithms.base import Algorithm
-    from pytorchrl.agent.env import EnvFactory
+    from pytorchrl.agent.env import EnvFactory, VecEnv
     from pytorchrl.agent.storages.base import Storage
 
 INITIAL_PRIORITIES = ("max", "worker")
+INFERENCE = ("worker", "central")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +44,38 @@ class CWorkerOptions(Options):
         "that compute on a GPU, and is reduced to the available resources.")
     col_device: str | None = option(
         None, help="Device of collection workers that have their own copy of the actor: \"cpu\", \"cuda\" (the GPU "
-        "that Ray assigned to the worker) or \"cuda:N\"; None: the CPU.")
+        "that Ray assigned to the worker) or \"cuda:N\"; None: the CPU or, with central inference, the learner's "
+        "device.")
     col_num_threads: int | None = option(
         None, low=1, help="PyTorch threads of each remote collection worker; None: num_threads.")
 
+    inference: str = option(
+        "worker", choices=INFERENCE, help="Where the actions of asynchronous collection are chosen: by each collection "
+        "worker for its own environments (\"worker\"), or by one actor in the gradient worker's process for the "
+        "environments of all collection workers, which then only step environments (\"central\").")
+    inference_batch: int | None = option(
+        None, low=1, help="With central inference, the number of collection workers whose actions are chosen together; "
+        "None: half of them, so that one half steps while actions are chosen for the other.")
+
     def __post_init__(self) -> None:
-        """Refuse invalid resources, and codecs that are unknown, not installed or lossy."""
+        """Refuse invalid resources, codecs that are unknown, not installed or lossy, and options without effect."""
         super().__post_init__()
         check_resources("col_worker_resources", self.col_worker_resources)
         Compression.of(DATA, self.compress_data_to_send)
+        if not self.infers_centrally:
+            self._refuse_changed(["inference_batch"], "inference='central'")
+            return
+        if self.compress_data_to_send:
+            raise ConfigError("inference='central' contradicts compress_data_to_send: rollouts are put together where "
+                              "they are used, and never sent; leave one of them out")
+        if self.inference_batch is not None and self.inference_batch > min(self.numbers()):
+            raise ConfigError(f"inference_batch must not exceed the number of collection workers, got "
+                              f"{self.inference_batch} > {min(self.numbers())}")
+
+    @property
+    def infers_centrally(self) -> bool:
+        """Whether one actor chooses the actions of all collection workers of a gradient worker."""
+        return self.inference == "central"
 
     @property
     def num_workers(self) -> int:
@@ -106,6 +133,31 @@ class CWorkerRecipe:
     def finds_errors(self) -> bool:
         """Whether collection workers compute TD errors, which become the initial priorities in replay."""
         return isinstance(self.options, ReplayCWorkerOptions) and self.options.initial_priority == "worker"
+
+    def make_storage(self, device: str, actor: Actor, algorithm: Algorithm, path: tuple[int, int, int]) -> Storage:
+        """Return a storage for one collection worker.
+
+        Args:
+            device: Device of the actor.
+            actor: The actor that acts for the worker.
+            algorithm: The algorithm that acts for the worker.
+            path: Indices of the gradient worker and of the collection worker, and the incarnation of the latter.
+        """
+        return self.storage_factory(device=device, actor=actor, algorithm=algorithm,
+                                    num_envs=self.train_envs_factory.num_envs,
+                                    seed=derive_seed(self.seed, Stream.BATCHES, *path))
+
+    def env_maker(self, path: tuple[int, int, int], num_threads: int | None) -> Callable[..., VecEnv]:
+        """Return a function of `seed` that builds the environments of one collection worker.
+
+        Args:
+            path: See `make_storage`.
+            num_threads: Number of threads that a native vector environment may use; None: 1.
+        """
+        index_parent, index_worker, incarnation = path
+        return functools.partial(
+            self.train_envs_factory, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
+            incarnation=incarnation, num_threads=num_threads or 1)
 
     def num_workers_of(self, index_parent: int) -> int:
         """Return the number of collection workers of the gradient worker with this index."""

@@ -83,6 +83,7 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
     collector = CollectorThread(
         index_worker, worker, remote, collection=collection, destination=destination, closing=closing,
         runtime=col_runtime, ledger=ledger, compress_weights_to_send=compress_weights_to_send,
+        inference=col_workers.inference,
         supervisor=Supervisor(remote, col_workers.replace, col_runtime, supervision, seed=index_worker))
     batches: TrainBatchSource
     if shards is not None:

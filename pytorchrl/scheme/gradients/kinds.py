@@ -50,6 +50,10 @@ class SynchronousCollection(
     def __post_init__(self) -> None:
         """Refuse invalid sizes, and options for microbatches that contradict each other or have no effect."""
         super().__post_init__()
+        if self.infers_centrally:
+            raise ConfigError("inference='central' is for asynchronous collection; give "
+                              "col_communication='asynchronous', or backend='async' of the environments, with which "
+                              "one worker acts for environments in several processes")
         _check_sizes(self.train_batch_size, self.microbatch_size)
         if not self.collects_microbatches:
             given = [f"{name}={getattr(self, name)!r}" for name in ("prefetch", "norm_over") if name in self.changed()]
@@ -73,7 +77,11 @@ class AsynchronousCollection(
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
         super().__post_init__()
+        _check_inference(self)
         _check_sizes(self.train_batch_size, self.microbatch_size)
+        if self.on_policy_lag == "wait" and self.infers_centrally:
+            raise ConfigError("on_policy_lag='wait' contradicts inference='central', whose weights change within a "
+                              "rollout; give on_policy_lag='drop'")
         if self.on_policy_lag == "wait" and (self.broadcast_interval, self.max_weight_sync_delay) != (1, None):
             raise ConfigError("on_policy_lag='wait' requires that every rollout is collected with the newest weights; "
                               "leave out broadcast_interval and max_weight_sync_delay")
@@ -88,6 +96,11 @@ class ReplayCollection(
     title: ClassVar[str] = "asynchronous collection with replay workers"
     chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
     instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; give start_steps of the algorithm instead"}
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        super().__post_init__()
+        _check_inference(self)
 
 
 Collection: TypeAlias = SynchronousCollection | AsynchronousCollection | ReplayCollection
@@ -136,6 +149,12 @@ def default_collection(communication: Communication, fraction_workers: float, *,
     if communication is ASYNC:
         return AsynchronousCollection()
     return SynchronousCollection(col_fraction_workers=fraction_workers)
+
+
+def _check_inference(collection: AsynchronousCollection | ReplayCollection) -> None:
+    if collection.infers_centrally and "col_in_flight" in collection.changed():
+        raise ConfigError(f"col_in_flight={collection.col_in_flight} is for inference='worker': with central "
+                          "inference, each worker has one request, a step, at a time; leave it out")
 
 
 def _check_sizes(train_batch_size: int | None, microbatch_size: int | None) -> None:

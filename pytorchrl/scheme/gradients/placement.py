@@ -74,6 +74,11 @@ class Placement:
         """Whether collection workers have their own copy of the actor."""
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
+    @property
+    def _acts_at_learner(self) -> bool:
+        """Whether an actor in the process of the gradient worker chooses the actions of remote workers."""
+        return self.collection.infers_centrally
+
     def devices(self) -> dict[str, str]:
         """Return the devices of remote gradient workers ("grad") and of collection workers with an actor ("col").
 
@@ -86,8 +91,9 @@ class Placement:
         grad = self.gradients.grad_device
         if grad is None:
             grad = CUDA if self.on_ray and self.device not in (None, CPU) else self.device or CPU
-        col = self.collection.col_device or CPU
-        col_is_here = not self.on_ray or not (self.gradients.is_parallel or self.collection.is_parallel)
+        col = self.collection.col_device or (grad if self._acts_at_learner else CPU)
+        col_is_here = not self.on_ray or not (
+            self.gradients.is_parallel or (self.collection.is_parallel and not self._acts_at_learner))
         return {"grad": grad if self.on_ray else check_device(grad, name="grad_device"),
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
@@ -103,8 +109,10 @@ class Placement:
         """Return the CUDA devices that a remote worker's process uses, keyed by the option that sets the device."""
         devices = self.devices()
         used = {f"{level}_device": devices[level]}
-        if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:
-            used["col_device"] = devices["col"]  # collection runs in a thread of the same process
+        if level == "col" and self._acts_at_learner:
+            return {}  # these workers only step environments
+        if level == "grad" and self._acts_by_itself and (self._acts_at_learner or not self.collection.is_parallel):
+            used["col_device"] = devices["col"]  # actions are chosen in a thread of the same process
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:

@@ -293,6 +293,7 @@ class Statistics:
                 "backward_passes": workers.backward_passes,
                 **{f"agent_steps/{policy}": steps for policy, steps in sorted(workers.agent_steps.items())},
                 "microbatch_steps": workers.microbatch_steps,
+                **self._inference(workers),
                 "rollouts": workers.rollouts, "rollouts_preempted": workers.preempted, **self._preemption(workers),
                 "bytes_in": workers.bytes_sent, "bytes_in_raw": workers.bytes_raw,
                 "bytes_out": workers.bytes_out + own.bytes_out,
@@ -323,6 +324,12 @@ class Statistics:
             "queue_size": present.queued_items, "requests_in_flight": present.requests_in_flight,
             "draws_in_flight": present.draws_in_flight,
         }
+
+    def _inference(self, workers: WorkerCounters) -> dict[str, float | None]:
+        """Return the mean size and the mean lag of the batches of actions of central inference."""
+        number = workers.inference_batches
+        return {"inference_batch_mean": workers.inference_rows / number if number else None,
+                "inference_lag_mean": workers.inference_lag / number if number else None}
 
     def _preemption(self, workers: WorkerCounters) -> dict[str, object]:
         """Return statistics of preempted rollouts, and episode lengths in preempted and in full rollouts."""

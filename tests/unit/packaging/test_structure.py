@@ -22,7 +22,7 @@ FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 LONGEST_FILE, LONGEST_LINE = 450, 120
 # Classes whose many constructor parameters are fixed by the reference API -> number of parameters.
 LARGE_CONSTRUCTORS = {
-    "pytorchrl.scheme.collection.collector_thread.CollectorThread": 14,
+    "pytorchrl.scheme.collection.collector_thread.CollectorThread": 15,
     "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
     "pytorchrl.scheme.gradients.g_worker_set.GWorkerSet": 11,
 }

@@ -47,6 +47,13 @@ CASES = {
     "apex, slow adds": ("apex",
                         {"num_replay_workers": 2, "train_batch_size": 8, "add_in_flight": 1, "faults": KILLED_COLLECTOR,
                                  "costs": {"add": 0.5}}),
+    "impala, central inference": ("impala", {"num_col_workers": 3, "inference": "central", "train_batch_size": 10,
+                                             "faults": KILLED_COLLECTOR}),
+    "impala, central inference, gradient worker": (
+        "impala", {"num_grad_workers": 2, "inference": "central", "train_batch_size": 10,
+                   "faults": f"{KILLED_COLLECTOR}; {KILLED_LEARNER}"}),
+    "apex, central inference": ("apex", {"num_replay_workers": 2, "inference": "central", "train_batch_size": 8,
+                                         "faults": KILLED_COLLECTOR}),
     **{f"{name}, {what}": (name, {"train_batch_size": 10, **settings}) for name in ("impala", "appo") for what,
        settings in {
         "collector": {"faults": KILLED_COLLECTOR},

@@ -40,6 +40,7 @@ RUNS = {
     "ramp": ({**LEARNER, "num_passes": 3, "minibatch_buffer_size": 2}, False),
     "buffer": ({**LEARNER, "num_passes": 2}, "circular"),
     "max_policy_lag": ({**LEARNER, **SLOW_LEARNER}, 1), "on_policy_lag": ({**LEARNER, "max_policy_lag": 1}, "wait"),
+    "inference": (LEARNER, "central"), "inference_batch": ({**LEARNER, "inference": "central"}, 1),
     "broadcast_interval": (LEARNER, 5), "max_weight_sync_delay": (LEARNER, 40), "updates_per_step": ({}, 3),
     "aggregate": (A3C, 2), "max_grad_lag": (A3C, 0), "lag_policy": ({**A3C, "max_grad_lag": 0}, "drop"),
     "schedule_seed": (LEARNER, 5), "costs": (LEARNER, {"grad": 1.0}), "faults": (LEARNER, "delay col.1 2s"),

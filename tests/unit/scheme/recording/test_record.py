@@ -20,6 +20,14 @@ def test_every_pattern_is_replayed_bit_for_bit(runs, pattern, runtime):
     runs.twice(runtime=runtime, **pattern)
 
 
+@pytest.mark.parametrize("settings", [
+    {"runtime": "threads"}, {"runtime": "threads", "inference_batch": 1}, {"runtime": "threads", **ALL_ASYNC},
+    {"runtime": "simulated"}, {"runtime": "simulated", "faults": "kill col.2 @ step 30"},
+    {"runtime": "simulated", "inference_batch": 3, "faults": "kill col.1 @ step 30; kill col.3 @ step 50"}])
+def test_central_inference_is_replayed_bit_for_bit(runs, settings):
+    runs.twice(inference="central", **{**ASYNC_COLLECTION, **settings})
+
+
 def test_a_replay_follows_the_record_and_not_the_schedule_seed(runs, make_scheme):
     """Check that a simulation with another schedule seed ends with different parameters.
 

@@ -1,0 +1,320 @@
+"""Central inference: workers step environments, and one actor chooses the actions for all of them in batches.
+
+The design follows SEED RL (Espeholt et al. 2020). Observations arrive in the process of the gradient worker anyway, so
+rollouts are put together there, and never sent. Each worker has at most one request at a time: a step. As soon as
+enough workers wait for actions, the actor chooses their actions together, while the other workers step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.data import ActingStep, Arrays, Episode
+from pytorchrl.agent.multi.data import MultiActingStep
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.runtime import Handle, Runtime
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
+from pytorchrl.scheme.collection.protocols import Deliver
+from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
+from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
+from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.timing import Stopwatch
+from pytorchrl.scheme.transport.encoder import WEIGHTS
+from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
+
+T = TypeVar("T")
+
+Decisions: TypeAlias = ActingStep | MultiActingStep
+
+
+@dataclass(frozen=True)
+class Inference:
+    """The parts of central inference that a set of collection workers builds.
+
+    Attributes:
+        actor: The worker, without environments, that chooses the actions of all environment workers.
+        new_builder: Function that returns the builder of the rollouts of the current incarnation of a worker, given the
+            worker's place among the remote workers.
+        batch: Number of workers whose actions are chosen together; None: half of the live workers.
+    """
+
+    actor: CWorker
+    new_builder: Callable[[int], RolloutBuilder]
+    batch: int | None
+
+
+class _Stream:
+    """The steps of one incarnation of an environment worker, on their way into a rollout."""
+
+    def __init__(self, builder: RolloutBuilder, now: Callable[[], float]) -> None:
+        self.builder, self._now = builder, now
+        self._acting: Decisions | None = None  # the worker executes the actions of these decisions
+        self._envs_restarted = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._watch, self._episodes = Stopwatch(self._now), list[Episode]()
+        self._version: int | None = None
+        self.builder.sequence += 1
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the storage contains steps that are not in a rollout yet."""
+        return bool(self.builder.storage.num_steps)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the storage contains all steps of a rollout."""
+        return bool(self.builder.storage.full)
+
+    def acted(self, acting: Decisions, version: int, seconds: float) -> np.ndarray | Arrays:
+        """Keep the decisions for the next step, and return the actions for the environments.
+
+        Args:
+            acting: Decisions of the algorithm.
+            version: Version of the weights.
+            seconds: This worker's share of the time for computing the decisions.
+        """
+        self._acting = acting
+        if self._version is None:
+            self._version = version
+        self._watch.add("inference", seconds)
+        return acting.clipped_action
+
+    def add(self, answer: EnvAnswer) -> None:
+        """Store the step, or begin with the first observations after a reset."""
+        start = self._now()
+        with torch.inference_mode():
+            if answer.first is not None:
+                self.builder.restart()
+                self.builder.storage.start(*answer.first)
+            elif answer.step is not None:
+                self.builder.storage.insert_transition(self._acting, answer.step)
+                self._episodes.extend(answer.step.episodes)
+        self._envs_restarted = answer.envs_restarted
+        self._watch.add("environment", answer.seconds)
+        self._watch.add("store", self._now() - start)
+
+    def take(self, actor: CWorker) -> Rollout:
+        """Return the steps in the storage as a rollout, and begin the next one."""
+        assert self._version is not None, "a rollout has at least one step"
+        rollout = self.builder.build(
+            self._version, self._episodes, self._watch, preempted=not self.is_full, elapsed_s=None,
+            traffic={WEIGHTS: actor.take_weights_traffic()}, envs_restarted=self._envs_restarted)
+        self._begin()
+        return rollout
+
+
+class CentralInference:
+    """Asynchronous collection in which one actor chooses the actions of all workers; see the module's docstring.
+
+    The weights of the actor may change within a rollout; the version of a rollout is that of its oldest weights.
+
+    Args:
+        workers: Handles of the environment workers; each replacement is stored at the index of the lost worker.
+        runtime: Runtime of the workers.
+        supervisor: Supervisor that replaces lost workers.
+        ledger: The gradient worker's ledger.
+        weights: The object that decides when the actor, its only worker, receives new weights.
+        inference: The actor and the builders of rollouts.
+
+    Attributes:
+        delivered_by_lost: See `CollectionStrategy`.
+    """
+
+    def __init__(self, workers: list[Handle[EnvWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
+                 weights: WeightBroadcast, inference: Inference) -> None:
+        self._workers, self._runtime, self._supervisor, self._ledger = workers, runtime, supervisor, ledger
+        self._weights, self._watch, self._journal = weights, weights.watch, weights.local_worker.journal
+        self._actor, self._new_builder, self._batch = inference.actor, inference.new_builder, inference.batch
+        self._in_flight: Requests[EnvAnswer] = Requests(
+            runtime, supervisor, self._journal, lambda answer: answer.seconds, EnvAnswer.numbers, self._forget,
+            self._begin_replacement)
+        self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # of workers that are alive
+        self._unstarted = list(self._streams)  # workers without a request that do not wait for an action either
+        self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
+        self._is_draining = False
+        self._num_batches = self._num_rows = self._lag = 0
+        self.delivered_by_lost = 0
+
+    def _new_stream(self, place: int) -> _Stream:
+        return _Stream(self._new_builder(place), self._runtime.now)
+
+    def step(self, deliver: Deliver) -> None:
+        """Poll once: store the steps that have arrived, deliver full rollouts, and choose the next actions."""
+        self._start_workers()
+        self._act_if_enough_wait()
+        for place, answer in self._in_flight.poll(POLL_INTERVAL_S):
+            stream = self._add(place, answer)
+            if stream.is_full:
+                self._deliver(stream, deliver)
+            self._act_if_enough_wait()
+
+    def _start_workers(self) -> None:
+        for place in self._unstarted:
+            self._in_flight.add(place, self._workers[place].submit(EnvWorker.step, None))
+        self._unstarted = []
+
+    def _add(self, place: int, answer: EnvAnswer) -> _Stream:
+        stream = self._streams[place]
+        stream.add(answer)
+        self._waiting.append(place)
+        return stream
+
+    def _deliver(self, stream: _Stream, deliver: Deliver) -> None:
+        rollout = stream.take(self._actor)
+        self._weights.delivered(0, rollout.num_env_steps)
+        self._weights.num_rollouts_since += 1
+        with self._watch.part("receive"):
+            self._ledger.collect(rollout.num_env_steps)
+            if rollout.num_env_steps:
+                deliver([rollout])
+
+    # Acting
+
+    def _act_if_enough_wait(self) -> None:
+        """Choose actions for the waiting workers if they are enough for a batch."""
+        num_live = len(self._streams)
+        batch = min(self._batch or (num_live + 1) // 2, num_live)
+        if not self._is_draining and self._waiting and len(self._waiting) >= batch:
+            self._act()
+
+    def _act(self) -> None:
+        self._update_weights()
+        places, self._waiting = self._waiting, []
+        streams = [self._streams[place] for place in places]
+        start = self._runtime.now()
+        with torch.inference_mode():
+            obs, rhs, done, mask = _concatenated([stream.builder.storage.current() for stream in streams])
+            acting = self._actor.algo.acting_step(obs, rhs, done, mask=mask)
+        seconds = (self._runtime.now() - start) / len(places)
+        self._num_batches += 1
+        self._num_rows += len(places) * self._actor.num_envs
+        self._lag += self._weights.local_worker.version - self._actor.version
+        for place, stream, own in zip(places, streams, _split(acting, len(places)), strict=True):
+            action = stream.acted(own, self._actor.version, seconds)
+            self._in_flight.add(place, self._workers[place].submit(EnvWorker.step, action))
+
+    def _update_weights(self) -> None:
+        # The lock of the parameters is held during an update, so it is only taken if new weights are due, except if the
+        # order of reads and updates has to be recorded or repeated.
+        if self._journal.is_kept or self._weights.is_due():
+            self._weights.attach_due()
+            if (weights := self._weights.take(0)) is not None:
+                self._actor.set_weights(weights)
+
+    # Lost workers
+
+    def _forget(self, place: int) -> None:
+        """Drop the unfinished rollout of a lost worker."""
+        stream = self._streams.pop(place)
+        num_steps = stream.builder.count_unfinished()
+        self._ledger.collect(num_steps)
+        self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
+        self.delivered_by_lost += stream.builder.collected_steps
+        # With fewer workers, a batch is smaller. Actions are chosen at once, because in a replay, an answer that arrived
+        # later may follow in the same poll.
+        self._act_if_enough_wait()
+
+    def _begin_replacement(self, place: int) -> None:
+        self._streams[place] = self._new_stream(place)
+        self._unstarted.append(place)
+        if not self._is_draining:
+            self._start_workers()
+
+    # Drain and end
+
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Deliver the unfinished rollouts as they are, and choose no actions until the next call of `step`.
+
+        Raises:
+            Exception: An error of a worker, or the supervisor's error for a lost worker.
+        """
+        self._is_draining = True
+        try:
+            while len(self._in_flight) and self._runtime.now() < deadline:
+                for place, answer in self._in_flight.poll(POLL_INTERVAL_S):
+                    self._add(place, answer)
+            for place in sorted(set(self._in_flight.owners())):
+                self._in_flight.lose(place, WorkerLostError(f"{self._workers[place].name} delivered nothing before the "
+                                                            "end of drain()"))
+        finally:
+            self._is_draining = False
+        rollouts = [stream.take(self._actor) for _, stream in sorted(self._streams.items()) if stream.has_steps]
+        self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
+        deliver(rollouts)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` seconds for the steps in flight, and count the steps of unfinished rollouts."""
+        places = self._in_flight.owners()
+        for place, outcome in zip(places, self._in_flight.finish(timeout_s), strict=True):
+            if outcome.value is not None:
+                self._streams[place].add(outcome.value)
+        for stream in self._streams.values():
+            self._ledger.collect(stream.builder.count_unfinished())
+
+    # Statistics
+
+    def num_live(self) -> int:
+        """Return the number of workers that are not lost."""
+        return len(self._workers) - len(self._supervisor.gone)
+
+    def num_in_flight(self) -> int:
+        """Return the number of workers that are stepping their environments."""
+        return len(self._in_flight)
+
+    def take_send_s(self) -> float:
+        """Return 0, because transit times are measured in synchronous rounds only."""
+        return 0.0
+
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the counts of the batches of actions to `counters`."""
+        counters.inference_batches += self._num_batches
+        counters.inference_rows += self._num_rows
+        counters.inference_lag += self._lag
+
+
+def _concatenated(rows: Sequence[T]) -> T:
+    """Return the inputs for the next actions of several workers as one; arrays are concatenated along the first axis.
+
+    Args:
+        rows: The same structure of tuples, mappings, arrays and None for each worker.
+    """
+    first = rows[0]
+    if first is None or len(rows) == 1:
+        return first
+    if isinstance(first, tuple):
+        return tuple(_concatenated(parts) for parts in zip(*rows, strict=True))  # type: ignore[return-value]
+    if isinstance(first, Mapping):
+        return {name: _concatenated([row[name] for row in rows])  # type: ignore[index,return-value]
+                for name in first}
+    return np.concatenate(rows)  # type: ignore[arg-type,return-value]
+
+
+def _split(value: T, number: int) -> list[T]:
+    """Split decisions for the environments of several workers by worker; the inverse of `_concatenated`.
+
+    Args:
+        value: A structure of decisions, mappings and arrays, whose first axis is the environments of all workers.
+        number: Number of workers, which have equally many environments.
+    """
+    if number == 1:
+        return [value]
+    if isinstance(value, MultiActingStep):
+        return [MultiActingStep(parts) for parts in _split(value.parts, number)]  # type: ignore[misc]
+    if isinstance(value, tuple):
+        columns = [_split(part, number) for part in value]
+        return [type(value)(*parts) for parts in zip(*columns, strict=True)]
+    if isinstance(value, Mapping):
+        by_name = {name: _split(part, number) for name, part in value.items()}
+        return [{name: parts[place] for name, parts in by_name.items()} for place in range(number)]  # type: ignore[misc]
+    return np.split(value, number)  # type: ignore[call-overload]

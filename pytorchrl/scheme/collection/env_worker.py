@@ -1,0 +1,131 @@
+"""The environment worker, which steps environments with actions that another process computes."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytorchrl.agent.data import Arrays, Step
+from pytorchrl.agent.multi.data import MultiStep
+from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.collection.recipe import CWorkerRecipe
+from pytorchrl.worker_names import collection_worker
+
+
+@dataclass(frozen=True, slots=True)
+class EnvAnswer:
+    """The answer of an environment worker to one request."""
+
+    step: Step | MultiStep | None
+    """The step; None after a reset."""
+    first: tuple[object, object] | None
+    """After a reset: the first observations and the masks, as `VecEnv.reset` returns them; otherwise None."""
+    seconds: float
+    """Seconds that the environments needed."""
+    envs_restarted: int
+    """Number of environments that this incarnation of the worker has replaced so far because they raised an error."""
+
+    @property
+    def num_env_steps(self) -> int:
+        """Number of valid env steps."""
+        if self.step is None:
+            return 0
+        if isinstance(self.step, MultiStep):
+            return len(next(iter(self.step.parts.values())).valid)
+        return int(np.count_nonzero(self.step.valid))
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return numbers that describe the answer and must be identical in a replayed run.
+
+        They are the number of env steps, and a checksum of the rewards and of the next observations.
+        """
+        return self.num_env_steps, functools.reduce(_add_to_checksum, self._arrays(), 0)
+
+    def _arrays(self) -> Iterator[np.ndarray]:
+        for step in [] if self.step is None else steps_of(self.step):
+            yield step.reward
+            yield from step.obs.values()
+
+
+def steps_of(step: Step | MultiStep) -> list[Step]:
+    """Return the steps of all policies."""
+    return list(step.parts.values()) if isinstance(step, MultiStep) else [step]
+
+
+def _add_to_checksum(checksum: int, array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data, checksum)
+
+
+class EnvWorker(Worker):
+    """A remote worker that steps a vector of environments. It has no actor and no storage.
+
+    Args:
+        index_worker: Index in the set of collection workers, from 1.
+        recipe: Agent, options and seed of all collection workers.
+        index_parent: Index of the gradient worker.
+        incarnation: 0 for the first worker with this index; each replacement has a larger number.
+        num_threads: Number of threads that a native vector environment may use; None: 1.
+        runtime: The runtime in which the worker runs; None: threads.
+    """
+
+    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *, incarnation: int = 0,
+                 num_threads: int | None = None, runtime: Runtime | None = None) -> None:
+        super().__init__(index_worker)
+        runtime = runtime or ThreadRuntime()
+        self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
+        self._envs = self._make_envs(seed=recipe.seed)
+        self._envs_restarted = 0  # number of restarts of environments that `reseed` has closed
+        self._reset_pending, self._is_closed = True, False
+        self._now = runtime.now
+        self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
+        self.made_steps = 0
+
+    def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
+        """Take one step in every environment. The first call, and the first after `reseed`, resets them instead.
+
+        Args:
+            action: Actions for the environments, (E, ...), or policy -> (C, ...); not used for a reset.
+
+        Raises:
+            EnvError: An environment raised an exception that does not lead to a restart.
+        """
+        start = self._now()
+        if self._reset_pending:
+            first = self._envs.reset()
+            self._reset_pending = False
+            return EnvAnswer(None, first, self._now() - start, self._num_restarted())
+        step: Step | MultiStep = self._envs.step(action)  # type: ignore[arg-type] # the actions of these environments
+        if self._point is not None:
+            self._point("step")
+        answer = EnvAnswer(step, None, self._now() - start, self._num_restarted())
+        self.made_steps += answer.num_env_steps
+        return answer
+
+    def _num_restarted(self) -> int:
+        return self._envs_restarted + self._envs.num_restarts
+
+    def reseed(self, seed: int) -> None:
+        """Replace the environments, as if the worker had just been built with this seed."""
+        self._envs_restarted += self._envs.num_restarts
+        self._envs.close()
+        self._envs = self._make_envs(seed=seed)
+        self._reset_pending = True
+
+    def interrupt(self) -> None:
+        """Do nothing: collection workers are interrupted to end their rollouts, but a single step ends soon anyway."""
+
+    def close(self) -> tuple[int, int]:
+        """Close the environments, if they are open.
+
+        Returns:
+            The number of env steps since the worker was built; and 0, because each step has been returned.
+        """
+        if not self._is_closed:
+            self._envs.close()
+            self._is_closed = True
+        return self.made_steps, 0
