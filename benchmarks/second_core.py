@@ -1,0 +1,153 @@
+"""Compare training on one core with forms that use two cores: worker processes, threads of a product, or both.
+
+    python benchmarks/second_core.py [--tasks cartpole,dqn,sac,r2d2] [--forms one,worker,threads] [--pairs 5]
+                                     [--seconds 10]
+
+The forms are:
+
+- `one`: the whole run is in one process, which is pinned to one core;
+- `worker`: one asynchronous collection worker in its own process (`runtime="processes"`), one thread for the learner;
+- `threads`: the whole run is in one process, and products use two threads;
+- `both`: a collection worker in its own process, and products of the learner use two threads.
+
+The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), DQN on
+CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 (an update of 256 per env step), and
+R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it. In each form, the ratio of
+updates to env steps is the same.
+
+Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
+script prints env steps per second, the ratio to `one` in the same round, the policy lag (in updates), and the share of
+data that was dropped because of `max_policy_lag`. It prints one JSON object and asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+FORMS = ("one", "worker", "threads", "both")
+
+
+def make(task: str, form: str) -> Any:
+    """Return the scheme of one task and form."""
+    import pytorchrl
+    from pytorchrl import GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv, VTraceBuffer
+
+    is_remote = form in ("worker", "both")
+    settings: dict[str, Any] = {"seed": 1, "num_threads": 2 if form in ("threads", "both") else 1}
+    if is_remote:
+        settings |= {"num_col_workers": 1, "col_execution": "Parallel", "col_communication": "asynchronous",
+                     "runtime": "processes", "col_num_threads": 1, "queue_size": 2}
+    if task in ("cartpole", "appo"):
+        envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
+        algorithm = getattr(pytorchrl, "PPO" if task == "cartpole" else "APPO")
+        storage = GAEBuffer if task == "cartpole" else VTraceBuffer
+        return Scheme(
+            algorithm.create_factory(num_epochs=4, num_mini_batch=4, compile=True),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space), storage.create_factory(128), envs,
+            **settings)
+    if task == "dqn":
+        envs = VecEnv.create_factory("CartPole-v1")
+        return Scheme(
+            pytorchrl.DQN.create_factory(lr=1e-3, mini_batch_size=64, start_steps=1_000, compile=True),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64, 64)),
+            ReplayBuffer.create_factory(50_000, rollout_size=4), envs, **settings)
+    if task == "sac":
+        envs = VecEnv.create_factory("HalfCheetah-v5")
+        return Scheme(
+            pytorchrl.SAC.create_factory(start_steps=1_000, update_every=1, num_updates=1, compile=True),
+            OffPolicyActor.create_factory(envs.observation_space, envs.action_space, policy="stochastic"),
+            ReplayBuffer.create_factory(100_000, rollout_size=1), envs, **settings)
+    return _r2d2(settings)
+
+
+def _r2d2(settings: dict[str, Any]) -> Any:
+    from pytorchrl import R2D2, QActor, Scheme, SequenceReplayBuffer, VecEnv
+
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
+    return Scheme(
+        R2D2.create_factory(start_steps=1000, update_every=32, num_updates=1, mini_batch_size=32, lr=1e-3,
+                            target_update_interval=100),
+        QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64,), dueling=True,
+                              recurrent_net="gru", recurrent_size=64),
+        SequenceReplayBuffer.create_factory(50_000, rollout_size=8, length=16, burn_in=8, period=8, n_step=3), envs,
+        **settings)
+
+
+def used_steps(scheme: Any) -> int:
+    """Return the number of env steps that updates have used, or that were inserted into replay."""
+    ledger = scheme.ledger()
+    return int(ledger["consumed_unique"] + ledger["resident"] + ledger["evicted"])
+
+
+def measure(task: str, form: str, seconds: float) -> dict[str, Any]:
+    """Return the env steps and updates per second of one form, and its policy lag."""
+    if form == "one":
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    scheme = make(task, form)
+    while scheme.version < 60:
+        scheme.step()
+    steps, version, start = used_steps(scheme), scheme.version, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        scheme.step()
+    elapsed = time.perf_counter() - start
+    found = {"env_steps_per_s": (used_steps(scheme) - steps) / elapsed,
+             "updates_per_s": (scheme.version - version) / elapsed}
+    lag = scheme.metrics()["policy_lag"]
+    scheme.stop()
+    return found | {"lag_mean": lag["mean"], "lag_max": lag["max"]}
+
+
+def in_process(task: str, form: str, seconds: float) -> dict[str, Any]:
+    """Run one measurement in its own process."""
+    threads = "2" if form in ("threads", "both") else "1"
+    done = subprocess.run([sys.executable, __file__, "_measure", task, form, str(seconds)], capture_output=True,
+                          text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    print(task, form, done.stdout.strip(), file=sys.stderr, flush=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def compared(task: str, forms: list[str], pairs: int, seconds: float) -> dict[str, Any]:
+    """Measure the forms in turns; return the medians and all values."""
+    rows: dict[str, list[dict[str, Any]]] = {form: [] for form in forms}
+    for _ in range(pairs):
+        for form in forms:
+            rows[form].append(in_process(task, form, seconds))
+    one = [row["env_steps_per_s"] for row in rows[forms[0]]]
+    ratios = {form: [row["env_steps_per_s"] / base for row, base in zip(found, one, strict=True)]
+              for form, found in rows.items()}
+    return {"median_ratio": {form: statistics.median(found) for form, found in ratios.items()}, "ratios": ratios,
+            "runs": rows}
+
+
+def main() -> None:
+    """Parse the command line, measure, and print the results."""
+    if sys.argv[1:2] == ["_measure"]:
+        print(json.dumps(measure(sys.argv[2], sys.argv[3], float(sys.argv[4]))))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default="cartpole,dqn,sac,r2d2", help="tasks, separated by commas")
+    parser.add_argument("--forms", default="one,worker,threads",
+                        help="forms, separated by commas; the ratios are relative to the first")
+    parser.add_argument("--pairs", type=int, default=5, help="measurements of each form")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
+    options = parser.parse_args()
+    forms = options.forms.split(",")
+    if unknown := set(forms) - set(FORMS):
+        parser.error(f"unknown forms: {', '.join(sorted(unknown))}; known: {', '.join(FORMS)}")
+    print(json.dumps({"task": "second core", "cores": os.cpu_count(), "python": platform.python_version(), "results": {
+        task: compared(task, forms, options.pairs, options.seconds) for task in options.tasks.split(",")}}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
