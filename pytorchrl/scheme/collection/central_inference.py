@@ -221,8 +221,8 @@ class CentralInference:
         self._ledger.collect(num_steps)
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
-        # With fewer workers, a batch is smaller. Actions are chosen at once, because in a replay, a later answer may follow
-        # in the same poll.
+        # With fewer workers, a batch is smaller. Actions are chosen at once, because a later answer
+        # may follow in the same poll of a replay.
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
