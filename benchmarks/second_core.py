@@ -8,7 +8,8 @@ The forms are:
 - `one`: the whole run is in one process, which is pinned to one core;
 - `worker`: one asynchronous collection worker in its own process (`runtime="processes"`), one thread for the learner;
 - `threads`: the whole run is in one process, and products use two threads;
-- `both`: a collection worker in its own process, and products of the learner use two threads.
+- `learners`: two gradient workers in their own processes, each of which collects, computes gradients and sends them to
+  this process, which applies each gradient when it arrives (`grad_communication="asynchronous"`).
 
 The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), DQN on
 CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 (an update of 256 per env step), and
@@ -16,8 +17,8 @@ R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm suppo
 updates to env steps is the same.
 
 Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
-script prints env steps per second, the ratio to `one` in the same round, the policy lag (in updates), and the share of
-data that was dropped because of `max_policy_lag`. It prints one JSON object and asserts nothing.
+script prints env steps and updates per second, the ratio to `one` in the same round, and the lags of data and gradients
+(in updates). It prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import sys
 import time
 from typing import Any
 
-FORMS = ("one", "worker", "threads", "both")
+FORMS = ("one", "worker", "threads", "learners")
 
 
 def make(task: str, form: str) -> Any:
@@ -40,11 +41,12 @@ def make(task: str, form: str) -> Any:
     import pytorchrl
     from pytorchrl import GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv, VTraceBuffer
 
-    is_remote = form in ("worker", "both")
-    settings: dict[str, Any] = {"seed": 1, "num_threads": 2 if form in ("threads", "both") else 1}
-    if is_remote:
+    settings: dict[str, Any] = {"seed": 1, "num_threads": 2 if form == "threads" else 1}
+    if form == "worker":
         settings |= {"num_col_workers": 1, "col_execution": "Parallel", "col_communication": "asynchronous",
-                     "runtime": "processes", "col_num_threads": 1, "queue_size": 2}
+                     "runtime": "processes", "queue_size": 1, "col_in_flight": 1}
+    elif form == "learners":
+        settings |= {"num_grad_workers": 2, "grad_communication": "asynchronous", "runtime": "processes"}
     if task in ("cartpole", "appo"):
         envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
         algorithm = getattr(pytorchrl, "PPO" if task == "cartpole" else "APPO")
@@ -69,7 +71,7 @@ def make(task: str, form: str) -> Any:
 
 
 def _r2d2(settings: dict[str, Any]) -> Any:
-    from pytorchrl import R2D2, QActor, Scheme, SequenceReplayBuffer, VecEnv
+    from pytorchrl import R2D2, QActor, Scheme, SequenceBuffer, VecEnv
 
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
     return Scheme(
@@ -77,7 +79,7 @@ def _r2d2(settings: dict[str, Any]) -> Any:
                             target_update_interval=100),
         QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64,), dueling=True,
                               recurrent_net="gru", recurrent_size=64),
-        SequenceReplayBuffer.create_factory(50_000, rollout_size=8, length=16, burn_in=8, period=8, n_step=3), envs,
+        SequenceBuffer.create_factory(50_000, rollout_size=8, length=16, burn_in=8, period=8, n_step=3), envs,
         **settings)
 
 
@@ -100,14 +102,15 @@ def measure(task: str, form: str, seconds: float) -> dict[str, Any]:
     elapsed = time.perf_counter() - start
     found = {"env_steps_per_s": (used_steps(scheme) - steps) / elapsed,
              "updates_per_s": (scheme.version - version) / elapsed}
-    lag = scheme.metrics()["policy_lag"]
+    metrics = scheme.metrics()
     scheme.stop()
-    return found | {"lag_mean": lag["mean"], "lag_max": lag["max"]}
+    lags = {name: {part: metrics[name][part] for part in ("mean", "max")} for name in ("policy_lag", "grad_lag")}
+    return found | lags
 
 
 def in_process(task: str, form: str, seconds: float) -> dict[str, Any]:
     """Run one measurement in its own process."""
-    threads = "2" if form in ("threads", "both") else "1"
+    threads = "2" if form == "threads" else "1"
     done = subprocess.run([sys.executable, __file__, "_measure", task, form, str(seconds)], capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
     if done.returncode:

@@ -232,7 +232,7 @@ class Part:
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options of this part contradict other options, with a remedy; otherwise None.
+        """Return a message that names a remedy if options of this part contradict other options; otherwise None.
 
         A subclass overrides this method if its own options may contradict others.
         """

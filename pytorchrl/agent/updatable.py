@@ -73,7 +73,7 @@ class Updatable:
         """Restore a `schedules_state()`.
 
         Raises:
-            WeightsError: A schedule is a function that the options do not contain.
+            WeightsError: The state names a function as a schedule, and the options do not contain this function.
         """
         self.schedules = {name: self._restored(name, parts) for name, parts in state.items()}
 

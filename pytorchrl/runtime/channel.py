@@ -1,4 +1,4 @@
-"""Send values between two processes of this machine over a socket and shared memory.
+"""Send values between two processes on this machine over a socket and shared memory.
 
 A message is one packet of the socket. The packet contains the scalars of the value, and either the bytes of its arrays
 or, if they are large, the number of a block of shared memory. The file descriptor of a block accompanies the first

@@ -1,4 +1,4 @@
-"""The process of a worker: one thread reads calls and runs signals, and the main thread runs all other calls."""
+"""The process of a worker: one thread reads messages and executes urgent calls; the main thread executes all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run workers as processes of this machine, without Ray. Data cross in shared memory."""
+"""Run workers as processes on this machine, without Ray. Data cross in shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NUM_FILES = 65536
 
 
 class ProcessRuntime(Runtime):
-    """Runtime whose workers are processes of this machine.
+    """Runtime whose workers are processes on this machine.
 
     Args:
         options: Options of the runtime; None: the defaults.

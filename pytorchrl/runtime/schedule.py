@@ -33,7 +33,7 @@ class Ended(BaseException):
 
 
 class Signal:
-    """Signal of a change, with the tasks that wait for this signal."""
+    """A condition that tasks can wait for, and the tasks that wait until a change is announced."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Task, int]] = []

@@ -1,4 +1,4 @@
-"""Blocks of anonymous shared memory, which one process writes and other processes of this machine read.
+"""Blocks of anonymous shared memory, which one process writes and other processes on this machine read.
 
 A block is a memfd: it has no name in any file system, so the kernel frees it when the last process that uses it ends,
 even if the process is killed. Its file descriptor is sent over a socket once, and the reader keeps the block mapped.

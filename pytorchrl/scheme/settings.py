@@ -56,7 +56,7 @@ class RuntimeName(Options):
     """The flat keyword that chooses the runtime."""
 
     runtime: str | None = option(
-        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes of this machine "
+        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes on this machine "
         "without Ray, threads of this process, or a simulation, which runs one worker at a time on a virtual clock and "
         "repeats a run exactly. None: Ray if there are remote workers, else threads.")
 
@@ -81,7 +81,7 @@ class Ray(Kind, RayRuntime.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Processes(Kind, ProcessRuntime.Options):
-    """Runtime in which remote workers are processes of this machine, without Ray."""
+    """Runtime in which remote workers are processes on this machine, without Ray."""
 
     title: ClassVar[str] = "the processes runtime"
     chosen_by: ClassVar[str] = "runtime='processes'"

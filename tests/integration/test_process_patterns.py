@@ -1,4 +1,4 @@
-"""Tests of schemes whose workers are processes of this machine, without Ray.
+"""Tests of schemes whose workers are processes on this machine, without Ray.
 
 In every pattern, the ledger accounts for all steps, and the scheme stops and leaves no process. Deterministic schemes
 compute the same parameters as with threads.

@@ -23,7 +23,7 @@ from tests.conftest import RAY_CPUS
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
 PATTERNS = [
-    pytest.param(  # the lowest parallel level has two remote workers
+    pytest.param(  # two remote gradient workers, or else two remote collection workers
         {"num_col_workers": 2 if col and not grad else 1, "col_execution": PARALLEL if col else CENTRAL,
          "num_grad_workers": 2 if grad else 1, "col_communication": ASYNC if col_async else SYNC,
          "grad_communication": ASYNC if grad_async else SYNC},

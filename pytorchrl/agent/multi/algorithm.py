@@ -129,7 +129,7 @@ class MultiAgentAlgorithm(Algorithm):
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Act as collector number `index`, with the algorithms of all policies; see `Algorithm`."""
+        """Make the algorithms of all policies act as collector `index`; see `Algorithm`."""
         for algo in self.algorithms.values():
             algo.take_place(index, num_collectors)
 

@@ -263,7 +263,7 @@ class StackedColumn(ObservationColumn):
             self.slots.release(owned)
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each row needs data of evicted rows; see `ObservationColumn`."""
+        """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
         # A stack that contains an extra frame owned by a row also contains the newest frame of that row, so
         # checking the newest frames of rows suffices.
         frames = self._row_frames[rows]

@@ -57,7 +57,7 @@ def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, objec
 
 
 def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
-    """Return an error message for each given option that only kinds other than `chosen` have.
+    """Return an error message for each given option that belongs to other kinds but not to `chosen`.
 
     An option that has its default value is accepted.
 

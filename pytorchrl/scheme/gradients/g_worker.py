@@ -113,7 +113,7 @@ class GWorker(Worker):
         self.ledger, self.stats, self._group, self._plan = parts.ledger, parts.stats, parts.group, parts.plan
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
-        self._collected_before = 0  # env steps that were collected according to the restored ledger
+        self._collected_before = 0  # env steps that the restored ledger counts as collected
         self._preparing = 0  # `number` of the latest call of prepare()
         self._final: LedgerSnapshot | None = None
 

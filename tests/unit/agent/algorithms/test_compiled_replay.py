@@ -154,4 +154,4 @@ def test_graphs_leave_out_groups_that_are_not_due(monkeypatch):
             torch.testing.assert_close(gradient, other)
         for algorithm in (plain, compiling):
             algorithm.apply_gradients()
-        assert len(graphs) == max(0, min(number - 2, 2))  # the first gradient of each kind is not compiled
+        assert len(graphs) == max(0, min(number - 2, 2))  # the first of each kind runs uncompiled
