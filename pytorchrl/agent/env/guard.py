@@ -210,7 +210,7 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     Raises:
         NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
-    arrays = {key: np.asarray(leaf) for key, leaf in leaves.items()}
+    arrays = {key: leaf if isinstance(leaf, np.ndarray) else leaf.numpy() for key, leaf in leaves.items()}
     # The sum is infinite or NaN if any value is, and computing it is several times as fast as isfinite. If the sum of
     # finite values overflows, isfinite finds no bad value.
     with np.errstate(over="ignore", invalid="ignore"):
