@@ -20,7 +20,7 @@ from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder, Sent, Traffic
+from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, NOT_SENT, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.terminal import get_logger
@@ -103,7 +103,7 @@ class CWorker(Worker):
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
         self._owned_data = role is not Role.LEARNER
         self.encoder: Encoder = Encoder(recipe.compression, runtime.now)
-        self._weights_traffic = Traffic()
+        self._weights_traffic = NO_TRAFFIC
         self._finds_errors = recipe.finds_errors
         self._sequence = 0
         # Other threads may call `interrupt` and `preempt`, which set the next two attributes. Collection reads these
@@ -163,7 +163,7 @@ class CWorker(Worker):
 
     def take_weights_traffic(self) -> Traffic:
         """Return the total traffic of the weights received since the last call."""
-        traffic, self._weights_traffic = self._weights_traffic, Traffic()
+        traffic, self._weights_traffic = self._weights_traffic, NO_TRAFFIC
         return traffic
 
     def whole_state(self) -> WholeState:
@@ -211,7 +211,7 @@ class CWorker(Worker):
                         self.storage.add_errors(data)
                 moments = self.algo.moments_of(data, self._running)
         agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
-        sent = Sent()
+        sent = NOT_SENT
         if self._owned_data:
             with watch.part("encode"):
                 data, sent = self.encoder.pack(data.to_numpy().map)
