@@ -182,7 +182,8 @@ class RolloutData:
 
     def num_valid(self) -> int:
         """Return the number of env steps, that is, of valid transitions."""
-        return int(np.count_nonzero(np.asarray(self.valid)))  # faster than the sum of a small tensor
+        valid = self.valid.numpy() if isinstance(self.valid, Tensor) else self.valid
+        return int(np.count_nonzero(valid))  # faster than the sum of a small tensor
 
     def map(self, function: Callable[[Any], object]) -> RolloutData:  # `function` also takes packed arrays
         """Return a copy with `function` applied to every tensor, array or packed array."""

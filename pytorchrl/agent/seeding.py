@@ -13,6 +13,8 @@ import torch
 from pytorchrl.errors import ConfigError
 
 _GLOBAL_DRAWS = threading.RLock()
+_NO_NUMBERS = np.zeros(0, dtype=np.float32)
+_BLOCK = 256
 
 
 class Stream(IntEnum):
@@ -65,3 +67,38 @@ def global_draws(generator: torch.Generator) -> Iterator[None]:
             yield
         finally:
             generator.set_state(torch.get_rng_state())
+
+
+class UniformDraws:
+    """Uniform random numbers from a CPU generator, drawn in blocks, because each call of torch takes microseconds.
+
+    The numbers are those that separate calls of `torch.rand` would draw.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        """Draw from `generator`; call `rewind` before anything else uses the generator."""
+        self._generator = generator
+        self._block, self._used = _NO_NUMBERS, 0
+        self._state_before = generator.get_state()  # the state of the generator before the block
+
+    def take(self, count: int) -> np.ndarray:
+        """Return the next `count` numbers in [0, 1), (count,) float32."""
+        block, start = self._block, self._used
+        if start + count > len(block):
+            block, start = self._next_block(count), 0
+        self._used = start + count
+        return block[start:start + count]
+
+    def rewind(self) -> None:
+        """Return unused numbers to the generator, as if only the numbers taken so far had been drawn."""
+        if self._used < len(self._block):
+            self._generator.set_state(self._state_before)
+            torch.rand(self._used, generator=self._generator)
+        self._block, self._used = _NO_NUMBERS, 0
+
+    def _next_block(self, count: int) -> np.ndarray:
+        self.rewind()
+        self._state_before = self._generator.get_state()
+        size = _BLOCK if count < _BLOCK // 8 else count
+        self._block = torch.rand(size, generator=self._generator).numpy()
+        return self._block

@@ -114,6 +114,11 @@ class Ledger:
         """Return the number of steps in a place."""
         return self._places[place]
 
+    def total(self, *places: str) -> int:
+        """Return the number of steps in several places together."""
+        with self._lock:
+            return sum([self._places[place] for place in places])
+
     def consume(self, num_steps: int) -> None:
         """Add the steps used in one pass to `consumed`, without moving them from their place."""
         with self._lock:

@@ -26,6 +26,7 @@ from pytorchrl.agent.contracts import check_per_sample, overrides
 from pytorchrl.agent.data import OBS_LEAF, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
+from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
@@ -33,6 +34,7 @@ from pytorchrl.errors import ConfigError
 EPSILON_PER_WORKER_HELP = (
     "Give each collector its own constant epsilon: 0.4 for the first collector, smaller for each later one.")
 _EPSILON = "epsilon"
+_NOBODY = np.zeros(0, dtype=np.bool_)
 
 
 def ladder_epsilon(index: int, num_collectors: int) -> float:
@@ -140,6 +142,16 @@ class DQN(ReplayAlgorithm):
 
     # Acting
 
+    @property
+    def generator(self) -> torch.Generator:  # type: ignore[override] # `Algorithm` has an attribute
+        """Generator of the random numbers for actions."""
+        self._uniform.rewind()
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator) -> None:
+        self._generator, self._uniform = generator, UniformDraws(generator)
+
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
         """Choose actions; see `ReplayAlgorithm`."""
         generator = None if deterministic else self.generator
@@ -151,12 +163,13 @@ class DQN(ReplayAlgorithm):
         if small is None or inputs is None or len(inputs) > small.max_rows:
             return None
         num_envs, epsilon = len(inputs), self._epsilon(deterministic)
-        explores, random = np.zeros(0, np.bool_), None
+        explores, random = _NOBODY, None
         if epsilon:
-            explores = torch.rand(num_envs, generator=self.generator).numpy() < epsilon
-            random = self.random_actions(num_envs, None).numpy() if explores.any() else None
-            if random is not None and explores.all():
-                return random
+            explores = self._uniform.take(num_envs) < epsilon
+            if num_exploring := np.count_nonzero(explores):
+                random = self._uniform.take(num_envs * self.actor.num_actions).reshape(num_envs, -1).argmax(-1)
+                if num_exploring == num_envs:
+                    return random
         if inputs.dtype != np.float32 or self.actor.options.normalize_obs:
             inputs = self.actor.normalise({OBS_LEAF: torch.from_numpy(inputs)})[OBS_LEAF].numpy()
         best = small(inputs).argmax(-1)
@@ -185,9 +198,10 @@ class DQN(ReplayAlgorithm):
     def _make_small_network(self) -> SmallNetwork | None:
         """Return the Q network in NumPy, which is faster for small networks and few rows; None if it is unsupported."""
         actor, q = self.actor, self.actor.q
-        if (self.device.type != "cpu" or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise")
-                or overrides(self, DQN, "choose", "acting_step") or type(q) is not DiscreteQNet
-                or q.value_head is not None
+        if (self.device.type != "cpu"
+                or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise", "random_actions")
+                or overrides(self, DQN, "choose", "acting_step", "random_actions")
+                or type(q) is not DiscreteQNet or q.value_head is not None
                 or not SmallNetwork.supports(q.trunk, q.advantage_head, actor.options.activation)):
             return None
         return SmallNetwork(q.trunk, q.advantage_head, actor.options.activation)

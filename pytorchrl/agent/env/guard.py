@@ -31,6 +31,8 @@ logger = get_logger(__name__)
 
 # The text of an exception is cut to this length, because some environments put whole states into the text.
 _MAX_CHARS = 2000
+# A sum of squares over at most this many values takes no longer than their sum.
+_FEW_VALUES = 1000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
      "options=None)`, and begin with `super().reset(seed=seed)`"),
@@ -199,6 +201,17 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
+def _has_finite_sum(array: np.ndarray) -> bool:
+    """Return whether a sum over an array is finite; if any value is not, the sum is not either.
+
+    This is several times as fast as `isfinite`. The sum of finite values may overflow.
+    """
+    if array.size <= _FEW_VALUES:  # the sum of squares, because `vdot` never warns, and `errstate` takes a microsecond
+        return math.isfinite(np.vdot(array, array))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.add.reduce(array, axis=None))
+
+
 def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1) -> None:
     """Raise an error if an array of a rollout contains NaN or infinity. Each finite array is read only once.
 
@@ -210,12 +223,8 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     Raises:
         NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
-    arrays = {key: np.asarray(leaf) for key, leaf in leaves.items()}
-    # The sum is infinite or NaN if any value is, and computing it is several times as fast as isfinite. If the sum of
-    # finite values overflows, isfinite finds no bad value.
-    with np.errstate(over="ignore", invalid="ignore"):
-        suspects = {key: array for key, array in arrays.items()
-                    if array.dtype.kind == "f" and not math.isfinite(np.add.reduce(array, axis=None))}
+    arrays = {key: leaf if isinstance(leaf, np.ndarray) else leaf.numpy() for key, leaf in leaves.items()}
+    suspects = {key: array for key, array in arrays.items() if array.dtype.kind == "f" and not _has_finite_sum(array)}
     for key, array in suspects.items():
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):

@@ -24,48 +24,52 @@ class SlotPool:
 
     def __init__(self) -> None:
         """Create an empty pool."""
-        self._free = np.zeros(0, dtype=np.int64)
+        self._free: list[int] = []  # the last slot is taken first
         self.capacity = 0
         """Number of slots, including free slots."""
 
     @property
     def taken(self) -> np.ndarray:
         """Slots in use, in ascending order, (N,) int64."""
-        return np.setdiff1d(np.arange(self.capacity), self._free)
+        return np.setdiff1d(np.arange(self.capacity), np.array(self._free, dtype=np.int64))
 
     def take(self, count: int) -> np.ndarray:
         """Allocate `count` free slots and return their numbers, (count,) int64."""
         missing = count - len(self._free)
         if missing > 0:
             grown = max(_FIRST_EXTRAS, self.capacity + missing, int(_GROWTH * self.capacity))
-            self._free = np.concatenate([np.arange(self.capacity, grown)[::-1], self._free])
+            self._free = [*reversed(range(self.capacity, grown)), *self._free]
             self.capacity = grown
         keep = len(self._free) - count
-        taken, self._free = self._free[keep:], self._free[:keep]
-        return taken[::-1].copy()
+        taken = np.array(self._free[keep:][::-1], dtype=np.int64)
+        del self._free[keep:]
+        return taken
 
     def release(self, numbers: np.ndarray) -> None:
         """Release the slots `numbers`, (N,) int64."""
-        self._free = np.concatenate([self._free, numbers])
+        self._free.extend(numbers.tolist())
 
     def state_dict(self) -> StateDict:
         """Return a copy of the whole state."""
-        return {"free": self._free.copy(), "capacity": self.capacity}
+        return {"free": np.array(self._free, dtype=np.int64), "capacity": self.capacity}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore a state from `state_dict()`."""
-        self._free, self.capacity = np.array(state["free"]), int(state["capacity"])
+        self._free, self.capacity = state["free"].tolist(), int(state["capacity"])
 
 
 def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fill: int = 0) -> np.ndarray:
     """Write `values` to the rows `numbers` of `array`; return the array, or a larger copy if it has too few rows."""
-    if len(numbers) and (needed := int(numbers.max()) + 1) > len(array):
+    try:
+        array[numbers] = values
+    except IndexError:
+        needed = int(numbers.max()) + 1
         larger = np.zeros((max(_FIRST_EXTRAS, needed, int(_GROWTH * len(array))), *array.shape[1:]), array.dtype)
         if fill:
             larger[len(array):] = fill
         larger[:len(array)] = array
-        array = larger
-    array[numbers] = values
+        larger[numbers] = values
+        return larger
     return array
 
 
@@ -157,7 +161,7 @@ class PlainColumn(ObservationColumn):
     def take(self, places: np.ndarray) -> np.ndarray:
         """Return a copy of the observations at `places`; see `ObservationColumn`."""
         obs = self.rows.take(places, axis=0, mode="clip")
-        extra = np.flatnonzero(places < 0)
+        extra = (places < 0).nonzero()[0]
         if len(extra):
             obs[extra] = self._extras[-1 - places[extra]]
         return obs
@@ -242,7 +246,7 @@ class StackedColumn(ObservationColumn):
     def take(self, places: np.ndarray) -> np.ndarray:
         """Return a copy of the observations at `places`; see `ObservationColumn`."""
         frames = self._row_frames.take(places, axis=0, mode="clip")
-        extra = np.flatnonzero(places < 0)
+        extra = (places < 0).nonzero()[0]
         if len(extra):
             frames[extra] = self._extra_stacks[-1 - places[extra]]
         numbers = frames.reshape(-1)
@@ -297,7 +301,7 @@ class StackedColumn(ObservationColumn):
 
     def _stacks_at(self, places: np.ndarray) -> np.ndarray:
         frames = self._row_frames.take(places, axis=0, mode="clip")
-        extra = np.flatnonzero(places < 0)
+        extra = (places < 0).nonzero()[0]
         frames[extra] = self._extra_stacks[-1 - places[extra]]
         return frames
 

@@ -70,6 +70,7 @@ class ReplayBuffer(Storage):
         self.ring = Ring(options.size, options.stacked_frames)
         self._num_sampled = 0
         self._is_draw_checked = False
+        self._is_on_cpu = self.device.type == "cpu"
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
@@ -183,7 +184,7 @@ class ReplayBuffer(Storage):
             ret=self._tensor(window.ret.astype(np.float32)),
             discount=self._tensor(window.discount.astype(np.float32)),
             next_obs=self._tensors(ring.take(following)),
-            weight=self._tensor(weight.astype(np.float32)),
+            weight=self._tensor(weight.astype(np.float32, copy=False)),
             ids=torch.from_numpy(ring.ids(rows)),
             mask=None if mask is None else self._tensor(mask),
             next_mask=None if next_mask is None else self._tensor(next_mask),
@@ -240,9 +241,10 @@ class ReplayBuffer(Storage):
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         """Append a rollout of at least one step."""
-        errors = rollout.other.get(ERROR)
-        self._inserted(self.ring.insert(rollout, source)._replace(
-            errors=None if errors is None else errors.numpy().T.reshape(-1)))
+        inserted, errors = self.ring.insert(rollout, source), rollout.other.get(ERROR)
+        if errors is not None:
+            inserted = inserted._replace(errors=errors.numpy().T.reshape(-1))
+        self._inserted(inserted)
 
     def _inserted(self, inserted: Inserted) -> None:
         """Prepare the inserted rows for drawing."""
@@ -268,9 +270,10 @@ class ReplayBuffer(Storage):
             rows = rows[self._integers(0, len(rows), count)]
         else:
             rows = self._integers(ring.first, ring.total, count) % ring.capacity
-            while len(again := np.flatnonzero(~ring.columns["drawable"][rows])):
-                rows[again] = self._integers(ring.first, ring.total, len(again)) % ring.capacity
-        return rows, np.ones(count)
+            if ring.num_drawable < ring.total - ring.first:
+                while len(again := np.flatnonzero(~ring.columns["drawable"][rows])):
+                    rows[again] = self._integers(ring.first, ring.total, len(again)) % ring.capacity
+        return rows, np.ones(count, np.float32)
 
     def _contents(self) -> StateDict:
         return {"ring": self.ring.state_dict(), "num_sampled": self._num_sampled}
@@ -285,7 +288,8 @@ class ReplayBuffer(Storage):
         return torch.randint(low, high, (count,), generator=self.generator).numpy()
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._is_on_cpu else tensor.to(self.device)
 
     def _tensors(self, arrays: dict[str, np.ndarray]) -> Obs:
         return {name: self._tensor(array) for name, array in arrays.items()}

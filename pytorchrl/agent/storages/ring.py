@@ -26,6 +26,7 @@ from pytorchrl.agent.storages.observation_columns import (
 from pytorchrl.errors import ConfigError
 from pytorchrl.untyped import StateDict
 
+_NO_ROWS = np.zeros(0, dtype=np.int64)
 MASK = "mask"
 """Name of the column of action masks; columns of observations are called `obs/<leaf>`."""
 
@@ -110,41 +111,46 @@ class Ring:
             ConfigError: The rollout has more rows than the ring.
             ValueError: The columns of the rollout differ from those of the first rollout.
         """
-        num_steps, num_envs = rollout.num_steps, rollout.num_envs
+        leaves, columns = self._parts(rollout)
+        (num_steps, num_envs), done = columns["reward"].shape, rollout.done.numpy()
         count = num_steps * num_envs
         if count > self.capacity:
             raise ConfigError(
                 f"a rollout of {num_envs} environments x {num_steps} steps does not fit in a replay of size "
                 f"{self.capacity}; raise size or lower rollout_size")
-        leaves, columns = self._parts(rollout)
         if not self.columns:
-            self._allocate(leaves, columns, rollout.done.numpy())
+            self._allocate(leaves, columns, done)
         self._check(leaves, columns)
         broken = self.evict(self.total + count - self.capacity - self.first)
-        rows = np.arange(self.total, self.total + count) % self.capacity
+        start = self.total % self.capacity
+        rows = np.arange(start, start + count)
+        if start + count > self.capacity:
+            rows %= self.capacity
         heads = -1 - self.extras.take(num_envs)
         places = np.empty((num_steps + 1, num_envs), np.int64)
         places[:-1], places[-1] = rows.reshape(num_envs, num_steps).T, heads
         before = self._heads.pop(source, None)
-        previous = np.zeros(num_envs, dtype=np.int64)
-        if before is not None and len(before.ids) == num_envs:
-            previous = self._continued(before, leaves, rollout.done[0].numpy(), places[0])
+        if before is None or len(before.ids) != num_envs:
+            previous = np.zeros(num_envs, dtype=np.int64)
+        else:
+            previous = self._continued(before, leaves, done[0], places[0])
         finals = self._write_observations(leaves, rollout, places, previous)
-        link, start = places[1:].copy(), self.total % self.capacity
+        link = places[1:]
         if len(finals):
+            link = link.copy()
             link[tuple(rollout.final_index.numpy().T)] = finals
-        for name, values in {**columns, "link": link}.items():
+        drawable = np.zeros_like(columns["valid"]) if self._in_sequences else columns["valid"]
+        for name, values in {**columns, "link": link, "drawable": drawable}.items():
             write_rows(self.columns[name], start, values.swapaxes(0, 1))
-        self.columns["broken"][rows] = self.columns["used"][rows] = False
+        for name in ("broken", "used"):
+            self.columns[name][rows] = False
         num_valid = int(np.count_nonzero(columns["valid"]))
-        self.columns["drawable"][rows] = False if self._in_sequences else columns["valid"].T.reshape(-1)
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
             shown = link[-1] == heads  # false where a final observation follows the last row
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
-        self._heads[source] = _Head(self.total + np.arange(1, num_envs + 1) * num_steps - 1, heads,
-                                    rollout.done[-1].numpy().copy())
+        self._heads[source] = _Head(self.total + np.arange(1, num_envs + 1) * num_steps - 1, heads, done[-1].copy())
         self.total += count
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
@@ -163,7 +169,7 @@ class Ring:
             Places of later rows that can no longer be drawn, because they depend on the evicted rows.
         """
         if count <= 0:
-            return np.zeros(0, dtype=np.int64)
+            return _NO_ROWS
         column, start = self.columns, self.first % self.capacity
         rows = (start + np.arange(count)) % self.capacity
         valid, link = column["valid"][rows], column["link"][rows]
@@ -199,7 +205,7 @@ class Ring:
 
     def ids(self, places: np.ndarray) -> np.ndarray:
         """Return the ids of resident rows at (N,) places, (N,) int64."""
-        return self.first + (places - self.first) % self.capacity
+        return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
         """Return the observations at (N,) places of rows or extra observations, leaf -> (N, ...)."""
@@ -217,9 +223,11 @@ class Ring:
         discount is gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
-        last, ret = rows.copy(), column["reward"][rows].astype(np.float64)
+        ret = column["reward"][rows].astype(np.float64)
         num_steps = np.ones(len(rows), dtype=np.int64)
-        running = np.arange(len(rows)) if n_step > 1 else np.zeros(0, np.int64)
+        if n_step == 1:
+            return Window(rows, ret, np.where(column["terminated"][rows], 0.0, gamma), num_steps)
+        last, running = rows.copy(), np.arange(len(rows))
         for k in range(1, n_step):
             at = last[running]
             link = column["link"][at]
@@ -349,14 +357,12 @@ class Ring:
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
-        index = np.flatnonzero(same)
         for name, leaf in self.observations.items():
-            equal = leaf.take(head.places[index]) == leaves[name][0, index]
-            index = index[equal.all(axis=tuple(range(1, equal.ndim)))]
-        self.columns["link"][last[index]] = rows[index]
-        previous = np.zeros(len(rows), dtype=np.int64)
-        previous[index] = head.places[index]
-        return previous
+            equal = leaf.take(head.places) == leaves[name][0]
+            if np.count_nonzero(equal) < equal.size:
+                same &= equal.reshape(len(equal), -1).all(axis=1)
+        self.columns["link"][last[same]] = rows[same]
+        return np.where(same, head.places, 0)
 
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
@@ -366,7 +372,7 @@ class Ring:
         Returns:
             (K,) int64, places of the final observations.
         """
-        cut, finals = np.zeros(places.shape, dtype=np.bool_), np.zeros(0, np.int64)
+        cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if len(rollout.final_index):
             t, e = rollout.final_index.numpy().T
             cut[t + 1, e] = True  # the previous row links to a final observation

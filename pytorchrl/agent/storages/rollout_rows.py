@@ -68,9 +68,9 @@ class RolloutRows:
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
         """Start a rollout after a reset of all environments, with their first observations in row 0."""
+        self._t, self._num_finals, self._taken = 0, 0, False
         if not self._obs:
             self._allocate(obs, mask)
-        self._t, self._num_finals, self._taken = 0, 0, False
         row = self._rows[0]
         for name, target in row.obs:
             np.copyto(target, obs[name], casting="same_kind")
@@ -113,24 +113,36 @@ class RolloutRows:
             raise RuntimeError("there is no rollout before the first transition; insert a transition first")
         if self._taken:
             self._begin_next()
-        t, finals = self._t, self._num_finals
+        t = self._t
         self._taken = True
+
+        def first(rows: Tensor, count: int) -> Tensor:
+            return rows if t == self.size else rows[:count]  # a slice of a tensor takes a microsecond
+
+        index, obs, mask = self._finals() if self._num_finals else self._no_finals
         rollout = RolloutData(
-            obs={name: leaf[:t + 1] for name, leaf in self._obs.items()},
-            done=self._done[:t + 1],
-            rhs={name: state[:t + 1] for name, state in self._rhs.items()},
-            mask=None if self._mask is None else self._mask[:t + 1],
-            action=self._action[:t],
-            reward=self._reward[:t],
-            terminated=self._terminated[:t],
-            truncated=self._truncated[:t],
-            valid=self._valid[:t],
-            final_index=torch.from_numpy(self._final_index[:finals]),
-            final_obs={name: torch.from_numpy(leaf[:finals]) for name, leaf in self._final_obs.items()},
-            other={name: rows[:t] for name, rows in self._other.items()},
-            final_mask=None if self._final_mask is None else torch.from_numpy(self._final_mask[:finals]),
+            obs={name: first(leaf, t + 1) for name, leaf in self._obs.items()},
+            done=first(self._done, t + 1),
+            rhs={name: first(state, t + 1) for name, state in self._rhs.items()},
+            mask=None if self._mask is None else first(self._mask, t + 1),
+            action=first(self._action, t),
+            reward=first(self._reward, t),
+            terminated=first(self._terminated, t),
+            truncated=first(self._truncated, t),
+            valid=first(self._valid, t),
+            final_index=index,
+            final_obs=dict(obs),
+            other={name: first(rows, t) for name, rows in self._other.items()},
+            final_mask=mask,
         )
         return rollout.map(Tensor.clone) if copy else rollout
+
+    def _finals(self) -> tuple[Tensor, Obs, Tensor | None]:
+        """Return views of the indices, the observations and the masks of the final observations."""
+        count = self._num_finals
+        return (torch.from_numpy(self._final_index[:count]),
+                {name: torch.from_numpy(leaf[:count]) for name, leaf in self._final_obs.items()},
+                None if self._final_mask is None else torch.from_numpy(self._final_mask[:count]))
 
     def _allocate(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
         rows, num_envs = self.size + 1, self._num_envs
@@ -154,6 +166,7 @@ class RolloutRows:
         self._final_obs = {
             name: np.zeros((_FIRST_FINALS, *leaf.shape[1:]), leaf.dtype) for name, leaf in obs.items()}
         self._final_mask = None if mask is None else np.ones((_FIRST_FINALS, *mask.shape[1:]), dtype=np.bool_)
+        self._no_finals = self._finals()
 
     def _allocate_transitions(self, acting: ActingStep) -> None:
         size, num_envs = self.size, self._num_envs

@@ -21,7 +21,7 @@ from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder, Traffic
+from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.terminal import get_logger
@@ -97,7 +97,7 @@ class CWorker(Worker):
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
         self.encoder: Encoder = Encoder(recipe.compression, runtime.now)
-        self._weights_traffic = Traffic()
+        self._weights_traffic = NO_TRAFFIC
         self._finds_errors = recipe.finds_errors
         self._builder = RolloutBuilder(
             self.algo, self.storage, path, runtime.now, encoder=None if role is Role.LEARNER else self.encoder,
@@ -172,7 +172,7 @@ class CWorker(Worker):
 
     def take_weights_traffic(self) -> Traffic:
         """Return the total traffic of the weights received since the last call."""
-        traffic, self._weights_traffic = self._weights_traffic, Traffic()
+        traffic, self._weights_traffic = self._weights_traffic, NO_TRAFFIC
         return traffic
 
     def whole_state(self) -> WholeState:

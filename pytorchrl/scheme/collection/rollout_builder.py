@@ -11,7 +11,7 @@ import torch
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import check_finite
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import Encoder, Sent, Traffic
+from pytorchrl.scheme.transport.encoder import NOT_SENT, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout
 from pytorchrl.untyped import UserPart
 from pytorchrl.worker_names import collection_worker
@@ -96,7 +96,7 @@ class RolloutBuilder:
                         self.storage.add_errors(data)
                 moments = cast("dict[str, Moments]", self._algo.moments_of(data, self._running))
         agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
-        sent = Sent()
+        sent = NOT_SENT
         if self._encoder is not None:
             with watch.part("encode"):
                 data, sent = self._encoder.pack(data.to_numpy().map)

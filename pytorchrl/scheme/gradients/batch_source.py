@@ -78,7 +78,8 @@ class RoundSource:
             StoppedError: Collection was stopped.
             CollectionError: A round took too long.
         """
-        batch, kept = self._take_round(), list[QueuedRollout]()
+        batch = self._take_round()
+        kept: list[QueuedRollout] = []
         next_check = self._step
         while self._goal is not None:
             newest, batch.rollouts = batch.rollouts, [*kept, *batch.rollouts]
@@ -92,7 +93,8 @@ class RoundSource:
         return batch
 
     def _take_round(self) -> TrainBatch:
-        rounds, rollouts = self._collector.rounds, list[Rollout]()
+        rounds = self._collector.rounds
+        rollouts: list[Rollout] = []
         assert rounds is not None, "collection is asynchronous"
         while not rollouts:  # a round may have no valid step
             if not self._collector.stopped and self._by_hand.is_ready:

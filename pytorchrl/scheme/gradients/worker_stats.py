@@ -12,7 +12,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
-from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
+from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, NOT_SENT, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout
 from pytorchrl.untyped import Payload
 
@@ -147,7 +147,8 @@ class WorkerStats:
         self.counters.bytes_sent += header.sent.sent
         self.counters.rollouts += 1
         self._count_preemption(header)
-        self.traffic[DATA] += Traffic.of(header.sent)
+        if header.sent is not NOT_SENT:
+            self.traffic[DATA] += Traffic.of(header.sent)
         for kind, traffic in header.traffic.items():
             self.traffic[kind] += traffic
         for policy, steps in header.agent_steps.items():

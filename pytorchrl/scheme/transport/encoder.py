@@ -99,6 +99,10 @@ class Sent:
     """||x - decode(encode(x))|| / ||x||; None if it was not measured."""
 
 
+NOT_SENT = Sent()
+"""Size of a message that stays within its process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Totals over messages of one kind."""
@@ -125,14 +129,14 @@ class Traffic:
 
     def __add__(self, later: Traffic) -> Traffic:
         """Return the sum of two totals. The relative error is not summed: the latest measured error is used."""
-        if later == _NOTHING:  # a common case, because nothing is encoded within a process
+        if later is NO_TRAFFIC or later == NO_TRAFFIC:  # a common case, because nothing is encoded within a process
             return self
         error = self.relative_error if later.relative_error is None else later.relative_error
         sums = dict(zip(_SUMMED, map(operator.add, _SUMMED_OF(self), _SUMMED_OF(later)), strict=True))
         return Traffic(**sums, relative_error=error)
 
 
-_NOTHING = Traffic()
+NO_TRAFFIC = Traffic()
 _SUMMED = [field.name for field in fields(Traffic) if field.name != "relative_error"]
 _SUMMED_OF = operator.attrgetter(*_SUMMED)
 

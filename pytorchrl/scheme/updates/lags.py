@@ -24,7 +24,8 @@ class Lags:
         """Count the lags of the data from which a gradient was computed."""
         for _, lag_queued, lag_used in gradients.lags:
             self._policy[lag_used] += 1
-            self._phases.update(collect=lag_queued, queue=lag_used - lag_queued)
+            self._phases["collect"] += lag_queued
+            self._phases["queue"] += lag_used - lag_queued
         for lags in gradients.drawn_lags:
             sent, drawn = lags.T.tolist()
             self._policy.update(drawn)

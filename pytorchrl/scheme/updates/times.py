@@ -93,7 +93,10 @@ class Times:
         """Add the times that arrived with a gradient."""
         add_seconds(self._seconds, gradients.timings)
         for name, (count, seconds) in gradients.times.items():
-            self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
+            if count == 1:
+                self._operations[name].append(seconds)
+            else:
+                self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
         """Return the seconds that each level spent on each part of its work.

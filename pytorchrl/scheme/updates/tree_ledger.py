@@ -90,9 +90,9 @@ class TreeLedger:
     @property
     def env_steps(self) -> int:
         """Number of env steps that updates have used, or could have used because they were added to replay."""
-        own = self._own.snapshot()
+        own = self._own.total("consumed_unique", "resident", "evicted")
         with self._lock:  # read at every update, so it adds up only the required counts
-            return own.consumed_unique + sum(part.resident + part.evicted for part in (own, *self._snapshots.values()))
+            return own + sum([part.resident + part.evicted for part in self._snapshots.values()])
 
     @property
     def collected(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.seeding import Stream, check_seed, derive_seed, torch_generator
+from pytorchrl.agent.seeding import Stream, UniformDraws, check_seed, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 
 
@@ -33,3 +34,14 @@ def test_torch_generator_does_not_change_the_global_one():
     first, second = (torch.rand(3, generator=torch_generator(5)) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_draws_in_blocks_equal_separate_draws():
+    generator, separate = torch_generator(5), torch_generator(5)
+    draws = UniformDraws(generator)
+    for number, count in enumerate([1, 3, 20, 0, 200, 31, 32, 33, 500, 1] * 5):
+        np.testing.assert_array_equal(draws.take(count), torch.rand(count, generator=separate).numpy())
+        if number % 7 == 6:
+            draws.rewind()
+            assert torch.equal(generator.get_state(), separate.get_state())
+            assert torch.equal(torch.rand(2, generator=generator), torch.rand(2, generator=separate))
