@@ -27,7 +27,8 @@ class EpisodeStatistics:
         self, num_envs: int, monitor: Monitor | None = None, now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self._num_steps = 0
+        self._num_before = np.zeros(num_envs, dtype=np.int64)  # steps that do not belong to the running episode
         self._monitor = monitor
         self._now = now
         self._start = now()
@@ -35,7 +36,7 @@ class EpisodeStatistics:
     def reset(self) -> None:
         """Discard all running episodes."""
         self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self._num_before[:] = self._num_steps
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
         """Add the rewards of one step, and count the step.
@@ -44,12 +45,12 @@ class EpisodeStatistics:
             reward: (E,) raw rewards of any numeric dtype.
             valid: (E,) bool, whether each step is valid; None means that all steps are valid.
         """
+        self._num_steps += 1
         if valid is None:
             self._returns += reward
-            self._lengths += 1
         else:
             self._returns += np.where(valid, reward, 0)
-            self._lengths += valid
+            self._num_before += ~valid
 
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
@@ -64,19 +65,18 @@ class EpisodeStatistics:
         seconds = self._now() - self._start
         episodes = []
         for index in np.flatnonzero(ended).tolist():
-            episode = Episode(
-                float(self._returns[index]), int(self._lengths[index]), seconds, index, bool(terminated[index]))
+            length = self._num_steps - int(self._num_before[index])
+            episode = Episode(float(self._returns[index]), length, seconds, index, bool(terminated[index]))
             episodes.append(episode)
             if self._monitor is not None:
                 self._monitor.write(episode, keywords_of(index))
-        self._returns[ended] = 0.0
-        self._lengths[ended] = 0
+        self.discard(ended)
         return episodes
 
-    def discard(self, cut: np.ndarray) -> None:
-        """Discard the statistics of episodes that were ended by exceptions in their environments (`cut`, (E,) bool)."""
-        self._returns[cut] = 0.0
-        self._lengths[cut] = 0
+    def discard(self, ended: np.ndarray) -> None:
+        """Discard the statistics of the running episodes of environments in which an episode has `ended`, (E,) bool."""
+        self._returns[ended] = 0.0
+        self._num_before[ended] = self._num_steps
 
     def close(self) -> None:
         """Close the monitor file."""
