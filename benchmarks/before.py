@@ -1,10 +1,11 @@
 """Compare the env steps per second of this source tree and an earlier one, to find the cost of a change.
 
     git worktree add ../before COMMIT
-    python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping,dqn,sac,td3]
+    python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,halfcheetah,sleeping,dqn,sac,td3]
 
 `cartpole` is PPO in one process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and
-an MLP of 64-64. `sleeping` is PPO with asynchronous collection on Ray; each of the 8 workers has one environment, which
+an MLP of 64-64. `halfcheetah` is the same with 1 environment x 2048 steps, 10 epochs x 32 minibatches of 64, and
+normalized observations and rewards. `sleeping` is PPO with asynchronous collection on Ray; each of the 8 workers has one environment, which
 sleeps 5 ms in each step. `dqn`, `sac` and `td3` learn from replay in one process with one environment: DQN on
 CartPole-v1, SAC and TD3 on Pendulum-v1. Their updates are compiled if the tree supports it.
 
@@ -42,6 +43,18 @@ def cartpole() -> Any:
         PPO.create_factory(num_epochs=4, num_mini_batch=4, compile=True),
         OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(128), envs,
         seed=1)
+
+
+def halfcheetah() -> Any:
+    """Return PPO on HalfCheetah-v5 in one process, with compiled updates of 64 samples."""
+    from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+
+    envs = VecEnv.create_factory("HalfCheetah-v5")
+    return Scheme(
+        PPO.create_factory(num_epochs=10, num_mini_batch=32, entropy_coef=0.0, compile=True),
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True,
+                                     normalize_reward=True),
+        GAEBuffer.create_factory(2048), envs, seed=1)
 
 
 def sleeping() -> Any:
@@ -89,7 +102,8 @@ def continuous(name: str) -> Any:
 # source tree). The number of measured updates is divisible by the divisor. If the seconds are None, the trees run one
 # after the other.
 TASKS: dict[str, Any] = {
-    "cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None), "dqn": (dqn, 200, 1, 0.5),
+    "cartpole": (cartpole, 40, 1, 0.5), "halfcheetah": (halfcheetah, 320, 320, 1.0),
+    "sleeping": (sleeping, 4 * WORKERS, WORKERS, None), "dqn": (dqn, 200, 1, 0.5),
     "sac": (partial(continuous, "SAC"), 50, 1, 0.5), "td3": (partial(continuous, "TD3"), 50, 1, 0.5)}
 
 

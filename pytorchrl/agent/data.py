@@ -274,6 +274,17 @@ class Batch(OnePolicyBatch):
     is_normalized: bool = False
     """Whether `advantage` is already normalized, over this batch or over a larger batch that contains it."""
 
+    def split(self, num_parts: int) -> Iterator[Batch]:
+        """Split a batch of rows, which are all valid, into batches of views whose sizes differ by at most one."""
+        def cut(tensor: Tensor) -> tuple[Tensor, ...]:
+            return torch.tensor_split(tensor, num_parts)
+
+        obs = zip(*(cut(leaf) for leaf in self.obs.values()), strict=True)
+        masks = (None,) * num_parts if self.mask is None else cut(self.mask)
+        rows = zip(*(cut(leaf) for leaf in (self.logp, self.value, self.ret, self.advantage)), strict=True)
+        for leaves, done, mask, action, numbers in zip(obs, cut(self.done), masks, cut(self.action), rows, strict=True):
+            yield Batch(dict(zip(self.obs, leaves, strict=True)), done, {}, mask, action, None, *numbers)
+
     def means(self, samples: Sequence[Tensor]) -> Tensor:
         """Return the means of k quantities over the valid samples.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from pytorchrl.errors import PyTorchRLError
@@ -82,10 +82,12 @@ class Ledger:
         self._lock = threading.Lock()
         self._places: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
+        self._latest: LedgerSnapshot | None = None  # the snapshot of the current counts, if there is one
 
     def collect(self, num_steps: int) -> None:
         """Count newly collected steps as in flight."""
         with self._lock:
+            self._latest = None
             self._places["collected"] += num_steps
             self._places["in_flight"] += num_steps
 
@@ -94,14 +96,17 @@ class Ledger:
 
         The places are `in_flight`, `queued`, `sent`, `consumed_unique`, `resident` and `evicted`.
         """
-        with self._lock:
-            self._places[source] -= num_steps
-            self._places[target] += num_steps
+        if num_steps:
+            with self._lock:
+                self._latest = None
+                self._places[source] -= num_steps
+                self._places[target] += num_steps
 
     def drop(self, num_steps: int, source: str, reason: DropReason) -> None:
         """Move steps from the place `source` to `dropped`."""
         if num_steps:
             with self._lock:
+                self._latest = None
                 self._places[source] -= num_steps
                 self._dropped[reason.value] += num_steps
 
@@ -122,12 +127,14 @@ class Ledger:
     def consume(self, num_steps: int) -> None:
         """Add the steps used in one pass to `consumed`, without moving them from their place."""
         with self._lock:
+            self._latest = None
             self._places["consumed"] += num_steps
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
         """Replace all counts with the counts of a snapshot."""
         places = {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
         with self._lock:
+            self._latest = None
             self._dropped = Counter(places.pop("dropped"))
             self._places = Counter(places)
 
@@ -139,10 +146,9 @@ class Ledger:
                 count; None: the ledger's own count is used.
         """
         with self._lock:
-            places = dict(self._places)
-            if collected is not None:
-                places["collected"] = collected
-            return LedgerSnapshot(dropped=dict(self._dropped), **places)
+            if self._latest is None:
+                self._latest = LedgerSnapshot(dropped=dict(self._dropped), **self._places)
+            return self._latest if collected is None else replace(self._latest, collected=collected)
 
 
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:

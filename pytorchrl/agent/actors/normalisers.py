@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.moments import Moments, merge_moments
+from pytorchrl.agent.recursion import backward_recursion
 
 _CLIP = 10.0
 _EPSILON = 1e-8
@@ -42,12 +43,13 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
     Returns:
         (T, E) float64; where a transition is not valid, the previous G is repeated.
     """
-    sums = np.empty(rollout.reward.shape, dtype=np.float64)
-    ended = (rollout.terminated | rollout.truncated).numpy()
-    for t, (reward, valid) in enumerate(zip(rollout.reward.numpy(), rollout.valid.numpy(), strict=True)):
-        np.copyto(running, gamma * running + reward, where=valid)
-        sums[t] = running
-        running[ended[t]] = 0.0
+    ended, valid = (rollout.terminated | rollout.truncated).numpy(), rollout.valid.numpy()
+    sums = np.where(valid, rollout.reward.numpy(), 0.0).astype(np.float64)
+    decay = np.where(valid, gamma, 1.0)
+    sums[0] += decay[0] * running
+    decay[1:][ended[:-1]] = 0.0
+    backward_recursion(sums[::-1], decay[::-1])
+    running[:] = np.where(ended[-1], 0.0, sums[-1])
     return sums
 
 

@@ -29,13 +29,13 @@ class SmallPolicy:
         """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
         self._network = SmallNetwork(actor.policy, actor.policy_head, actor.options.activation)
         self._normalise = _normaliser(actor)
-        self._noise, self._next_noise = np.zeros((0, 0, 0), np.float32), 0
+        self._noise: list[np.ndarray] = []  # noise of the next steps, in reverse order
         distribution = actor.distribution
         self._log_std: np.ndarray | None = None
         if isinstance(distribution, Gaussian):
-            self._log_std = distribution.log_std.detach().numpy()
+            self._log_std = self._log_stds = distribution.log_std.detach().numpy()
             self._shape = (-1, *distribution.action_shape)
-            self._low, self._high = distribution.low.numpy(), distribution.high.numpy()
+            self._low, self._high = distribution.low.flatten().numpy(), distribution.high.flatten().numpy()
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
@@ -49,41 +49,50 @@ class SmallPolicy:
     @property
     def noise(self) -> Tensor:
         """Noise that was drawn but not used yet, (k, E, n) float32; it is saved together with the generator's state."""
-        return torch.from_numpy(self._noise[self._next_noise:].copy())
+        return torch.from_numpy(np.array(self._noise[::-1], np.float32))
 
     @noise.setter
     def noise(self, noise: Tensor) -> None:
-        self._noise, self._next_noise = noise.numpy(), 0
+        self._noise = list(noise.numpy())[::-1]
 
     def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
         """Choose the actions of E environments as the actor does; return None if E is so large that torch is faster."""
         values = obs[OBS_LEAF]
-        if len(values) > self._network.max_rows:
+        num_envs = len(values)
+        if num_envs > self._network.max_rows:
             return None
+        if num_envs == 1:
+            values = values[0]  # NumPy is faster with vectors of equal lengths, because it need not broadcast them
         if self._normalise is not None:
             values = self._normalise(values)
         params = self._network(values)
+        noise = None if deterministic else self._draw(num_envs, params.shape[-1], generator)
         if self._log_std is None:  # the argmax of the logits plus Gumbel noise is a draw from their softmax
-            action = clipped = (params if deterministic else params + self._draw(params.shape, generator)).argmax(-1)
+            action = clipped = (params if noise is None else params + noise).argmax(-1, keepdims=num_envs == 1)
         else:
-            action = params if deterministic else params + self._draw(params.shape, generator) * np.exp(self._log_std)
-            action = action.reshape(self._shape)
-            clipped = np.minimum(np.maximum(action, self._low), self._high)
-            means, params = params, np.empty((len(params), 2 * len(self._log_std)), np.float32)
-            params[:, :len(self._log_std)], params[:, len(self._log_std):] = means, self._log_std
-        return ActingStep(action, clipped, {}, {"dist_params": params})
+            action = params if noise is None else params + noise * np.exp(self._log_std)
+            clipped = np.maximum(action, self._low)
+            np.minimum(clipped, self._high, out=clipped)
+            action, clipped = action.reshape(self._shape), clipped.reshape(self._shape)
+            if self._log_stds.shape != params.shape:
+                self._log_stds = np.broadcast_to(self._log_std, params.shape)
+            params = np.concatenate((params, self._log_stds), -1)
+        return ActingStep(action, clipped, {}, {"dist_params": params[None] if num_envs == 1 else params})
 
-    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
-        """Return the noise of one step; it is drawn for many steps at once, because calling a generator is slow."""
-        if self._next_noise == len(self._noise) or self._noise.shape[1:] != shape:
-            noise = torch.empty(_NOISE_STEPS, *shape)
+    def _draw(self, num_envs: int, num_outputs: int, generator: torch.Generator) -> np.ndarray:
+        """Return the noise of one step, (E, n), or (n,) for a single environment.
+
+        Noise is drawn for many steps at once, because calling a generator is slow.
+        """
+        if not self._noise or len(self._noise[-1]) != num_envs:
+            noise = torch.empty(_NOISE_STEPS, num_envs, num_outputs)
             if self._log_std is None:
                 noise.exponential_(generator=generator).log_().neg_()
             else:
                 noise.normal_(generator=generator)
-            self._noise, self._next_noise = noise.numpy(), 0
-        self._next_noise += 1
-        return self._noise[self._next_noise - 1]
+            self.noise = noise
+        noise = self._noise.pop()
+        return noise[0] if num_envs == 1 else noise
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -92,7 +101,8 @@ def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | No
         return None
 
     def in_torch(values: np.ndarray) -> np.ndarray:
-        return actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
+        batch = torch.from_numpy(np.atleast_2d(values))
+        return actor.normalise({OBS_LEAF: batch})[OBS_LEAF].numpy().reshape(values.shape)
 
     if len(actor.obs_moments) != 1 or overrides(actor, OnPolicyActor, "normalise"):
         return in_torch

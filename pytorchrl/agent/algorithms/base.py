@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -104,6 +104,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If so,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
+    _norms: list[float] | None = None  # norms of `_gradients`, if `compute_gradients` has computed them, too
 
     @classmethod
     @brief_errors
@@ -230,13 +231,12 @@ class Algorithm(Part, Updatable, ABC):
         """
         gradients = self.last_gradients() if gradients is None else gradients
         steps = []
-        for (name, group), gradient in zip(self.groups.items(), gradients, strict=True):
+        for (name, group), gradient, norm in zip(self.groups.items(), gradients, self.norms_of(gradients), strict=True):
             group.check(gradient)
-            local = gradient.to(group.data.device)  # gradients of other workers are on the CPU
-            norm = float(torch.linalg.vector_norm(local))
             if not math.isfinite(norm):
                 raise NonFiniteUpdateError(f"the norm of the gradient is {norm}; the update was not made")
-            steps.append((name, group, local, norm))
+            # Gradients of other workers are on the CPU.
+            steps.append((name, group, gradient.to(group.data.device), norm))
         limit, info = self.parameters.get("max_grad_norm", math.inf), {}
         for name, group, gradient, norm in steps:
             if not self.is_due(name):
@@ -247,6 +247,13 @@ class Algorithm(Part, Updatable, ABC):
             suffix = f"_{name}" if len(steps) > 1 else ""
             info[f"grad_norm{suffix}"], info[f"lr{suffix}"] = norm, lr
         return info
+
+    def norms_of(self, gradients: Sequence[Tensor | None]) -> list[float]:
+        """Return the Euclidean norm of each gradient that is not None."""
+        # Nothing has changed the latest gradients since they were computed if their versions are 0.
+        if gradients is self._gradients and self._norms and not any([gradient._version for gradient in gradients]):
+            return self._norms
+        return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
 
     def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
         """Return the gradients from the latest `compute_gradients`; raise `CallOrderError` if there are none."""

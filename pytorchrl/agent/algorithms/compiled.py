@@ -49,7 +49,7 @@ class CompiledGradient:
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient (P,), in a new tensor, and the measured values that the loss returned.
+        """Return the gradient (P,), in a new tensor, and the measured values that the loss returned, then the norm.
 
         Raises:
             ConfigError: This machine cannot compile the gradient.
@@ -65,7 +65,8 @@ class CompiledGradient:
             def gradient(tensors: Fields, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
                 fields = (*tensors, 0, 0, False, key[1])
                 loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
-                return _flat_gradient(loss, self._params), measured
+                vector = _flat_gradient(loss, self._params)
+                return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
             self._graphs[key] = _compile_graph(gradient, leaves, tensors, values, weights)
         return self._graphs[key](tensors, values, weights)
 

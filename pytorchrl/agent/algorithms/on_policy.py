@@ -292,16 +292,17 @@ class OnPolicyAlgorithm(Algorithm):
             if not self.info_names:  # run once without compilation, so that errors name the user's class
                 self._evaluate_loss(batch, self.parameters, weights)
             gradient, measured = self._compiled(batch, self.parameters, weights)
+            *numbers, norm = measured.tolist()
         else:
             self._flat.zero_grad()
             loss, measured = self._evaluate_loss(batch, self.parameters, weights)
             loss.backward()  # type: ignore[no-untyped-call]
-            gradient = self._flat.grad
-        info = dict(zip(self.info_names, measured.tolist(), strict=True))
+            gradient, numbers, norm = self._flat.grad, measured.tolist(), None
+        info = dict(zip(self.info_names, numbers, strict=True))
         if not math.isfinite(info["loss"]):
-            gradient = torch.full_like(gradient, math.nan)
-        self._gradients = gradients = [gradient]
-        return gradients, info
+            gradient, norm = torch.full_like(gradient, math.nan), None
+        self._gradients, self._norms = [gradient], None if norm is None else [norm]
+        return self._gradients, info
 
     # States
 

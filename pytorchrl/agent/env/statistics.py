@@ -28,7 +28,7 @@ class EpisodeStatistics:
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._num_steps = 0
-        self._not_counted = np.zeros(num_envs, dtype=np.int64)  # steps of earlier episodes, and invalid steps
+        self._num_before = np.zeros(num_envs, dtype=np.int64)  # steps that do not belong to the running episode
         self._monitor = monitor
         self._now = now
         self._start = now()
@@ -36,7 +36,7 @@ class EpisodeStatistics:
     def reset(self) -> None:
         """Discard all running episodes."""
         self._returns[:] = 0.0
-        self._not_counted[:] = self._num_steps
+        self._num_before[:] = self._num_steps
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
         """Add the rewards of one step, and count the step.
@@ -45,12 +45,12 @@ class EpisodeStatistics:
             reward: (E,) raw rewards of any numeric dtype.
             valid: (E,) bool, whether each step is valid; None means that all steps are valid.
         """
+        self._num_steps += 1
         if valid is None:
             self._returns += reward
         else:
             self._returns += np.where(valid, reward, 0)
-            self._not_counted += ~valid
-        self._num_steps += 1
+            self._num_before += ~valid
 
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
@@ -65,7 +65,7 @@ class EpisodeStatistics:
         seconds = self._now() - self._start
         episodes = []
         for index in np.flatnonzero(ended).tolist():
-            length = self._num_steps - int(self._not_counted[index])
+            length = self._num_steps - int(self._num_before[index])
             episode = Episode(float(self._returns[index]), length, seconds, index, bool(terminated[index]))
             episodes.append(episode)
             if self._monitor is not None:
@@ -73,10 +73,10 @@ class EpisodeStatistics:
         self.discard(ended)
         return episodes
 
-    def discard(self, cut: np.ndarray) -> None:
-        """Discard the statistics of episodes that were ended by exceptions in their environments (`cut`, (E,) bool)."""
-        self._returns[cut] = 0.0
-        self._not_counted[cut] = self._num_steps
+    def discard(self, ended: np.ndarray) -> None:
+        """Discard the statistics of the running episodes of environments in which an episode has `ended`, (E,) bool."""
+        self._returns[ended] = 0.0
+        self._num_before[ended] = self._num_steps
 
     def close(self) -> None:
         """Close the monitor file."""

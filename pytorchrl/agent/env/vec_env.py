@@ -344,7 +344,7 @@ class VecEnv(Part):
         """Return the actions in the form that the environments expect."""
         if action.shape != self.action_shape:
             raise EnvError(f"{self._where}: expected actions of shape {self.action_shape}, got {action.shape}")
-        if self._is_continuous and not math.isfinite(action.sum()):
+        if self._is_continuous and not math.isfinite(np.add.reduce(action, None)):
             bad = np.flatnonzero(~np.isfinite(action.reshape(self.num_envs, -1)).all(axis=1)).tolist()
             if bad:
                 raise NonFiniteDataError(

@@ -155,9 +155,8 @@ class VanillaOnPolicyBuffer(Storage):
             if epoch and self.algorithm.recompute_advantages:
                 samples = self._samples = self._lay_out(recompute=True)
             order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
-            for part, index in enumerate(torch.tensor_split(order, num_parts)):
-                batch = samples.select(index)
-                batch.num_samples = len(index) if batch.valid is None else int(batch.valid.sum())
+            for part, batch in enumerate(samples.batches(order, num_parts)):
+                batch.num_samples = len(batch.done) if batch.valid is None else int(batch.valid.sum())
                 batch.num_new_samples = 0 if epoch else batch.num_samples
                 batch.last = epoch == num_epochs - 1 and part == num_parts - 1
                 self._counters["sampled"] += batch.num_samples

@@ -8,22 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from pytorchrl.agent.data import RolloutData
-
-
-def backward_recursion(delta: np.ndarray, decay: np.ndarray) -> np.ndarray:
-    """Compute x[t] = delta[t] + decay[t] * x[t + 1] with x[T] = 0, backward and in place.
-
-    Args:
-        delta: (T, ...) float; overwritten with the result.
-        decay: (T, ...) float of the same shape.
-
-    Returns:
-        `delta`, which now contains x.
-    """
-    rows, decays = list(delta), list(decay)
-    for t in range(len(rows) - 2, -1, -1):
-        rows[t] += decays[t] * rows[t + 1]
-    return delta
+from pytorchrl.agent.recursion import backward_recursion
 
 
 def gae(

@@ -5,7 +5,7 @@ T = steps, E = environments, N = samples, L = steps of a sequence, C = number of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,6 +14,12 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Batch, Obs, RolloutData, map_tensors
+
+_SMALL_BYTES = 2**20
+"""Samples of at most this size in bytes are put in order for a whole epoch at once, and batches are views.
+
+For larger samples, one selection per batch is as fast, and needs memory for only one batch.
+"""
 
 
 @dataclass(slots=True)
@@ -40,6 +46,16 @@ class Samples:
     def to(self, device: torch.device) -> Samples:
         """Return the samples on `device`."""
         return map_tensors(self, lambda tensor: tensor.to(device))
+
+    def batches(self, order: Tensor, num_parts: int) -> Iterator[Batch]:
+        """Return batches of the rows or sequences at `order`, whose sizes differ by at most one; see `select`."""
+        if self.sequences or self._num_bytes() > _SMALL_BYTES:
+            return map(self.select, torch.tensor_split(order, num_parts))
+        return self.select(order).split(num_parts)
+
+    def _num_bytes(self) -> int:
+        tensors = (*self.obs.values(), *([] if self.mask is None else [self.mask]), self.action)
+        return sum(tensor.nbytes for tensor in tensors)
 
     def select(self, index: Tensor) -> Batch:
         """Return the batch of the rows or sequences at `index`; the caller sets the counts of the batch."""

@@ -79,7 +79,7 @@ class BadBatches:
             info: The algorithm's statistics.
             version: Version of the parameters.
         """
-        norms = [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
+        norms = self._algo.norms_of(gradients)
         if all(map(math.isfinite, norms)):
             return ""
         norm = next(norm for norm in norms if not math.isfinite(norm))

@@ -147,8 +147,9 @@ class Gradients:
     `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, object], ...] = ()
     """Statistics of each replay shard."""
-    counters: WorkerCounters = field(default_factory=WorkerCounters)
-    """Counters of the worker and of the workers below it."""
+    counters: WorkerCounters | None = None
+    """Counters of the worker and of the workers below it. None: the message contains no statistics of the workers; a
+    later message will contain them."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """Totals of the traffic, by kind of message."""
     incarnation: int = 0

@@ -40,7 +40,8 @@ def on_torch(algo):
 @pytest.mark.parametrize("hidden", [(), (8,), (64, 32)])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_actions_equal_those_of_torch(action, normalize, hidden, activation, deterministic):
+@pytest.mark.parametrize("num_envs", [1, 6])
+def test_actions_equal_those_of_torch(num_envs, action, normalize, hidden, activation, deterministic):
     algo = make(action=action, normalize_obs=normalize, hidden_sizes=hidden, activation=activation)
     assert algo._small_policy is not None
     if normalize:
@@ -52,11 +53,13 @@ def test_actions_equal_those_of_torch(action, normalize, hidden, activation, det
             algo.actor.distribution.log_std.sub_(0.7)
     twin = on_torch(algo)
     for step in range(20):
-        obs = rows(seed=step)
+        obs = rows(num_envs, seed=step)
         if not deterministic:  # give the NumPy policy the noise that the torch policy will sample
-            algo._small_policy.noise = noise(twin, action)
+            algo._small_policy.noise = noise(twin, action, num_envs)
         mine, other = act(algo, obs, deterministic), act(twin, obs, deterministic)
         assert mine.action.dtype == other.action.dtype
+        assert mine.action.shape == other.action.shape == mine.clipped_action.shape
+        assert mine.other["dist_params"].shape == other.other["dist_params"].shape
         np.testing.assert_allclose(mine.action, other.action, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(mine.clipped_action, other.clipped_action, rtol=1e-5, atol=1e-5)
         assert mine.other.keys() == other.other.keys()
@@ -64,13 +67,13 @@ def test_actions_equal_those_of_torch(action, normalize, hidden, activation, det
         assert mine.rhs == {}
 
 
-def noise(algo, action):
-    """Return the noise that the torch policy will sample next: (1, 6, 4) for Box actions, otherwise (1, 6, 3)."""
+def noise(algo, action, num_envs):
+    """Return the noise that the torch policy will sample next: (1, E, 4) for Box actions, otherwise (1, E, 3)."""
     generator = torch.Generator()
     generator.set_state(algo.generator.get_state())
     if action == "box":
-        return torch.empty(1, 6, 4).normal_(generator=generator)
-    return -torch.empty(1, 6, 3).exponential_(generator=generator).log()
+        return torch.empty(1, num_envs, 4).normal_(generator=generator)
+    return -torch.empty(1, num_envs, 3).exponential_(generator=generator).log()
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 63, 64, 65])

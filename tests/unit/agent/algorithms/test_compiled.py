@@ -37,6 +37,9 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(pair, collect,
             gradient, info = compiled.algorithm.compute_gradients(batch)
             torch.testing.assert_close(gradient[0], expected[0], rtol=1e-4, atol=1e-6)
             assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+            assert compiled.algorithm.norms_of(gradient) == pytest.approx([float(gradient[0].norm())], rel=1e-6)
+            gradient[0].mul_(2)
+            assert compiled.algorithm.norms_of(gradient) == pytest.approx([2 * float(expected[0].norm())], rel=1e-4)
             for parts in (plain, compiled):
                 parts.algorithm.apply_gradients([expected[0]])
         for parts in (plain, compiled):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import ActingStep, Step
-from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer
+from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer, samples
 from pytorchrl.agent.storages.returns import gae
 from pytorchrl.errors import ConfigError
 
@@ -204,6 +204,29 @@ def test_samples_of_a_batch_belong_together():
             assert batch.value[i] == rollout.other["value"][t, e]
             assert batch.advantage[i] == advantage[t, e]
             assert batch.ret[i] == ret[t, e]
+
+
+def test_batches_of_small_samples_are_views_and_equal_those_of_large_samples(monkeypatch):
+    found = []
+    for limit in (2**20, 0):
+        monkeypatch.setattr(samples, "_SMALL_BYTES", limit)
+        storage = build(size=11)
+        storage.start(observation(0), np.ones((E, 4), bool))
+        fill(storage, 1, 11, invalid=[1], mask=np.arange(4) < np.arange(1, E + 1)[:, None])
+        ready(storage, storage.get_all_buffer_data())
+        found.append(list(storage.generate_batches(4, num_epochs=2)))
+    views, copies = found
+    assert {batch.logp.untyped_storage().data_ptr() for batch in views[:4]} == {
+        views[0].logp.untyped_storage().data_ptr()}
+    assert len({batch.logp.untyped_storage().data_ptr() for batch in copies}) == len(copies)
+    for view, copy in zip(views, copies, strict=True):
+        assert (view.num_samples, view.num_new_samples, view.last) == (
+            copy.num_samples, copy.num_new_samples, copy.last)
+        assert view.rhs == copy.rhs == {}
+        assert view.valid is copy.valid is None
+        for name in ("done", "mask", "action", "logp", "value", "ret", "advantage"):
+            assert torch.equal(getattr(view, name), getattr(copy, name)), name
+        assert torch.equal(view.obs["obs"], copy.obs["obs"])
 
 
 def test_first_and_last_batch_see_the_same_observation_0():
