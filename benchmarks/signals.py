@@ -1,6 +1,7 @@
 """Check what Ctrl-C, SIGTERM and SIGKILL leave behind if they end a training run at a random moment (Linux only).
 
     python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads processes ray] [--kinds SIGINT ...]
+        [--training 4]
 
 The script runs `pytorchrl train` as a process in its own session, and sends signals to it at a random moment. In half
 of the runs, this moment is before training begins, during imports or the startup of Ray; in the other half, it is in
@@ -39,9 +40,8 @@ KINDS = {
     "SIGINT": (signal.SIGINT,), "SIGTERM": (signal.SIGTERM,), "SIGKILL": (signal.SIGKILL,),
     "SIGINT twice": (signal.SIGINT, signal.SIGINT), "SIGTERM, SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
-# Signals are sent before training begins, or in the first TRAINING_S seconds of training. A second signal
-# follows the first within PAUSE_S seconds, which is about the duration of a clean exit.
-TRAINING_S, PAUSE_S = 4.0, {"central": 0.4, "threads": 0.6, "processes": 1.0, "ray": 3.0}
+# A second signal follows the first within PAUSE_S seconds, which is about the duration of a clean exit.
+PAUSE_S = {"central": 0.4, "threads": 0.6, "processes": 1.0, "ray": 3.0}
 # Remaining processes and files are counted after LEFT_AFTER_S seconds; a process that has not exited after GIVE_UP_S
 # seconds is killed.
 LEFT_AFTER_S, GIVE_UP_S = 10.0, 60.0
@@ -257,6 +257,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--start-up", type=float,
                         help="seconds until training begins; measured once per form if not given")
+    parser.add_argument("--training", type=float, default=4.0,
+                        help="seconds of training in which signals are sent, from its beginning")
     parser.add_argument("--rows", help="file to write, with one line of JSON per run")
     options = parser.parse_args()
     # In a shell's background job, this script would ignore SIGINT, and the runs would inherit this setting.
@@ -271,7 +273,7 @@ def main() -> None:
             rows = []
             for number in range(options.count if len(KINDS[kind]) == 1 else options.twice):
                 in_training = number % 2 == 0
-                row = one(form, kind, rng.uniform(0.0, TRAINING_S if in_training else start_up),
+                row = one(form, kind, rng.uniform(0.0, options.training if in_training else start_up),
                           rng.uniform(0.0, PAUSE_S[form]), in_training=in_training,
                           to_group=kind.startswith("SIGINT") and number % 4 < 2)
                 rows.append(row)

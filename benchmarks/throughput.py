@@ -58,34 +58,13 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
     settings = dict(OURS[task][name])
     num_envs = settings.pop("num_envs", 8)
     algo: dict[str, Any] = {"num_epochs": 4, "num_mini_batch": 4, "compile": True,
-                            "mixed_precision": task == "pong" and bfloat16_pays()} | settings.pop("algo", {})
+                            "mixed_precision": "auto" if task == "pong" else False} | settings.pop("algo", {})
     envs = (VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs) if task == "cartpole"
             else atari_factory("ALE/Pong-v5", num_envs))
     scheme = Scheme(
         PPO.create_factory(**algo), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
         GAEBuffer.create_factory(128), envs, seed=1, **settings)
     return measure(scheme, seconds, warm_up_updates=40 if task == "cartpole" else 8)
-
-
-def bfloat16_pays() -> bool:
-    """Return whether Pong's network trains faster in bfloat16 on this machine; on some processors, it trains slower."""
-    import numpy as np
-    import torch
-    from gymnasium.spaces import Box
-
-    from pytorchrl.agent.actors.extractors import CNN
-
-    net = CNN(Box(0, 255, (4, 84, 84), np.uint8))
-    batch = torch.randint(0, 256, (256, 4, 84, 84), dtype=torch.uint8)
-    seconds = {True: float("inf"), False: float("inf")}
-    for _ in range(4):
-        for enabled in seconds:
-            start = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-                loss = net(batch).float().square().mean()
-            loss.backward()
-            seconds[enabled] = min(seconds[enabled], time.perf_counter() - start)
-    return seconds[True] < seconds[False]
 
 
 def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1) -> dict[str, Any]:

@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
          "let more processes compute gradients in parallel: raise {flag}, now {value}",
          _has_free_cores),
     Rule("gradients/grad", "compile", "compile losses and gradients: {flag}", _can_compile),
-    Rule("gradients/grad", "mixed_precision", "run networks in bfloat16 where the processor computes in it: {flag}",
+    Rule("gradients/grad", "mixed_precision", "run networks in bfloat16 where that is faster: {flag} auto",
          _is_off("mixed_precision")),
     Rule("gradients/grad", "num_epochs", "fewer passes over each rollout: lower {flag}, now {value}",
          _above("num_epochs", 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -31,6 +32,15 @@ FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 def seeds(usual, all_of_them):
     """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `thorough`."""
     return [*range(usual), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(usual, all_of_them))]
+
+
+def pytest_collection():
+    """Suspend garbage collection while tests are collected, because nothing of what is built then becomes garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -182,7 +192,16 @@ def run_process(python, folder, *arguments, timeout=60, **options):
 
 
 @pytest.fixture(scope="session")
-def shared_ray(fork_server):
+def ray_python(fork_server):
+    """Path of an executable with which Ray starts its workers as forks of `fork_server`, and other processes afresh."""
+    return fork_server.write_executable(
+        "python-of-ray",
+        f'case "$1" in */default_worker.py) exec {shlex.quote(fork_server.python)} "$@";; esac\n'
+        f'exec {shlex.quote(sys.executable)} "$@"')
+
+
+@pytest.fixture(scope="session")
+def shared_ray(ray_python):
     """A Ray cluster for this session, started by the first test that needs it. Workers are forks of `fork_server`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
@@ -191,12 +210,8 @@ def shared_ray(fork_server):
     import ray
 
     directory = tempfile.mkdtemp(prefix="prl-test-", dir="/tmp")
-    python = fork_server.write_executable(
-        "python-of-ray",
-        f'case "$1" in */default_worker.py) exec {shlex.quote(fork_server.python)} "$@";; esac\n'
-        f'exec {shlex.quote(sys.executable)} "$@"')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", python)  # Ray starts its processes with this executable
+        patch.setattr(sys, "executable", ray_python)  # Ray starts its processes with this executable
         ray.init(
             address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
             object_store_memory=200 * 2**20, _temp_dir=directory)
@@ -238,6 +253,12 @@ def run_forked(tmp_path, fork_server):
 def run_on_ray(run_forked, shared_ray):
     """Return a function like `run_forked`, except that its scripts join the Ray cluster of the tests."""
     return partial(run_forked, env=process_environment(RAY_ADDRESS=shared_ray.get_runtime_context().gcs_address))
+
+
+@pytest.fixture
+def run_with_ray(run_forked, ray_python):
+    """Return a function like `run_forked`, except that a Ray that the script starts forks its workers, too."""
+    return partial(run_forked, env=process_environment(FORK_EXECUTABLE=ray_python))
 
 
 @pytest.fixture

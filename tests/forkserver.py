@@ -5,14 +5,17 @@
 arguments, environment, working directory and standard streams to the process, which forks; the fork runs the script as
 `__main__`. The executable ends with the exit code of the fork. If it is killed, the fork is killed, too.
 
-Ray is not imported before forking, because its connections do not work in forks. Tests of imports, and
-of the start or end of a process, need fresh processes (`run_python`).
+Ray is not imported before forking, because its connections do not work in forks; the packages that it imports are.
+Tests of imports, and of the start or end of a process, need fresh processes (`run_python`).
+
+If the environment of a script has the variable `FORK_EXECUTABLE`, its value is `sys.executable` in the fork.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -40,6 +43,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
+# Packages that Ray imports. They take half the time of an import of Ray, which happens in each worker of a cluster.
+OF_RAY = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "requests", "yaml")
 
 
 class ForkServer:
@@ -161,6 +166,7 @@ def run_script(request, streams):
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.executable = os.environ.pop("FORK_EXECUTABLE", sys.executable)
     first, *rest = request["arguments"]
     if first == "-c":
         sys.path.insert(0, "")
@@ -185,6 +191,9 @@ if __name__ == "__main__":
 
     for public_name in pytorchrl.__all__:
         getattr(pytorchrl, public_name)
+    for package in OF_RAY:
+        with contextlib.suppress(ImportError):  # another version of Ray may need other packages
+            importlib.import_module(package)
     gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory
     if (todo := Forking(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
         run_script(*todo)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.precision_trial import precisions_of, with_precisions
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.fit import check_fit, provided_kind
 from pytorchrl.agent.options import Factory
@@ -46,6 +47,15 @@ class AgentParts:
     def as_dict(self) -> dict[str, Factory[object] | None]:
         """Return the factories by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def precisions(self) -> dict[str, bool]:
+        """Policy -> whether its networks compute in bfloat16; policies whose algorithm has no choice are missing."""
+        return precisions_of(self.algo_factory)
+
+    def with_precisions(self, precisions: Mapping[str, bool]) -> AgentParts:
+        """Return the agent with `mixed_precision="auto"` of each policy in `precisions` replaced by its value."""
+        return dataclasses.replace(self, algo_factory=with_precisions(self.algo_factory, precisions))
 
     def collectors(self, collection: Collection) -> CWorkerSetFactory:
         """Return the factory of this agent's collection workers."""
@@ -180,7 +190,7 @@ def _check_inference(agent: AgentParts, settings: Settings) -> None:
 
 def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
     mixed = getattr(agent.algo_factory.options, "mixed_precision", False)
-    if mixed and settings.process.device in (None, "cpu") and torch.backends.cpu.get_cpu_capability() == "AVX2":
+    if mixed is True and settings.process.device in (None, "cpu") and torch.backends.cpu.get_cpu_capability() == "AVX2":
         return ["mixed_precision=True is slow on this processor: without AVX-512, it computes bfloat16 several times "
                 "slower than float32; leave it out"]
     return []

@@ -24,6 +24,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
 from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
@@ -104,6 +105,7 @@ class Scheme(Architectures):
         self._settle_seed()
         self.settings: dict[str, object] = self.nested.flat() | options_in_settings(for_storage, storage_factory)
         if self._replay is not None:
+            self.agent = self.agent.with_precisions(self._replay.mixed_precision)
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])
         for text in [*texts, *more]:
@@ -187,7 +189,9 @@ class Scheme(Architectures):
         if self._worker is None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self.nested.process.num_threads)
-            self._check_target(target_steps)
+            if self._replay is not None:
+                self._replay.check_target(target_steps)
+            self.agent = decide_precisions(self.agent, self.nested)
             path = self.nested.recording.record
             record = None if path is None else RecordWriter(str(path), self.settings, self.agent.as_dict(),
                                                             target_steps)
@@ -215,11 +219,6 @@ class Scheme(Architectures):
         if self.has_remote_workers or isinstance(options, Simulated):
             return options
         return ThreadRuntime.Options(faults=options.faults)
-
-    def _check_target(self, target_steps: int) -> None:
-        if self._replay is not None and self._replay.target_steps != target_steps:
-            raise ConfigError(f"replay {self._replay.path!r} has target_steps={self._replay.target_steps}, got "
-                              f"{target_steps}; give the same number")
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         nested = self.nested
@@ -318,7 +317,8 @@ class Scheme(Architectures):
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
         return {"format": _CHECKPOINT_FORMAT, "settings": as_json(self.settings),
-                "agent": describe(self.agent.as_dict()), "part": self._num_checkpoints, "state": state}
+                "agent": describe(self.agent.as_dict()), "mixed_precision": self.agent.precisions,
+                "part": self._num_checkpoints, "state": state}
 
     def resume(self, checkpoint: StateDict) -> None:
         """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
@@ -339,11 +339,12 @@ class Scheme(Architectures):
                                   f"expected {_CHECKPOINT_FORMAT!r}")
         if self._has_drawn_seed:
             self.seed = self.settings["seed"] = checkpoint["settings"]["seed"]
-        agent = {name: part for name, part in self.agent.as_dict().items() if name != "test_envs_factory"}
+        own = self.agent.with_precisions(checkpoint.get("mixed_precision", {}))
+        agent = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
         problems = differences(checkpoint["settings"], self.settings, checkpoint["agent"], agent, _FREE_TO_RESUME)
         if problems:
             raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings")
-        self._checkpoint = checkpoint
+        self.agent, self._checkpoint = own, checkpoint
 
     @property
     def _seed_after_checkpoint(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conftest import result_of, run_process
+from tests.conftest import process_environment, result_of, run_process
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
@@ -63,8 +63,10 @@ print("result:", json.dumps(result))
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory, fork_server):
-    return result_of(run_process(fork_server.python, tmp_path_factory.mktemp("devices"), "-c", SCRIPT, timeout=160))
+def result(tmp_path_factory, fork_server, ray_python):
+    environment = process_environment(FORK_EXECUTABLE=ray_python)
+    return result_of(run_process(
+        fork_server.python, tmp_path_factory.mktemp("devices"), "-c", SCRIPT, timeout=160, env=environment))
 
 
 def test_the_driver_has_the_gpus_that_torch_sees(result):

@@ -82,9 +82,9 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
     assert set(child_processes()) <= before
 
 
-def test_ray_may_be_imported_before_a_run(run_forked):
+def test_ray_may_be_imported_before_a_run(run_with_ray):
     """Check that a run works after an import of Ray, which reads some environment variables only during its import."""
-    assert _run(run_forked, {}, "import ray")["directories"]
+    assert _run(run_with_ray, {}, "import ray")["directories"]
 
 
 def _processes_of(directory):
@@ -131,9 +131,9 @@ print("result:", json.dumps(said))
 """
 
 
-def test_an_address_of_another_cluster_is_used_or_refused(run_forked):
+def test_an_address_of_another_cluster_is_used_or_refused(run_with_ray):
     """Check that an address is not ignored if Ray is already connected to a cluster: it is used or causes an error."""
-    localhost, own, another_port, another_host = result_of(run_forked("-c", ANOTHER_CLUSTER, timeout=160))
+    localhost, own, another_port, another_host = result_of(run_with_ray("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):
         assert "uses the Ray cluster at" in said
@@ -207,7 +207,7 @@ def test_startup_reports_immediately_what_it_waits_for(request, is_shown):
     arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200",
                  "--num-steps", "32",
                  "--log-dir", "runs/"]
-    run = request.getfixturevalue("run_python" if is_shown else "run_on_ray")
+    run = request.getfixturevalue("run_with_ray" if is_shown else "run_on_ray")
     result = run("-m", "pytorchrl", *arguments, *[] if is_shown else ["--no-progress"], timeout=160)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith(("run in", "starting",

@@ -41,7 +41,8 @@ def check(start_python, *arguments, timeout_s):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_signals_at_random_moments_of_central_training(start_python):
-    told = check(start_python, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2.5, timeout_s=140)
+    told = check(start_python, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2, "--training", 1,
+                 timeout_s=140)
     assert told["central"].keys() == {"start_up_s", *CODES}
 
 
@@ -49,8 +50,8 @@ def test_signals_at_random_moments_of_central_training(start_python):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_signals_at_random_moments_of_training_on_ray(start_python):
-    check(start_python, "--count", 1, "--forms", "ray", "--start-up", 10, "--kinds", "SIGINT", "SIGKILL",
-          timeout_s=260)
+    check(start_python, "--count", 1, "--forms", "ray", "--start-up", 10, "--training", 1, "--kinds", "SIGINT",
+          "SIGKILL", timeout_s=260)
 
 
 @pytest.mark.ray

@@ -23,7 +23,8 @@ from pytorchrl.agent.actors.small_policy import SmallPolicy, small_value
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
-from pytorchrl.agent.algorithms.precision import MIXED_PRECISION_HELP, precision
+from pytorchrl.agent.algorithms.precision import PrecisionOptions, precision
+from pytorchrl.agent.algorithms.precision_trial import BatchShape, example_rows
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
 from pytorchrl.agent.data import (
     OBS_LEAF,
@@ -62,7 +63,7 @@ class OnPolicyAlgorithm(Algorithm):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Algorithm.Options):
+    class Options(PrecisionOptions, Algorithm.Options):
         """Options of every on-policy algorithm."""
 
         lr: float | Schedule = option(3e-4, help="Learning rate.", low=0.0, updatable=True)
@@ -77,7 +78,6 @@ class OnPolicyAlgorithm(Algorithm):
             "minibatch", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
         compile: bool = option(
             False, help="Compile the loss and its gradient into one graph of kernels; the first update is then slow.")
-        mixed_precision: bool = option(False, help=MIXED_PRECISION_HELP)
 
     learns_from = DataKind.ROLLOUTS
     actor_class: ClassVar[type[nn.Module]] = OnPolicyActor
@@ -108,7 +108,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._small_policy: SmallPolicy | None = None
         self._small_value: SmallNetwork | None = None
         # Small networks are built only after `FlatParameters` has moved the parameters, because they use their memory.
-        if self.device.type == "cpu" and not options.mixed_precision:
+        if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
             if options.compile:  # without `compile`, results do not depend on which library computes them
@@ -304,6 +304,22 @@ class OnPolicyAlgorithm(Algorithm):
         self._gradients, self._norms = [gradient], None if norm is None else [norm]
         return self._gradients, info
 
+    def example_batch(self, shape: BatchShape) -> Batch:
+        """Return a batch of zeros, whose actions this policy chose, for measuring the time of a gradient."""
+        columns, length = shape
+        obs, rhs = example_rows(self.actor.example_obs(), columns), self.actor.initial_states(columns)
+        done = torch.zeros(columns, dtype=torch.bool, device=self.device)
+        with torch.no_grad():
+            action, _, dist_params, _, _ = self.actor.act(
+                obs, rhs, done, generator=self.generator, **self._act_options)
+            logp = self.actor.log_prob_from_params(dist_params.float(), action)
+        zeros = torch.zeros(columns, device=self.device)
+        if self.actor.is_recurrent:
+            obs = {name: leaf.expand(length, *leaf.shape) for name, leaf in obs.items()}
+            done, action, logp, zeros = (rows.expand(length, *rows.shape) for rows in (done, action, logp, zeros))
+        return Batch(obs=obs, done=done, rhs=rhs, mask=None, action=action, valid=None, logp=logp, value=zeros,
+                     ret=zeros, advantage=zeros, num_samples=columns * length)
+
     # States
 
     def reseed(self, seed: int) -> None:
@@ -350,7 +366,7 @@ class OnPolicyAlgorithm(Algorithm):
         return self.actor.get_value(obs, rhs, done)[0]["value"].float().cpu()
 
     def _precision(self) -> AbstractContextManager[object]:
-        return precision(self.device, self.options.mixed_precision)
+        return precision(self.device, self.options.is_mixed)
 
     def _to_device(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None,

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
-MIXED_PRECISION_HELP = "Run networks in bfloat16; parameters stay float32."
-"""Help text of the option `mixed_precision`."""
+from pytorchrl.agent.options import Options, option
+
+AUTO = "auto"
+"""Value of `mixed_precision` with which a scheme measures which precision is faster; see `precision_trial`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions(Options):
+    """The option of all algorithms whose networks can compute in bfloat16."""
+
+    mixed_precision: bool | str = option(
+        False, choices=(False, True, AUTO),
+        help="Run networks in bfloat16; parameters stay float32. With auto, the scheme measures once, when it starts, "
+             "whether a gradient is faster in bfloat16; an algorithm without a scheme then computes in float32.")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether networks compute in bfloat16; False if a scheme has not decided yet."""
+        return self.mixed_precision is True
 
 
 def precision(device: torch.device, is_mixed: bool) -> AbstractContextManager[object]:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
-from pytorchrl.agent.algorithms.precision import MIXED_PRECISION_HELP, precision
+from pytorchrl.agent.algorithms.precision import PrecisionOptions, precision
+from pytorchrl.agent.algorithms.precision_trial import BatchShape, example_rows
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
 from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
@@ -60,7 +61,7 @@ class ReplayAlgorithm(Algorithm):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Algorithm.Options):
+    class Options(PrecisionOptions, Algorithm.Options):
         """Options of all algorithms that learn from replay."""
 
         max_grad_norm: float | None = option(
@@ -77,7 +78,6 @@ class ReplayAlgorithm(Algorithm):
         compile: bool = option(
             False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
                         "and needs a C++ compiler.")
-        mixed_precision: bool = option(False, help=MIXED_PRECISION_HELP)
 
         def __post_init__(self) -> None:
             """Refuse target networks that never change."""
@@ -257,6 +257,14 @@ class ReplayAlgorithm(Algorithm):
         self._gradients = gradients
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors.detach().cpu()}
 
+    def example_batch(self, shape: BatchShape) -> ReplayBatch:
+        """Return a batch of zeros with random actions, for measuring the time of a gradient."""
+        count = shape.columns
+        obs, zeros = example_rows(self.actor.example_obs(), count), torch.zeros(count, device=self.device)
+        return ReplayBatch(
+            obs=obs, action=self.random_actions(count, None), ret=zeros, discount=zeros + self.gamma, next_obs=obs,
+            weight=zeros + 1, ids=torch.arange(count), num_samples=count)
+
     def _uncompiled_gradients(self, batch: ReplayBatch, due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the gradients of all groups, the losses of the groups `due` and the measures, and the errors."""
         for group in self.groups.values():
@@ -321,7 +329,7 @@ class ReplayAlgorithm(Algorithm):
             return self._twin.losses(batch)
 
     def _precision(self) -> AbstractContextManager[object]:
-        return precision(self.device, self.options.mixed_precision)
+        return precision(self.device, self.options.is_mixed)
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Update the weights and, every `target_update_interval` updates, the target networks; see `Algorithm`."""

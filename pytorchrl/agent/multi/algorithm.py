@@ -91,7 +91,7 @@ class MultiAgentAlgorithm(Algorithm):
         @property
         def mixed_precision(self) -> bool:
             """Whether any algorithm computes in bfloat16."""
-            return any(getattr(factory.options, "mixed_precision", False) for factory in self.policies.values())
+            return any(getattr(factory.options, "mixed_precision", False) is True for factory in self.policies.values())
 
         @property
         def learns_from(self) -> DataKind:

@@ -19,13 +19,14 @@ import struct
 import time
 import zlib
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from pytorchrl.agent.algorithms.precision_trial import precisions_of
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError
@@ -115,7 +116,9 @@ class RecordWriter:
             raise ConfigError(f"record {path!r} already exists; choose another name, or delete the file") from None
         except OSError as error:
             raise ConfigError(f"record {path!r} cannot be written: {error}") from error
+        algorithm = agent.get("algo_factory")
         self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,
+                     "mixed_precision": precisions_of(algorithm) if isinstance(algorithm, Factory) else {},
                      "machine": _machine()})
 
     @property
@@ -190,6 +193,8 @@ class Record:
     """Whether an error ended the run; a replay raises the error at the same event."""
     checksum: int | None
     """Checksum of the final parameters; None if it is not known."""
+    mixed_precision: dict[str, bool] = field(default_factory=dict)
+    """Policy -> whether its networks computed in bfloat16."""
 
     @cached_property
     def updates(self) -> int:
@@ -207,6 +212,12 @@ class Record:
         if problems:
             raise ConfigError(f"replay {self.path!r} is from another run: {'; '.join(problems)}; use the settings and "
                               "the agent of that run")
+
+    def check_target(self, target_steps: int) -> None:
+        """Raise `ConfigError` if schedules ended at another number of env steps than `target_steps`."""
+        if self.target_steps != target_steps:
+            raise ConfigError(f"replay {self.path!r} has target_steps={self.target_steps}, got {target_steps}; give "
+                              "the same number")
 
     def warning(self) -> str:
         """Return a warning if a replay on this machine may produce different results, else an empty string."""
@@ -246,7 +257,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         return Record(
             name, settings, {part: _mapping(options) for part, options in agent.items()},
             operator.index(head["target_steps"]), machine, parts, failed=end["end"] == "failed",
-            checksum=end["checksum"])
+            checksum=end["checksum"], mixed_precision=_mapping(head.get("mixed_precision", {})))
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

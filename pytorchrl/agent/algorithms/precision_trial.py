@@ -1,0 +1,139 @@
+"""Measure whether an algorithm computes gradients faster in bfloat16 than in float32, for `mixed_precision="auto"`.
+
+The trial builds the networks of the agent, and computes the gradient of a batch of zeros in both precisions. The batch
+has the size that training uses. Whether bfloat16 is faster depends on the processor, the network and this size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar, cast
+
+import torch
+
+from pytorchrl.agent.algorithms.precision import AUTO
+from pytorchrl.agent.contracts import NUM_EXAMPLES
+from pytorchrl.agent.data import Obs
+from pytorchrl.agent.options import Factory
+
+T = TypeVar("T")
+
+# A gradient is computed in both precisions, alternately, for TRIAL_S seconds, but at least three times.
+TRIAL_S, _LEAST_PAIRS = 0.3, 3
+# A difference smaller than this would often be noise, and equal runs should make equal decisions.
+_LARGEST_SHARE = 0.9
+
+
+class BatchShape(NamedTuple):
+    """The shape of the batch of one gradient."""
+
+    columns: int
+    """B, number of sequences or, for an actor without memory, of samples."""
+    length: int = 1
+    """L, steps of a sequence; 1 for an actor without memory."""
+
+
+class Trial(NamedTuple):
+    """The shortest time of a gradient in each precision, in seconds."""
+
+    float32_s: float
+    bfloat16_s: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether bfloat16 is faster by at least a tenth."""
+        return self.bfloat16_s < _LARGEST_SHARE * self.float32_s
+
+    def __str__(self) -> str:
+        """Return the decision and the times as a clause of a sentence."""
+        chosen = "bfloat16" if self.is_mixed else "float32"
+        return (f"networks compute in {chosen}, because a gradient takes {1e3 * self.float32_s:.3g} ms in float32 and "
+                f"{1e3 * self.bfloat16_s:.3g} ms in bfloat16")
+
+
+class Measurable(Protocol):
+    """The methods of an algorithm that the trial calls."""
+
+    def example_batch(self, shape: BatchShape) -> object:
+        """Return a batch of this shape."""
+
+    def compute_gradients(self, batch: object) -> object:
+        """Compute the gradient of a batch."""
+
+
+def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
+    """Return policy -> factory of its part; the only policy of a single-policy agent is called `""`."""
+    return getattr(factory.options, "policies", None) or {"": factory}
+
+
+def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
+    """Return policy -> whether its networks compute in bfloat16; policies whose algorithm has no choice are missing."""
+    found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
+    return {policy: value for policy, value in found.items() if isinstance(value, bool)}
+
+
+def undecided(algorithm: Factory[object]) -> list[str]:
+    """Return the policies with `mixed_precision="auto"`."""
+    return [policy for policy, own in policies_of(algorithm).items()
+            if getattr(own.options, "mixed_precision", None) == AUTO]
+
+
+def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Factory[T]:
+    """Return the factory with each `mixed_precision="auto"` replaced by the precision of the policy.
+
+    Args:
+        algorithm: Factory of the algorithm.
+        precisions: Policy -> whether its networks compute in bfloat16; "auto" remains for missing policies.
+    """
+    changed = {policy: _with_options(policies_of(algorithm)[policy], mixed_precision=precisions[policy])
+               for policy in undecided(algorithm) if policy in precisions}
+    if not changed:
+        return algorithm
+    if "" in changed:
+        return changed[""]
+    return _with_options(algorithm, policies={**policies_of(algorithm), **changed})
+
+
+def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> Trial:
+    """Return the times of a gradient of an algorithm with one policy.
+
+    Args:
+        algorithm: Factory of the algorithm.
+        actor: Factory of the actor.
+        shape: Shape of the batch.
+        device: Device that computes the gradients.
+    """
+    def gradient(is_mixed: bool) -> Callable[[], object]:
+        # Compilation takes up to a minute, and the products, which take most of the time, remain the same.
+        own = _with_options(algorithm, mixed_precision=is_mixed, compile=False)
+        built = cast("Measurable", own(actor=actor(device=device, seed=0), seed=0, device=device))
+        batch = built.example_batch(shape)
+        return lambda: built.compute_gradients(batch)
+
+    return compare(gradient(False), gradient(True))
+
+
+def compare(
+    float32: Callable[[], object], bfloat16: Callable[[], object], clock: Callable[[], float] = time.perf_counter,
+) -> Trial:
+    """Return the shortest times of two functions, which are called alternately after a first call of each."""
+    def seconds(function: Callable[[], object]) -> float:
+        start = clock()
+        function()
+        return clock() - start
+
+    start, pairs = clock(), [(seconds(float32), seconds(bfloat16))]
+    while len(pairs) <= _LEAST_PAIRS or clock() - start < TRIAL_S:
+        pairs.append((seconds(float32), seconds(bfloat16)))
+    return Trial(*map(min, zip(*pairs[1:], strict=True)))
+
+
+def example_rows(example: Obs, count: int) -> Obs:
+    """Return leaf -> (count, ...), repeated rows of an actor's `example_obs()`."""
+    return {name: leaf[torch.arange(count, device=leaf.device) % NUM_EXAMPLES] for name, leaf in example.items()}
+
+
+def _with_options(factory: Factory[T], **changes: object) -> Factory[T]:
+    return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **changes))
