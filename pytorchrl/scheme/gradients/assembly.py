@@ -74,7 +74,7 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         point: Function that injects faults in simulations; None: no faults are injected.
     """
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
-    ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup()
+    ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)
     plan = plan_batches(collection, worker, len(remote), warns=index_worker == 0)
     closing = runtime.make_event()
     samples = SampleQueue(
