@@ -134,7 +134,7 @@ def test_a_sum_that_does_not_end_is_aborted(alone):
 
 def test_another_thread_ends_a_sum(alone):
     nccl = Stuck()
-    group = alone(nccl, 60.0)
+    group = alone(nccl, 10.0)
     leaver = threading.Thread(target=lambda: nccl.is_started.wait(20) and group.close())
     leaver.start()
     with pytest.raises(RankLostError, match="this rank has left the group"):
@@ -152,7 +152,7 @@ def test_an_error_of_nccl_is_reported(alone):
 
 def test_a_lost_rank_is_noticed_before_nccl_is_used(alone):
     nccl = Stuck()
-    group = alone(nccl, 60.0)
+    group = alone(nccl, 10.0)
     group._gloo.close()
     with pytest.raises(RankLostError):
         group.sum(torch.ones(2))
