@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
+import torch
+
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
-from pytorchrl.runtime.collective import Collective, GlooCollective
+from pytorchrl.runtime.collective import Collective, join_ranks
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
 
@@ -221,9 +223,10 @@ class Runtime(ABC):
         return threading.Event()
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
-                   generation: int = 1) -> Collective:
-        """Join a group of `size` workers that exchange tensors; see `GlooCollective`."""
-        return GlooCollective(address, port, rank, size, timeout_s, self.is_recording, generation)
+                   generation: int = 1, device: torch.device | None = None) -> Collective:
+        """Join a group of `size` workers that exchange tensors; see `collective.join_ranks`."""
+        return join_ranks(address, port, rank, size, timeout_s, self.is_recording, generation,
+                          device or torch.device("cpu"))
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """Return the function that a worker calls when it reaches a named point of its work.

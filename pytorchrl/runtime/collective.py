@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +22,9 @@ _options: FromTorch = distributed_c10d
 _MEETING_TIMEOUT_S = 30.0
 # Interval at which a waiting rank checks whether `close` was called; an answer from another rank wakes it immediately.
 _LOOK_INTERVAL = timedelta(seconds=0.05)
+# Interval at which a rank checks whether a sum over GPUs is complete; such a sum takes from 0.05 to a few milliseconds.
+_NCCL_LOOK_INTERVAL_S = 2e-5
+_CPU = torch.device("cpu")
 
 
 class Collective(Protocol):
@@ -31,6 +35,8 @@ class Collective(Protocol):
 
     size: int
     """Number of ranks."""
+    device: torch.device
+    """Device of the tensors that `sum` adds; `gather` takes tensors in host memory."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, which is bit-identical on all ranks; `tensor` may be overwritten."""
@@ -53,22 +59,34 @@ class GlooCollective:
         timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
         in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
         generation: Number of this group among the groups that use the same port, counted from 1.
+        gpu: Identity of the caller's GPU; "" without a GPU.
+
+    Attributes:
+        size, device: See `Collective`.
+        store: The store at which the ranks meet.
+        gpus: The identity of each rank's GPU; empty if a rank has none.
 
     Raises:
         RankLostError: Not all ranks connected in time.
     """
 
     def __init__(self, address: str, port: int, rank: int, size: int, timeout_s: float, in_order: bool = False,
-                 generation: int = 1) -> None:
+                 generation: int = 1, gpu: str = "") -> None:
+        self.device, names = _CPU, [f"gpu {generation} {each}" for each in range(size)]
         self.size, self._in_order, self._timeout = size, in_order, timedelta(seconds=timeout_s)
         meeting = timedelta(seconds=min(timeout_s, _MEETING_TIMEOUT_S))
         self._left = threading.Event()
         self._busy = threading.Lock()  # held during a call; only its holder may release the group
         try:
-            store = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=meeting)
+            self.store: FromTorch = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=meeting)
+            if gpu:
+                self.store.set(names[rank], gpu)
             # This is not the default process group of torch, which remains available to the user.
             self._group: FromTorch = _gloo.ProcessGroupGloo(
-                _gloo.PrefixStore(f"gradients {generation}", store), rank, size, meeting)
+                _gloo.PrefixStore(f"gradients {generation}", self.store), rank, size, meeting)
+            # All ranks have connected, so each rank with a GPU has stored its identity.
+            self.gpus: list[str] = [
+                self.store.get(name).decode() for name in names] if gpu and self.store.check(names) else []
         except RuntimeError as error:
             raise RankLostError(f"rank {rank} could not connect to the other ranks: {_first_line(error)}") from error
 
@@ -130,6 +148,108 @@ class GlooCollective:
         if self._busy.acquire(blocking=False):
             self._group = None
             self._busy.release()
+
+
+class NcclCollective:
+    """Group of ranks that each have a GPU of their own: NCCL adds tensors on the GPUs, and gloo does everything else.
+
+    Args:
+        gloo: Connection of the same ranks.
+        group: NCCL group of the same ranks.
+        device: The GPU of the caller.
+        timeout_s: Seconds after which a sum fails.
+    """
+
+    def __init__(self, gloo: GlooCollective, group: FromTorch, device: torch.device, timeout_s: float) -> None:
+        self.size, self.device, self._gloo, self._timeout_s = gloo.size, device, gloo, timeout_s
+        self._group, self._left, self._busy = group, threading.Event(), threading.Lock()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors, which are on the ranks' GPUs, computed in place by all-reduce."""
+        # A lost rank makes NCCL wait for ever, but gloo reports it. So the ranks first wait for each other with gloo.
+        self._gloo.gather(torch.zeros(1))
+        with self._busy:
+            try:
+                problem = "this rank has left the group" if self._left.is_set() else self._add(tensor)
+            except RuntimeError as error:
+                problem = _first_line(error)
+            if not problem:
+                return tensor
+            self._abort()
+        raise RankLostError(f"a sum over the GPUs of {self.size} gradient workers was aborted: {problem}")
+
+    def _add(self, tensor: Tensor) -> str:
+        """Add the ranks' tensors; return why the sum is not complete, or ""."""
+        work, deadline = self._group.allreduce([tensor]), time.monotonic() + self._timeout_s
+        while not work.is_completed():
+            if self._left.is_set():
+                return "this rank has left the group"
+            if time.monotonic() > deadline:
+                return f"it is not complete after {self._timeout_s:g} s"
+            time.sleep(_NCCL_LOOK_INTERVAL_S)
+        work.wait()  # raises the error of a failed sum, and lets the current stream use the result
+        return ""
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks in rank order, by gloo."""
+        return self._gloo.gather(tensor)
+
+    def close(self) -> None:
+        """Leave the group; see `Collective`."""
+        self._left.set()
+        self._gloo.close()
+        if self._busy.acquire(blocking=False):
+            self._abort()
+            self._busy.release()
+
+    def _abort(self) -> None:
+        """Leave both groups; only the holder of the lock may call this method."""
+        self._left.set()
+        self._gloo.close()
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+
+def join_ranks(
+        address: str, port: int, rank: int, size: int, timeout_s: float, in_order: bool = False, generation: int = 1,
+        device: torch.device = _CPU) -> GlooCollective | NcclCollective:
+    """Join a group of ranks; see `GlooCollective`. NCCL adds tensors if each rank has a GPU of its own.
+
+    Args:
+        address: See `GlooCollective`.
+        port: See `GlooCollective`.
+        rank: See `GlooCollective`.
+        size: See `GlooCollective`.
+        timeout_s: See `GlooCollective`; also the time after which a sum over GPUs fails.
+        in_order: See `GlooCollective`; if true, gloo adds the tensors, because NCCL has an order of its own.
+        generation: See `GlooCollective`.
+        device: Device of the caller's gradients.
+    """
+    gloo = GlooCollective(address, port, rank, size, timeout_s, in_order, generation, identity_of(device))
+    if in_order or not suits_nccl(gloo.gpus):
+        return gloo
+    return NcclCollective(gloo, make_nccl(gloo.store, rank, size, generation), device, timeout_s)
+
+
+def suits_nccl(gpus: Sequence[str]) -> bool:
+    """Return whether several ranks each have a GPU of their own; see `GlooCollective.gpus`."""
+    return len(gpus) > 1 and len(set(gpus)) == len(gpus)
+
+
+def identity_of(device: torch.device) -> str:
+    """Return an identity of a GPU that is unique on all hosts; "" for other devices and if torch lacks NCCL."""
+    if device.type != "cuda" or not distributed.is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def make_nccl(store: FromTorch, rank: int, size: int, generation: int) -> FromTorch:
+    """Return an NCCL group; its ranks connect at their first sum."""
+    options = _options.ProcessGroupNCCL.Options()
+    # After its own timeout, NCCL would end the process, so `NcclCollective` has a timeout instead.
+    options._timeout = timedelta(days=365)
+    return _options.ProcessGroupNCCL(_gloo.PrefixStore(f"gpus {generation}", store), rank, size, options)
 
 
 def _first_line(error: BaseException) -> str:

@@ -122,7 +122,7 @@ class SimulatedCollective:
     """Group of ranks in one process. A call returns once every rank has made the same call."""
 
     def __init__(self, schedule: Schedule, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
-        self.size = size
+        self.size, self.device = size, torch.device("cpu")
         self._schedule, self._meeting, self._rank, self._timeout_s = schedule, meeting, rank, timeout_s
         self._num_calls, self._left = 0, False
 
@@ -237,8 +237,8 @@ class SimulatedRuntime(Runtime):
         return True if task is None else self.schedule.join(task, timeout_s)
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
-                   generation: int = 1) -> Collective:
-        """Join the ranks in this process that have the same port and generation."""
+                   generation: int = 1, device: torch.device | None = None) -> Collective:
+        """Join the ranks in this process that have the same port and generation; they exchange data in host memory."""
         meeting = self._meetings.setdefault((port, generation), _Meeting())
         return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 

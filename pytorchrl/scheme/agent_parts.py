@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 10 * 2**20
 _LARGEST_BYTES = 512 * 2**20
+# Major compute capability from which on GPUs multiply matrices in bfloat16.
+_BFLOAT16_CAPABILITY = 8
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,13 @@ def _check_inference(agent: AgentParts, settings: Settings) -> None:
 
 def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
     mixed = getattr(agent.algo_factory.options, "mixed_precision", False)
-    if mixed is True and settings.process.device in (None, "cpu") and torch.backends.cpu.get_cpu_capability() == "AVX2":
+    device = settings.process.device or "cpu"
+    if mixed is True and device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
         return ["mixed_precision=True is slow on this processor: without AVX-512, it computes bfloat16 several times "
                 "slower than float32; leave it out"]
+    if mixed is True and device != "cpu" and torch.cuda.get_device_capability(device)[0] < _BFLOAT16_CAPABILITY:
+        return [f"mixed_precision=True is slow on {device}: a GPU with a compute capability below "
+                f"{_BFLOAT16_CAPABILITY}.0 only emulates bfloat16; leave it out"]
     return []
 
 

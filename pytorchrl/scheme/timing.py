@@ -12,7 +12,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Level -> parts of a worker's work; the remaining time of the worker is "idle"."""
 
-OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "grad", "draw", "fetch", "priorities")
+OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "load", "load_wait", "grad", "draw",
+              "fetch", "priorities")
 """Operations whose mean times are metrics named `<operation>_time_ms`. The time of one operation may include the time
 of other operations."""
 

@@ -91,8 +91,8 @@ class SmallPolicy:
             else:
                 noise.normal_(generator=generator)
             self.noise = noise
-        noise = self._noise.pop()
-        return noise[0] if num_envs == 1 else noise
+        drawn = self._noise.pop()
+        return drawn[0] if num_envs == 1 else drawn
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:

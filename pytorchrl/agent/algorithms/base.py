@@ -251,7 +251,7 @@ class Algorithm(Part, Updatable, ABC):
     def norms_of(self, gradients: Sequence[Tensor | None]) -> list[float]:
         """Return the Euclidean norm of each gradient that is not None."""
         # Nothing has changed the latest gradients since they were computed if their versions are 0.
-        if gradients is self._gradients and self._norms and not any([gradient._version for gradient in gradients]):
+        if gradients is self._gradients and self._norms and not any(gradient._version for gradient in gradients):
             return self._norms
         return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.constants import Constants
+from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.data import Batch, Parameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
 from pytorchrl.errors import ConfigError
@@ -67,7 +68,8 @@ class CompiledGradient:
                 loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
                 vector = _flat_gradient(loss, self._params)
                 return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
-            self._graphs[key] = _compile_graph(gradient, leaves, tensors, values, weights)
+            compiled = _compile_graph(gradient, leaves, tensors, values, weights)
+            self._graphs[key] = recorded(compiled, weights.device)
         return self._graphs[key](tensors, values, weights)
 
 
@@ -116,7 +118,8 @@ class CompiledLosses:
                     for name, params in self._groups.items()]
                 values = [value.detach() for value in (*losses.values(), *measures.values())]
                 return vectors, torch.stack(values), errors.detach()
-            self._graphs[key] = _compile_graph(gradients, [*leaves, *draws], tensors, draws)
+            compiled = _compile_graph(gradients, [*leaves, *draws], tensors, draws)
+            self._graphs[key] = recorded(compiled, batch.ret.device)
         return self._graphs[key](tensors, draws)
 
 

@@ -143,7 +143,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # type: ignore[override] # `Algorithm` has an attribute
+    def generator(self) -> torch.Generator:  # `Algorithm` has an attribute
         """Generator of the random numbers for actions."""
         self._uniform.rewind()
         return self._generator

@@ -23,9 +23,10 @@ from pytorchrl.agent.actors.small_policy import SmallPolicy, small_value
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
+from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.algorithms.precision import PrecisionOptions, precision
 from pytorchrl.agent.algorithms.precision_trial import BatchShape, example_rows
-from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
+from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights, overrides
 from pytorchrl.agent.data import (
     OBS_LEAF,
     ActingStep,
@@ -115,6 +116,9 @@ class OnPolicyAlgorithm(Algorithm):
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
+        # An actor with its own `act` may do more there than compute tensors.
+        is_recorded = options.compile and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
+        self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
         self._weights = Constants(self.device)
         self.info_names = ()
         self._term_names: tuple[str, ...] = ()
@@ -151,18 +155,26 @@ class OnPolicyAlgorithm(Algorithm):
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
-        with torch.inference_mode(), self._precision():
-            inputs = self._to_device(
+        # The check of a mask waits for its result, which cannot be recorded.
+        act = self._act if self._recorded_act is None or mask is not None else self._recorded_act
+        with torch.inference_mode():
+            action, clipped_action, dist_params, value, states = act(
                 {name: torch.from_numpy(leaf) for name, leaf in obs.items()},
                 {name: torch.from_numpy(state) for name, state in rhs.items()},
-                torch.from_numpy(done), None if mask is None else torch.from_numpy(mask))
-            action, clipped_action, dist_params, value, states = self.actor.act(
-                *inputs[:3], deterministic, inputs[3], self.generator, **self._act_options)
+                torch.from_numpy(done), None if mask is None else torch.from_numpy(mask), deterministic)
         other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
         return ActingStep(
             action.cpu().numpy(), clipped_action.cpu().numpy(),
             {name: state.float().cpu().numpy() for name, state in states.items()},
             {name: row.cpu().numpy() for name, row in other.items()})
+
+    def _act(
+        self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
+        """Return the result of the actor's `act` for observations in host memory."""
+        with self._precision():
+            inputs = self._to_device(obs, rhs, done, mask)
+            return self.actor.act(*inputs[:3], deterministic, inputs[3], self.generator, **self._act_options)
 
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), computed with the weights that acted.

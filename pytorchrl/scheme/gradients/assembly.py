@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
+from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
@@ -15,10 +18,12 @@ from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches
 from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource, TrainBatchSource
 from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
+from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.gradients.staging import staging_for
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -69,7 +74,7 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         point: Function that injects faults in simulations; None: no faults are injected.
     """
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
-    ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup()
+    ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)
     plan = plan_batches(collection, worker, len(remote), warns=index_worker == 0)
     closing = runtime.make_event()
     samples = SampleQueue(
@@ -94,7 +99,16 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         step = None if plan.train_batch_size is None else plan.microbatch_size or plan.train_batch_size
         batches = RoundSource(collector, samples, ledger, stats, step if plan.is_streamed else plan.train_batch_size,
                               step)
-    source = BatchSource(worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote)
+    staging, loader, is_kept = staging_for(worker.algo.device, runtime.now), None, worker.storage.provides.is_kept
+    if staging is not None and is_kept and shards is None:
+        worker.storage.device = torch.device("cpu")  # the staging copies batches to the learner's device
+    elif staging is not None and isinstance(batches, QueueSource) and plan.microbatch_size is None \
+            and isinstance(worker.storage, VanillaOnPolicyBuffer):
+        loader = Loader(staging, samples.following, runtime.now)
+    source = BatchSource(
+        worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
+        # With priorities, a draw depends on the errors of the previous batch.
+        staging=staging, draws_ahead=is_kept and not worker.storage.has_priorities)
     keep = options_of(GWorkerOptions, collection).keep_bad_batches
     bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
     return Parts(

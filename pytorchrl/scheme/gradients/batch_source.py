@@ -15,9 +15,11 @@ from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
 from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import MomentsOfData, ProcessGroup
 from pytorchrl.scheme.gradients.replay_source import ReplaySource
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.gradients.staging import Staging
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import DropReason, Ledger
@@ -48,6 +50,9 @@ class TrainBatchSource(Protocol):
 
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting batches at each `take` since the last `take_levels`."""
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the source's workers, if it has any; wait up to `timeout_s` seconds for their answers."""
 
 
 class RoundSource:
@@ -126,6 +131,9 @@ class RoundSource:
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
+    def close(self, timeout_s: float) -> None:
+        """Do nothing, because the collector thread stops the collection workers."""
+
 
 class QueueSource:
     """Asynchronous collection: the collector thread fills a sample queue, from which train batches are taken.
@@ -198,6 +206,9 @@ class QueueSource:
         """Return the number of queued train batches at each `take` since the last `take_levels`."""
         return self._samples.take_levels()
 
+    def close(self, timeout_s: float) -> None:
+        """Do nothing, because the collector thread stops the collection workers."""
+
 
 class BatchSource:
     """Loads train batches into the storage, and provides the batches from which gradients are computed.
@@ -211,14 +222,21 @@ class BatchSource:
         is_streamed: Whether each train batch is only one microbatch of an update. If so, advantages are not normalized
             over several workers.
         is_local: Whether the local worker collects. If so, rollouts already contain tensors.
+        loader: Loads train batches onto the learner's device in advance; None: they stay in host memory.
+        staging: See the attribute.
+        draws_ahead: Whether each batch is drawn, and its copy started, before the gradient of the previous batch is
+            computed.
 
     Attributes:
+        staging: Copies batches to the learner's device; None if nothing is copied in advance.
         is_loaded: Whether the storage contains a train batch that has not been divided into batches.
     """
 
-    def __init__(self, worker: CWorker, source: TrainBatchSource, ledger: Ledger, stats: WorkerStats,
-                 group: ProcessGroup, *, is_streamed: bool = False, is_local: bool = False) -> None:
+    def __init__(self, worker: CWorker, source: TrainBatchSource, ledger: Ledger, stats: WorkerStats,  # noqa: PLR0913
+                 group: ProcessGroup, *, is_streamed: bool = False, is_local: bool = False,
+                 loader: Loader | None = None, staging: Staging | None = None, draws_ahead: bool = False) -> None:
         self._worker, self._source, self._ledger, self.stats, self._group = worker, source, ledger, stats, group
+        self._loader, self.staging, self._draws_ahead = loader, staging, draws_ahead
         self._algo, self._storage, self._is_streamed = worker.algo, worker.storage, is_streamed
         self._is_local = is_local
         self._batches: Iterator[Batch] | None = None
@@ -261,18 +279,26 @@ class BatchSource:
                 if not queued.is_old:
                     self.stats.add_rollout(queued.rollout, queued.version_queued, self._worker.version)
             self._unused_steps = current.num_new_steps
-            with self.stats.watch.part("decode"):  # at later uses, the train batch already contains tensors
-                if not self._is_local:
-                    for place, queued in enumerate(current.rollouts):
-                        received, traffic = receive(queued.rollout, self.stats.watch.now)
-                        self.stats.traffic[DATA] += traffic
-                        current.rollouts[place] = queued._replace(rollout=received)
+            self._decode(current)  # at later uses, the train batch already contains tensors
+        if self._loader is not None:
+            self._loader.look_ahead()
         self._storage.insert_from([queued.rollout.data for queued in current.rollouts],
                                   [queued.rollout.source for queued in current.rollouts])
         self._storage.before_gradients()
         self.is_loaded = True
         if self._storage.provides.is_kept:
             self._book_as_resident()
+
+    def _decode(self, batch: TrainBatch) -> None:
+        if self._loader is not None:
+            self.stats.traffic[DATA] += self._loader.load(batch)
+            return
+        with self.stats.watch.part("decode"):
+            if not self._is_local:
+                for place, queued in enumerate(batch.rollouts):
+                    received, traffic = receive(queued.rollout, self.stats.watch.now)
+                    self.stats.traffic[DATA] += traffic
+                    batch.rollouts[place] = queued._replace(rollout=received)
 
     def _book_as_resident(self) -> None:
         """Count the train batch as "resident" in the ledger, and the steps that it displaced as "evicted"."""
@@ -298,6 +324,8 @@ class BatchSource:
         if advantage_moments is not None:
             self._storage.normalize_by(advantage_moments)
         self._batches = self._algo.batches(self._storage)
+        if self.staging is not None and self._draws_ahead:
+            self._batches = self.staging.ahead(self._batches)
         self.is_loaded = False
         return self._batches
 
@@ -356,12 +384,18 @@ class BatchSource:
             counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)
 
     def take_times(self) -> Times:
-        """Return the durations of the source's operations since the last call."""
-        return self._source.take_times()
+        """Return the durations of loading and of the source's operations since the last call."""
+        return {**self._source.take_times(), **({} if self.staging is None else self.staging.watch.take())}
 
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting batches at each `take` since the last `take_levels`."""
         return self._source.take_levels()
+
+    def close(self, timeout_s: float) -> None:
+        """End the loader's thread and the source; see `TrainBatchSource`."""
+        if self._loader is not None:
+            self._loader.close()
+        self._source.close(timeout_s)
 
 
 def _copied(rollout: Rollout) -> Rollout:

@@ -439,8 +439,7 @@ class GWorker(Worker):
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)
             made, undelivered = self.col_workers.close(_STOP_TIMEOUT_S)
-            if self.shards is not None:
-                self.shards.close(_STOP_TIMEOUT_S)
+            self.batch_source.close(_STOP_TIMEOUT_S)
             self.ledger.collect(undelivered)
             self.ledger.drop_all(DropReason.SHUTDOWN)
             before = self._collected_before + self.collector.delivered_by_lost

@@ -138,7 +138,7 @@ class GradientComputer:
     def compute(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """Compute the gradients of one batch; see `GWorker.compute_gradients`."""
         grads, info = micro.differentiate(self._algo, batch, self._plan.microbatch_size, self.stats.counters,
-                                          self._plan.is_streamed)
+                                          self._plan.is_streamed, self._source.staging)
         if self._point is not None and self._point("grad"):
             grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self._worker.version)

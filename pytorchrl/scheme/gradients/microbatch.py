@@ -24,6 +24,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.options import PrefetchOptions
 from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.gradients.staging import Staging
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import BatchOfKind, UserPart
 
@@ -83,7 +84,7 @@ class GradAccumulator:
         self.num_samples = self.num_parts = 0
         self.samples: dict[str, int] = {}
 
-    def slices(self, batch: BatchOfKind, device: torch.device) -> Iterator[BatchOfKind]:
+    def slices(self, batch: BatchOfKind, device: torch.device | None = None) -> Iterator[BatchOfKind]:
         """Divide a batch into slices whose sizes differ by at most one, and yield the slices.
 
         Rows (B, ...) are divided into slices of at most `microbatch_size` rows. Sequences (L, B, ...) are not cut: a
@@ -93,7 +94,8 @@ class GradAccumulator:
             batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is not changed. In a
                 `MultiBatch`, the batches of all policies are divided into the same number of slices, which follows from
                 the number of env steps.
-            device: Device of the slices. If the batch is on another device, the slices are moved one at a time.
+            device: Device of the slices. If the batch is on another device, the slices are moved one at a time. None:
+                the slices share the memory of the batch.
         """
         if isinstance(batch, MultiBatch):
             num_slices = 1 if self._microbatch_size is None else max(1, -(-batch.num_samples // self._microbatch_size))
@@ -180,7 +182,8 @@ def log_update(microbatch_size: int | None, num_samples: int) -> None:
 
 
 def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | None, counters: WorkerCounters,
-                  is_part: bool = False) -> tuple[list[Tensor | None], dict[str, float]]:
+                  is_part: bool = False,
+                  staging: Staging | None = None) -> tuple[list[Tensor | None], dict[str, float]]:
     """Compute the gradients and the statistics of a batch, in one or several backward passes.
 
     Args:
@@ -189,19 +192,24 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         microbatch_size: Largest number of env steps in a backward pass; None: no limit.
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
         is_part: Whether the batch is itself a microbatch, which the caller has logged; if not, each slice is logged.
+        staging: Copies the batch, or each slice during the backward pass of the previous one, to the algorithm's
+            device; None: they are copied just before they are used.
     """
     counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:
         counters.backward_passes += 1
-        if algo.device.type != "cpu":  # batches from replay are in host memory
+        if staging is not None:
+            batch = staging.on_device(batch)
+        elif algo.device.type != "cpu":  # batches from replay are in host memory
             batch = map_tensors(batch, lambda tensor: tensor.to(algo.device))
         gradients, info = algo.compute_gradients(batch)
         return gradients, info
     accumulator = GradAccumulator(microbatch_size, algo.loss_reduction)
-    for number, part in enumerate(accumulator.slices(algo.prepare_batch(batch), algo.device), start=1):
+    parts = accumulator.slices(algo.prepare_batch(batch), algo.device if staging is None else None)
+    for number, part in enumerate(parts if staging is None else staging.ahead(parts), start=1):
         if not is_part:
             log_microbatch(number, _count_samples(accumulator) + _count_samples(part), _count_samples(batch))
-        gradients, info = algo.compute_gradients(part)
+        gradients, info = algo.compute_gradients(part if staging is None else staging.on_device(part))
         accumulator.add(gradients, part.num_samples, info, part.samples)
     counters.backward_passes += accumulator.num_parts
     return accumulator.result(), decided(algo, accumulator.info())
@@ -232,10 +240,11 @@ def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, in
     return axis, count * part // num_parts, count * (part + 1) // num_parts
 
 
-def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device) -> BatchOfKind:
+def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device | None) -> BatchOfKind:
     """Return the samples [start, stop) of a batch along an axis; initial memory states `rhs` have no time axis."""
     def cut(value: Tensor, axis: int) -> Tensor:
-        return value.narrow(axis, start, stop - start).to(device)
+        part = value.narrow(axis, start, stop - start)
+        return part if device is None else part.to(device)
 
     fields: dict[str, Any] = {}  # the types of the values depend on the class of the batch
     for field in dataclasses.fields(batch):

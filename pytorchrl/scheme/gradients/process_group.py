@@ -51,13 +51,15 @@ class GradientGroup:
             votes: Whether to count this rank in `num_votes`, so that the ranks can make a joint decision.
 
         Returns:
-            New vectors, bit-identical on all ranks; None for a gradient that no rank has.
+            New vectors on the device of the exchange, bit-identical on all ranks; None for a gradient that no rank has.
         """
+        device = self._ranks.device
         sizes = sizes or [0 if gradient is None else gradient.numel() for gradient in gradients]
         counted = [0 if gradient is None else weight for gradient, weight in zip(gradients, weights, strict=True)]
-        weighted = [torch.zeros(size) if gradient is None else gradient.cpu() * weight
+        weighted = [torch.zeros(size, device=device) if gradient is None else gradient.to(device) * weight
                     for gradient, weight, size in zip(gradients, counted, sizes, strict=True)]
-        total = self._ranks.sum(torch.cat([*weighted, torch.tensor([*counted, int(votes)], dtype=torch.float32)]))
+        total = self._ranks.sum(torch.cat(
+            [*weighted, torch.tensor([*counted, int(votes)], dtype=torch.float32, device=device)]))
         sums, (*counts, voted) = torch.split(total[:-len(counted) - 1],
                                               list(sizes)), total[-len(counted) - 1:].tolist()
         self.num_votes = int(voted)
@@ -134,9 +136,13 @@ class ProcessGroup:
 
     A signal to leave a group contains the generation number of the group. The signal may arrive late, or before the
     worker joins the group, but it does not affect later groups.
+
+    Args:
+        device: Device of the worker's gradients; None: the CPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
         self._lock = threading.Lock()  # another thread may call `leave`
         self._group: GradientGroup | None = None
         self._generation, self._left = 0, 0.0
@@ -154,7 +160,8 @@ class ProcessGroup:
             RankLostError: Not all ranks connected.
         """
         group = GradientGroup(runtime.join_ranks(
-            meeting.address, meeting.port, place, meeting.size, meeting.timeout_s, meeting.generation))
+            meeting.address, meeting.port, place, meeting.size, meeting.timeout_s, meeting.generation,
+            self._device))
         with self._lock:
             self._group, self._generation = group, meeting.generation
             is_over = self._generation <= self._left

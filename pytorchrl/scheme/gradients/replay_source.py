@@ -109,6 +109,10 @@ class ReplaySource:
         """Return the number of waiting batches at each `draw` since the last `take_levels`."""
         return self._shards.take_levels()
 
+    def close(self, timeout_s: float) -> None:
+        """Stop the shards; see `Shards.close`."""
+        self._shards.close(timeout_s)
+
 
 class ReplayDestination:
     """A destination that passes rollouts to replay shards; see `Destination`.

@@ -347,6 +347,13 @@ class SampleQueue:
         """Whether `take` would return without waiting."""
         return self._buffer.uses_left > 0 or not self.queue.empty()
 
+    def following(self) -> TrainBatch | None:
+        """Return the oldest train batch in the queue without taking it; None if the queue is empty."""
+        try:
+            return self.queue.queue[0]
+        except IndexError:
+            return None
+
     def take(self, timeout_s: float) -> TrainBatch:
         """Return the train batch to use next.
 

@@ -21,7 +21,8 @@ class GradientPattern(Options):
         SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "
         "workers, \"asynchronous\" applies each gradient when it arrives.")
     distribute_gradients: bool = option(
-        False, help="Whether gradient workers average gradients among themselves (gloo), and each applies the update.")
+        False, help="Whether gradient workers average gradients among themselves (with gloo, or with NCCL if each has "
+        "a GPU of its own), and each applies the update.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,8 +31,12 @@ from pytorchrl import (
     VecEnv,
     VTraceBuffer,
 )
+from pytorchrl.agent.data import map_tensors
+from pytorchrl.runtime.collective import NcclCollective, join_ranks
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.microbatch import differentiate
+from pytorchrl.scheme.gradients.process_group import GradientGroup, propose_address
+from pytorchrl.scheme.gradients.staging import staging_for
 
 pytestmark = [pytest.mark.gpu,
               pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
@@ -38,7 +45,8 @@ GPU = "cuda:0"
 REPLAY = {"start_steps": 20, "mini_batch_size": 8}
 SHARDS = {"num_col_workers": 2, "num_replay_workers": 2, "col_communication": ASYNC}
 ON_POLICY = {"ppo": (PPO, GAEBuffer, {"num_epochs": 2, "num_mini_batch": 2}), "a2c": (A2C, GAEBuffer, {}),
-             "impala": (IMPALA, VTraceBuffer, {}), "appo": (APPO, VTraceBuffer, {"target_network": True})}
+             "impala": (IMPALA, VTraceBuffer, {}),
+             "appo": (APPO, VTraceBuffer, {"target_network": True, "num_mini_batch": 2})}
 OFF_POLICY = {"dqn": DQN, "r2d2": R2D2, "sac": SAC, "ddpg": DDPG, "td3": TD3}
 
 
@@ -117,11 +125,104 @@ def test_gradient_workers_on_a_gpu_serve_a_learner_on_any_device(run, settings, 
     assert_learned_on(run(agent_of("ppo"), num_grad_workers=2, grad_device=GPU, device=device, **settings), device)
 
 
-@pytest.mark.parametrize("options", [{"mixed_precision": True}, {"compile": True}], ids=str)
-def test_mixed_precision_and_compilation_work_on_a_gpu(run, options):
-    _, *others = agent_of("ppo")
-    assert_learned_on(run((PPO.create_factory(num_epochs=1, num_mini_batch=2, **options), *others), num_updates=3,
-                          device=GPU), GPU)
+@pytest.mark.parametrize("name", ["ppo", "impala", "dqn", "sac", "td3"])
+@pytest.mark.parametrize("options", [{"mixed_precision": True}, {"compile": True},
+                                     {"compile": True, "mixed_precision": True}], ids=str)
+def test_mixed_precision_and_compilation_work_on_a_gpu(run, name, options):
+    algorithm, *others = agent_of(name)
+    algorithm = dataclasses.replace(algorithm, options=dataclasses.replace(algorithm.options, **options))
+    assert_learned_on(run((algorithm, *others), num_updates=12, device=GPU), GPU)
+
+
+def test_mixed_precision_works_with_memory_on_a_gpu(run):
+    _, *others = agent_of("r2d2")
+    assert_learned_on(run((R2D2.create_factory(**REPLAY, mixed_precision=True), *others), device=GPU), GPU)
+
+
+def made(compile_, seed=0):
+    """Return PPO with an actor on the GPU."""
+    _, actor_factory, _, _ = agent_of("ppo")
+    actor = actor_factory(device=GPU, seed=seed)
+    return PPO.create_factory(compile=compile_)(device=GPU, actor=actor, seed=seed)
+
+
+def test_recorded_gradients_and_actions_equal_others(run, caplog):
+    """Check that kernels in CUDA graphs compute with the current weights and inputs, and that recording succeeds."""
+    worker = run(agent_of("ppo"), num_updates=2).update_worker.local_worker
+    worker.get_data()
+    batch = map_tensors(worker.batch, lambda leaf: leaf.to(GPU))
+    plain, compiled = made(False), made(True)
+    obs = {name: leaf.cpu().numpy() for name, leaf in batch.obs.items()}
+    done = batch.done.cpu().numpy()
+    for number in range(8):
+        own = dataclasses.replace(batch, advantage=batch.advantage + number)
+        [expected], info = plain.compute_gradients(own)
+        [found], found_info = compiled.compute_gradients(own)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+        assert math.isclose(found_info["loss"], info["loss"], rel_tol=1e-3, abs_tol=1e-5)
+        actions = [algorithm.acting_step(obs, {}, done, deterministic=True).action for algorithm in (plain, compiled)]
+        np.testing.assert_allclose(actions[1], actions[0], rtol=1e-3, atol=1e-5)
+        for algorithm in (plain, compiled):
+            algorithm.apply_gradients([expected])
+    assert "CUDA graph" not in caplog.text
+
+
+def test_recorded_actions_are_random():
+    algorithm = made(True)
+    obs, done = {"obs": np.zeros((2, 3), np.float32)}, np.zeros(2, bool)
+    actions = np.stack([algorithm.acting_step(obs, {}, done).action for _ in range(50)])
+    assert len(np.unique(actions)) == actions.size
+    assert abs(actions.mean()) < 1.0
+
+
+STAGED = [("sac", {}), ("dqn", {}), ("r2d2", {}), ("ppo", {"microbatch_size": 5}), ("sac", SHARDS),
+          ("impala", {"num_col_workers": 2, "col_communication": ASYNC})]
+
+
+@pytest.mark.parametrize(("name", "settings"), STAGED, ids=str)
+def test_copies_in_advance_do_not_change_results(run, monkeypatch, name, settings):
+    staged = run(agent_of(name), num_updates=20, device=GPU, **settings)
+    assert staged.metrics()["load_time_ms"] is not None
+    monkeypatch.setattr("pytorchrl.scheme.gradients.assembly.staging_for", lambda device, now: None)
+    plain = run(agent_of(name), num_updates=20, device=GPU, **settings)
+    assert plain.metrics()["load_time_ms"] is None
+    for leaf, expected in plain.acting_state().items():
+        torch.testing.assert_close(staged.acting_state()[leaf], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_large_batches_arrive_complete():
+    """Check batches so large that the learner could read them before their copies are complete."""
+    device, rng = torch.device(GPU), torch.Generator().manual_seed(0)
+    staging = staging_for(device, lambda: 0.0)
+    batches = [{"obs": torch.randint(0, 256, (1 << 26,), generator=rng, dtype=torch.uint8)} for _ in range(4)]
+    for batch in staging.ahead(iter(batches)):
+        found = staging.on_device(batch)["obs"]
+        assert found.device == device
+        assert torch.equal(found.cpu(), batch["obs"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs on this machine")
+def test_ranks_with_a_gpu_each_average_with_nccl():
+    (address, port), found = propose_address(), {}
+
+    def run_rank(rank):
+        device = torch.device("cuda", rank)
+        group = join_ranks(address, port, rank, 2, 30.0, device=device)
+        assert isinstance(group, NcclCollective)
+        mean, = GradientGroup(group).mean([torch.full((1000,), float(rank), device=device)], [rank + 1])
+        found[rank] = mean.device, mean.cpu()
+        barrier.wait(30)
+        group.close()
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for rank in range(2):
+        device, mean = found[rank]
+        assert device == torch.device("cuda", rank)
+        assert torch.equal(mean, torch.full((1000,), 2 / 3))
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 8])

@@ -282,6 +282,17 @@ def test_bfloat16_on_a_processor_that_lacks_it_warns(parts, monkeypatch, capabil
     assert [str(each.message).split()[0] for each in seen] == ["mixed_precision=True"] * warned
 
 
+@pytest.mark.parametrize(("capability", "warned"), [((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_bfloat16_on_a_gpu_that_lacks_it_warns(parts, monkeypatch, capability, warned):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Scheme(PPO.create_factory(mixed_precision=True), *parts[1:], device="cuda:0")
+        Scheme(*parts, device="cuda:0")
+    assert ["is slow on cuda:0" in str(each.message) for each in seen] == [True] * warned
+
+
 def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collector(parts):
     """Check that settings of the queue are accepted with one asynchronous collector, because it uses the queue too."""
     scheme = Scheme(*parts, col_communication=ASYNC, queue_size=2, col_in_flight=1, broadcast_interval=3)

@@ -76,7 +76,7 @@ def test_a_signal_ends_a_wait():
 class Alone:
     """A process group with one rank."""
 
-    size = 1
+    size, device = 1, torch.device("cpu")
 
     def __init__(self):
         self.closed = False

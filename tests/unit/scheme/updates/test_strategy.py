@@ -125,7 +125,7 @@ def test_an_empty_gradient_of_one_worker_is_ignored(make_scheme, check_ledger, d
 
 def test_the_mean_of_missing_gradients_of_all_ranks_is_none():
     class Alone:
-        size = 1
+        size, device = 1, torch.device("cpu")
 
         def sum(self, tensor):
             return tensor

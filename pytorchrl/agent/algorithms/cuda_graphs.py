@@ -1,0 +1,141 @@
+"""Launch all kernels of a function at once, by recording them into a CUDA graph.
+
+Small networks keep a GPU busy for less time than Python needs to launch their kernels. A graph of a compiled function
+launches all of them in one call. torch's own `mode="reduce-overhead"` does the same, but keeps its graphs in variables
+of the main thread, while learners and collectors of this library run in threads of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import ParamSpec, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Calls with the same shapes before their kernels are recorded: the first ones compile and tune kernels.
+_NUM_WARM_UP_CALLS = 3
+# Largest number of graphs of a function, each of which is for other shapes of its arguments.
+_MAX_GRAPHS = 8
+
+
+class Recorder(Protocol):
+    """Records the kernels of functions."""
+
+    device: torch.device
+    """Device of the kernels."""
+
+    def record(self, function: Callable[[], R]) -> tuple[R, Callable[[], None]]:
+        """Record the kernels that `function` launches.
+
+        Returns:
+            The result of `function`, and a function that launches the same kernels again. They read from the same
+            memory, and write the result to the same memory.
+
+        Raises:
+            RuntimeError: The function does something that cannot be recorded, such as waiting for a result.
+        """
+
+
+class CudaRecorder:
+    """Records kernels into CUDA graphs, which share their memory; see `Recorder`.
+
+    Args:
+        device: Device of the kernels.
+        generator: The generator of random numbers that the functions use; None: they draw no random numbers.
+    """
+
+    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
+        self.device, self._generator = device, generator
+        self._first: torch.cuda.CUDAGraph | None = None
+
+    def record(self, function: Callable[[], R]) -> tuple[R, Callable[[], None]]:
+        """Record the kernels that `function` launches; see `Recorder`."""
+        graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
+        if self._generator is not None:
+            graph.register_generator_state(self._generator)
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            # "thread_local", because other threads may allocate memory on the device in the meantime.
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                result = function()
+        self._first = self._first or graph  # graphs may share memory: they run in turn, and their results are copied
+        return result, graph.replay
+
+
+class Recorded:
+    """A function whose kernels are recorded when it has been called a few times with arguments of the same shapes.
+
+    If recording fails, a warning says why, and the function is called as before.
+
+    Args:
+        function: A function that computes tensors from its arguments and from memory that stays where it is. It is not
+            called again after it has been recorded, so other effects of a call, such as counting, would be lost.
+        recorder: Records the kernels.
+    """
+
+    def __init__(self, function: Callable[..., object], recorder: Recorder) -> None:
+        self._function, self._recorder = function, recorder
+        self._calls: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, tuple[list[object], object, Callable[[], None]]] = {}
+        self._has_failed = False
+
+    def __call__(self, *args: object) -> object:
+        """Return the result of the function, in new tensors."""
+        leaves, spec = pytree.tree_flatten(args)
+        key = tuple([(leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+        if key not in self._graphs and not self._record(key, leaves, spec):
+            return self._function(*args)
+        inputs, result, replay = self._graphs[key]
+        _copy(leaves, inputs)
+        replay()
+        return pytree.tree_map_only(Tensor, Tensor.clone, result)
+
+    def _record(self, key: Hashable, leaves: list[object], spec: pytree.TreeSpec) -> bool:
+        """Record the function for arguments of these shapes, if it is time to do so; return whether it is recorded."""
+        self._calls[key] += 1
+        if self._has_failed or self._calls[key] <= _NUM_WARM_UP_CALLS or len(self._graphs) == _MAX_GRAPHS:
+            return False
+        inputs = [
+            torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._recorder.device)
+            if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        try:
+            _copy(leaves, inputs)
+            own_args = pytree.tree_unflatten(inputs, spec)
+            result, replay = self._recorder.record(lambda: self._function(*own_args))
+        except RuntimeError as error:
+            self._has_failed = True
+            logger.warning("compile=True launches kernels one at a time, which is slower, because they could not be "
+                           "recorded into a CUDA graph: %s", str(error).splitlines()[0])
+            return False
+        self._graphs[key] = inputs, result, replay
+        return True
+
+
+def recorded(function: Callable[P, R], device: torch.device,
+             generator: torch.Generator | None = None) -> Callable[P, R]:
+    """Return a function with the same results as `function`; on a CUDA device, its kernels are recorded.
+
+    Args:
+        function: See `Recorded`; it is called with positional arguments only.
+        device: Device on which the function computes.
+        generator: See `CudaRecorder`.
+    """
+    if device.type != "cuda":
+        return function
+    return cast("Callable[P, R]", Recorded(function, CudaRecorder(device, generator)))
+
+
+def _copy(leaves: list[object], inputs: list[object]) -> None:
+    for leaf, own in zip(leaves, inputs, strict=True):
+        if isinstance(leaf, Tensor) and isinstance(own, Tensor):
+            own.copy_(leaf, non_blocking=True)

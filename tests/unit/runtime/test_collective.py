@@ -1,0 +1,159 @@
+"""Test sums over GPUs; a group of gloo or a made-up group takes the place of NCCL, and CPU tensors those of GPUs."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo
+
+from pytorchrl.errors import RankLostError
+from pytorchrl.runtime import collective
+from pytorchrl.runtime.collective import GlooCollective, NcclCollective, identity_of, join_ranks, suits_nccl
+from pytorchrl.scheme.gradients.process_group import GradientGroup, propose_address
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [
+    (["a", "b"], True), (["a", "b", "c"], True), (["a", "a"], False), (["a", "b", "a"], False), (["a"], False),
+    ([], False),
+])
+def test_nccl_is_for_several_ranks_with_a_gpu_each(gpus, expected):
+    assert suits_nccl(gpus) is expected
+
+
+def test_only_gpus_have_an_identity(monkeypatch):
+    asked = []
+    monkeypatch.setattr("torch.cuda.get_device_properties",
+                        lambda device: asked.append(device) or SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert identity_of(torch.device("cuda:1")) == "GPU-1"
+    assert asked == [torch.device("cuda:1")]
+    assert identity_of(CPU) == ""
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    assert identity_of(torch.device("cuda:1")) == ""
+
+
+@pytest.fixture
+def in_ranks(monkeypatch):
+    """Return a function that calls `body(collective, rank)` in threads, whose ranks have these GPUs."""
+    own = threading.local()
+    monkeypatch.setattr(collective, "identity_of", lambda device: own.gpu)
+    monkeypatch.setattr(collective, "make_nccl", lambda store, rank, size, generation: ProcessGroupGloo(
+        PrefixStore(f"gpus {generation}", store), rank, size, timedelta(seconds=20)))
+
+    def run(gpus, body, **options):
+        (address, port), found = propose_address(), {}
+
+        def rank_of(rank):
+            own.gpu = gpus[rank]
+            group = join_ranks(address, port, rank, len(gpus), 20.0, **options)
+            try:
+                found[rank] = body(group, rank)
+            finally:
+                barrier.wait(20)
+                group.close()
+        barrier = threading.Barrier(len(gpus))
+        threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(len(gpus))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return [found[rank] for rank in range(len(gpus))]
+    return run
+
+
+@pytest.mark.parametrize(("gpus", "options", "kind"), [
+    (["a", "b"], {}, NcclCollective), (["a", "a"], {}, GlooCollective), (["a", ""], {}, GlooCollective),
+    (["", ""], {}, GlooCollective), (["a", "b"], {"in_order": True}, GlooCollective),
+])
+def test_all_ranks_choose_the_same_backend(in_ranks, gpus, options, kind):
+    assert in_ranks(gpus, lambda group, rank: type(group), **options) == [kind] * len(gpus)
+
+
+def test_gradients_are_averaged_and_gathered_with_nccl(in_ranks):
+    def body(group, rank):
+        assert isinstance(group, NcclCollective)
+        ranks = GradientGroup(group)
+        mean, absent = ranks.mean([torch.full((3,), float(rank)), None], [rank + 1, 0], [3, 2], votes=rank == 1)
+        return mean.tolist(), absent, ranks.num_votes, ranks.gather_objects(rank * "x")
+    expected = [(0 * 1 + 1 * 2 + 2 * 3) / 6] * 3, None, 1, ["", "x", "xx"]
+    for mean, *others in in_ranks(["a", "b", "c"], body):
+        assert mean == pytest.approx(expected[0])
+        assert tuple(others) == expected[1:]
+
+
+class Stuck:
+    """An NCCL group, and its work, whose sums never end."""
+
+    def __init__(self, error=None):
+        self.error, self.num_aborted, self.is_started = error, 0, threading.Event()
+
+    def allreduce(self, tensors):
+        self.is_started.set()
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def is_completed(self):
+        return False
+
+    def abort(self):
+        self.num_aborted += 1
+
+
+@pytest.fixture
+def alone():
+    """Return a function that makes a rank that is alone in a group, with an NCCL group of its own."""
+    groups = []
+
+    def make(nccl, timeout_s):
+        address, port = propose_address()
+        groups.append(NcclCollective(GlooCollective(address, port, 0, 1, 20.0), nccl, CPU, timeout_s))
+        return groups[-1]
+    yield make
+    for group in groups:
+        group.close()
+
+
+def test_a_sum_that_does_not_end_is_aborted(alone):
+    nccl = Stuck()
+    group = alone(nccl, 0.01)
+    with pytest.raises(RankLostError, match=r"not complete after 0\.01 s"):
+        group.sum(torch.ones(2))
+    assert nccl.num_aborted == 1
+    with pytest.raises(RankLostError, match="left the group"):
+        group.sum(torch.ones(2))
+    group.close()
+    assert nccl.num_aborted == 1
+
+
+def test_another_thread_ends_a_sum(alone):
+    nccl = Stuck()
+    group = alone(nccl, 10.0)
+    leaver = threading.Thread(target=lambda: nccl.is_started.wait(20) and group.close())
+    leaver.start()
+    with pytest.raises(RankLostError, match="this rank has left the group"):
+        group.sum(torch.ones(2))
+    leaver.join(20)
+    assert nccl.num_aborted == 1
+
+
+def test_an_error_of_nccl_is_reported(alone):
+    nccl = Stuck(RuntimeError("NCCL error in: somewhere\nmore"))
+    with pytest.raises(RankLostError, match=r"aborted: NCCL error in: somewhere$"):
+        alone(nccl, 1.0).sum(torch.ones(2))
+    assert nccl.num_aborted == 1
+
+
+def test_a_lost_rank_is_noticed_before_nccl_is_used(alone):
+    nccl = Stuck()
+    group = alone(nccl, 10.0)
+    group._gloo.close()
+    with pytest.raises(RankLostError):
+        group.sum(torch.ones(2))
+    assert not nccl.is_started.is_set()
