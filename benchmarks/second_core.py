@@ -14,7 +14,7 @@ The forms are:
 The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), DQN on
 CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 (an update of 256 per env step), and
 R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it. In each form, the ratio of
-updates to env steps is the same.
+updates to env steps is the same. DQN's worker sends rollouts of 64 steps.
 
 Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
 script prints env steps and updates per second, the ratio to `one` in the same round, and the lags of data and gradients
@@ -60,7 +60,7 @@ def make(task: str, form: str) -> Any:
         return Scheme(
             pytorchrl.DQN.create_factory(lr=1e-3, mini_batch_size=64, start_steps=1_000, compile=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64, 64)),
-            ReplayBuffer.create_factory(50_000, rollout_size=4), envs, **settings)
+            ReplayBuffer.create_factory(50_000, rollout_size=64 if form == "worker" else 4), envs, **settings)
     if task == "sac":
         envs = VecEnv.create_factory("HalfCheetah-v5")
         return Scheme(

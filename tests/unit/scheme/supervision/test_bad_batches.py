@@ -12,7 +12,13 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.supervision.bad_batches import BadBatches, check_directory
 
 GOOD, BAD = torch.tensor([3.0, 4.0]), torch.tensor([3.0, float("nan")])
-ALGORITHM = SimpleNamespace(acting_state=lambda: {"all": torch.arange(3.0)})
+
+
+def norms_of(gradients):
+    return [float(gradient.norm()) for gradient in gradients if gradient is not None]
+
+
+ALGORITHM = SimpleNamespace(acting_state=lambda: {"all": torch.arange(3.0)}, norms_of=norms_of)
 
 
 def make_batch():
