@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -187,7 +188,8 @@ class NcclCollective:
             if time.monotonic() > deadline:
                 return f"it is not complete after {self._timeout_s:g} s"
             time.sleep(_NCCL_LOOK_INTERVAL_S)
-        work.wait()  # raises the error of a failed sum, and lets the current stream use the result
+        # Let the current stream use the sum, or raise the error of a failed sum; only a wait with a timeout raises it.
+        work.wait(timedelta(seconds=self._timeout_s))
         return ""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
@@ -246,8 +248,9 @@ def identity_of(device: torch.device) -> str:
 
 def make_nccl(store: FromTorch, rank: int, size: int, generation: int) -> FromTorch:
     """Return an NCCL group; its ranks connect at their first sum."""
+    # By default, torch ends the process after an error or a timeout of NCCL. `NcclCollective` handles both instead.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = _options.ProcessGroupNCCL.Options()
-    # After its own timeout, NCCL would end the process, so `NcclCollective` has a timeout instead.
     options._timeout = timedelta(days=365)
     return _options.ProcessGroupNCCL(_gloo.PrefixStore(f"gpus {generation}", store), rank, size, options)
 

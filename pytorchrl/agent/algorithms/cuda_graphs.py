@@ -7,6 +7,7 @@ of the main thread, while learners and collectors of this library run in threads
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import ParamSpec, Protocol, TypeVar, cast
@@ -26,6 +27,8 @@ R = TypeVar("R")
 _NUM_WARM_UP_CALLS = 3
 # Largest number of graphs of a function, each of which is for other shapes of its arguments.
 _MAX_GRAPHS = 8
+# Held while a thread records, because all recordings of a device use its global generator.
+_RECORDING = threading.Lock()
 
 
 class Recorder(Protocol):
@@ -63,7 +66,7 @@ class CudaRecorder:
         graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
         if self._generator is not None:
             graph.register_generator_state(self._generator)
-        with torch.cuda.device(self.device):
+        with _RECORDING, torch.cuda.device(self.device):
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             # "thread_local", because other threads may allocate memory on the device in the meantime.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):

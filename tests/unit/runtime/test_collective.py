@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo
+from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
 from pytorchrl.errors import RankLostError
 from pytorchrl.runtime import collective
-from pytorchrl.runtime.collective import GlooCollective, NcclCollective, identity_of, join_ranks, suits_nccl
+from pytorchrl.runtime.collective import (
+    GlooCollective,
+    NcclCollective,
+    identity_of,
+    join_ranks,
+    make_nccl,
+    suits_nccl,
+)
 from pytorchrl.scheme.gradients.process_group import GradientGroup, propose_address
 
 CPU = torch.device("cpu")
@@ -85,6 +93,24 @@ def test_gradients_are_averaged_and_gathered_with_nccl(in_ranks):
     for mean, *others in in_ranks(["a", "b", "c"], body):
         assert mean == pytest.approx(expected[0])
         assert tuple(others) == expected[1:]
+
+
+def test_errors_and_timeouts_of_nccl_do_not_end_the_process(monkeypatch):
+    """Check how the group of NCCL is made, which a torch without CUDA lacks."""
+    made = []
+
+    class Nccl:
+        Options = SimpleNamespace
+
+        def __init__(self, store, rank, size, options):
+            made.append((rank, size, options._timeout, os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]))
+    monkeypatch.setattr("torch.distributed.distributed_c10d.ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")  # the variable is removed after the test
+    make_nccl(HashStore(), 1, 2, 3)
+    [(rank, size, timeout, handling)] = made
+    assert (rank, size, handling) == (1, 2, "0")
+    assert timeout > timedelta(days=1)
 
 
 class Stuck:
