@@ -5,9 +5,9 @@
 
 `cartpole` is PPO in one process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and
 an MLP of 64-64. `halfcheetah` is the same with 1 environment x 2048 steps, 10 epochs x 32 minibatches of 64, and
-normalized observations and rewards. `sleeping` is PPO with asynchronous collection on Ray; each of the 8 workers has one environment, which
-sleeps 5 ms in each step. `dqn`, `sac` and `td3` learn from replay in one process with one environment: DQN on
-CartPole-v1, SAC and TD3 on Pendulum-v1. Their updates are compiled if the tree supports it.
+normalized observations and rewards. `sleeping` is PPO with asynchronous collection on Ray; each of the 8 workers has
+one environment, which sleeps 5 ms in each step. `dqn`, `sac` and `td3` learn from replay in one process with one
+environment: DQN on CartPole-v1, SAC and TD3 on Pendulum-v1. Their updates are compiled if the tree supports it.
 
 Each tree runs in its own process with one thread, and start-up and compilation are not measured. Except in `sleeping`,
 the two trees take turns of half a second, because the speed of a machine changes from second to second. In `sleeping`,

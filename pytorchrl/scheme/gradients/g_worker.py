@@ -23,7 +23,7 @@ from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.gradient_computer import not_finite
 from pytorchrl.scheme.gradients.kinds import default_collection
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors, propose_address
-from pytorchrl.scheme.gradients.worker_stats import ReportFields, timed
+from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -268,19 +268,19 @@ class GWorker(Worker):
             vectors, applied = self._apply_mean(grads)
             skipped, info = applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
-            vectors = self.stats.pack(grads, self.encoder)
-        reported = ReportFields()  # a local worker reports statistics only with the first and last gradient from data
-        if self.index_worker > 0 or used.last or self.stats.has_news or info.get("skip_remaining"):
-            self.stats.traffic[WEIGHTS] += self.local_worker.take_weights_traffic()
-            reported = self.stats.take((self.collector, self.batch_source), self.collector.take_send_s(),
-                                       self.collector.weights_traffic)
+            with self.stats.watch.part("encode"):
+                vectors = self.stats.pack(grads, self.encoder)
+        self.stats.traffic[WEIGHTS] += self.local_worker.take_weights_traffic()
+        reported = self.stats.take((self.collector, self.batch_source), self.collector.take_send_s(),
+                                   self.collector.weights_traffic)
         return Gradients(
-            vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples, info=info,
+            vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter,
-            ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples), fault=self._gradients.fault,
+            info=info, ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples),
+            fault=self._gradients.fault, skipped=skipped,
             shards=() if self.shards is None else tuple(state.statistics() for state in self.shards.states),
             queue_levels=self.batch_source.take_levels(), part=self.take_part() if self.index_worker > 0 else None,
-            checksum=self.get_weights(learning=True).checksum if check else None, skipped=skipped, **reported)
+            checksum=self.get_weights(learning=True).checksum if check else None, **reported)
 
     def _apply_mean(self, grads: Vectors) -> tuple[Vectors | None, dict[str, float] | None]:
         """Apply the mean gradient, as all ranks do.

@@ -54,8 +54,8 @@ class Counted(Protocol):
         """Return the durations of the component's operations since the last call."""
 
 
-class ReportFields(TypedDict, total=False):
-    """The fields of a `Gradients` message that `WorkerStats.take` fills; empty for a message without statistics."""
+class ReportFields(TypedDict):
+    """The fields of a `Gradients` message that `WorkerStats.take` fills."""
 
     lags: tuple[tuple[int, int, int], ...]
     drawn_lags: tuple[np.ndarray, ...]
@@ -98,11 +98,10 @@ class WorkerStats:
         self._timings: Seconds = {"gradients": self.watch.seconds, "collection": {}}
 
     def pack(self, gradients: Vectors, encoder: Encoder) -> list[Payload]:
-        """Return gradients encoded for sending; count their bytes, and time the encoding."""
+        """Return gradients encoded for sending, and count their bytes."""
         arrays = [None if grad is None else grad.detach().cpu().numpy() for grad in gradients]
-        with self.watch.part("encode"):
-            vectors, sent = encoder.pack(lambda pack: [
-                None if array is None else pack(array, place) for place, array in enumerate(arrays)])
+        vectors, sent = encoder.pack(lambda pack: [
+            None if array is None else pack(array, place) for place, array in enumerate(arrays)])
         self.counters.bytes_raw += sent.raw
         self.counters.bytes_sent += sent.sent
         self.traffic[GRADS] += Traffic.of(sent)
@@ -167,17 +166,13 @@ class WorkerStats:
         self.counters.preempted_steps += header.num_env_steps
         self.counters.preempted_by_worker[header.worker] += 1
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there are statistics of rollouts or draws that `take` has not returned yet."""
-        return bool(self._num_rollouts or self._drawn_lags)
-
     def take(self, parts: Iterable[Counted], send_s: float, weights_traffic: Traffic) -> ReportFields:
-        """Return the fields for the next message with statistics, and reset the statistics.
+        """Return the fields for the next message, and reset the statistics.
 
         Args:
             parts: Components of the worker that count and time their own work.
-            send_s: Seconds that requests and rollouts of synchronous rounds have spent in transit since the last call.
+            send_s: Seconds that requests and rollouts of synchronous rounds have spent in transit since the last
+                message.
             weights_traffic: Total traffic of weights that were sent to collection workers.
         """
         own, counters = self.watch.take(), self.counters.copy()

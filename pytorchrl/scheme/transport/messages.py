@@ -147,9 +147,8 @@ class Gradients:
     `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, object], ...] = ()
     """Statistics of each replay shard."""
-    counters: WorkerCounters | None = None
-    """Counters of the worker and of the workers below it. None: the message contains no statistics of the workers; a
-    later message will contain them."""
+    counters: WorkerCounters = field(default_factory=WorkerCounters)
+    """Counters of the worker and of the workers below it."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """Totals of the traffic, by kind of message."""
     incarnation: int = 0

@@ -106,14 +106,13 @@ class Statistics:
         sender = (gradients.worker, gradients.incarnation)
         self.tree_ledger.report(*sender, gradients.ledger)
         with self._lock:
-            if gradients.counters is not None:
-                self._workers[sender] = gradients.counters
-                self._traffic[sender], self._shards[gradients.worker] = gradients.traffic, gradients.shards
-                self._lags.receive(gradients)
-                self._times.receive(gradients)
-                self._episodes.extend(gradients.episodes)
+            self._workers[sender] = gradients.counters
+            self._traffic[sender], self._shards[gradients.worker] = gradients.traffic, gradients.shards
+            self._lags.receive(gradients)
+            self._times.receive(gradients)
             for level in gradients.queue_levels:
                 self._queue_levels.push(level)
+            self._episodes.extend(gradients.episodes)
             self._grads_by_worker[gradients.worker] += 1
             self.counters.grads_received += 1
             self.counters.grads_held += 1
