@@ -198,16 +198,13 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     # torch caches compiled graphs by code object. Functions with the same code object would evict each other's graphs,
     # so each function gets a new code object.
     function.__code__ = function.__code__.replace()
-
-    def compile_with(guard_filter: Callable[..., list[bool]]) -> Any:  # torch.compile has no type with `aot_compile`
-        return torch.compile(function, fullgraph=True, options={
-            # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
-            "cpp.use_decompose_tanh": True,
-            "size_asserts": False,  # the keys of the graphs make these checks unnecessary
-            "guard_filter_fn": guard_filter,
-        })
-
-    unguarded = compile_with(lambda guards: [False] * len(guards))
+    options = {
+        # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
+        "cpp.use_decompose_tanh": True,
+        "size_asserts": False,  # the keys of the graphs make these checks unnecessary
+    }
+    unguarded = torch.compile(function, fullgraph=True, options={
+        **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
     if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
         # A call of a compiled function checks whether the graph fits, which takes 25 us; the keys of the graphs make
         # this check unnecessary. torch can omit the check only if it could save the graph to a file. Some objects
@@ -215,7 +212,8 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
         with _config_errors(), contextlib.suppress(torch._dynamo.exc.PackageError):
             unchecked: Callable[P, R] = unguarded.aot_compile((args, kwargs)).fn
             return unchecked
-    compiled = compile_with(torch.compiler.keep_tensor_guards_unsafe)
+    compiled = torch.compile(function, fullgraph=True, options={
+        **options, "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe})
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with _config_errors():
