@@ -104,7 +104,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If so,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
-    _norms: list[float] | None = None  # norms of `_gradients`, if `compute_gradients` has computed them, too
+    _known_norms: tuple[list[Tensor], list[float]] = [], []  # gradients and their norms, if both were computed together
 
     @classmethod
     @brief_errors
@@ -250,9 +250,10 @@ class Algorithm(Part, Updatable, ABC):
 
     def norms_of(self, gradients: Sequence[Tensor | None]) -> list[float]:
         """Return the Euclidean norm of each gradient that is not None."""
-        # Nothing has changed the latest gradients since they were computed if their versions are 0.
-        if gradients is self._gradients and self._norms and not any(gradient._version for gradient in gradients):
-            return self._norms
+        known, norms = self._known_norms
+        # Gradients whose version is 0 have not changed since they were computed.
+        if gradients is known and not any(gradient._version for gradient in known):
+            return norms
         return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
 
     def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None

@@ -201,18 +201,22 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     # torch caches compiled graphs by code object. Functions with the same code object would evict each other's graphs,
     # so each function gets a new code object.
     function.__code__ = function.__code__.replace()
-    compiled = torch.compile(function, fullgraph=True, options={
+    options = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
         "cpp.use_decompose_tanh": True,
         "size_asserts": False,  # the keys of the graphs make these checks unnecessary
-        "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
-    })
-    if hasattr(compiled, "aot_compile") and not torch._inductor.config.force_disable_caches:
-        # A call of `compiled` checks whether the graph fits, which takes 25 us; the keys of the graphs make this check
-        # unnecessary. torch can omit the check only if it could save the graph to a file, which some objects prevent.
+    }
+    unguarded = torch.compile(function, fullgraph=True, options={
+        **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
+    if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
+        # A call of a compiled function checks whether the graph fits, which takes 25 us; the keys of the graphs make
+        # this check unnecessary. torch can omit the check only if it could save the graph to a file. Some objects
+        # prevent this; among them are guards of tensors that are not arguments, such as the buffers of normalizers.
         with _config_errors(), contextlib.suppress(torch._dynamo.exc.PackageError):
-            unchecked: Callable[P, R] = compiled.aot_compile((args, kwargs)).fn
+            unchecked: Callable[P, R] = unguarded.aot_compile((args, kwargs)).fn
             return unchecked
+    compiled = torch.compile(function, fullgraph=True, options={
+        **options, "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe})
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with _config_errors():

@@ -309,12 +309,14 @@ class OnPolicyAlgorithm(Algorithm):
             self._flat.zero_grad()
             loss, measured = self._evaluate_loss(batch, self.parameters, weights)
             loss.backward()  # type: ignore[no-untyped-call]
-            gradient, numbers, norm = self._flat.grad, measured.tolist(), None
+            gradient, numbers, norm = self._flat.grad, measured.tolist(), math.nan
         info = dict(zip(self.info_names, numbers, strict=True))
         if not math.isfinite(info["loss"]):
-            gradient, norm = torch.full_like(gradient, math.nan), None
-        self._gradients, self._norms = [gradient], None if norm is None else [norm]
-        return self._gradients, info
+            gradient, norm = torch.full_like(gradient, math.nan), math.nan
+        self._gradients = gradients = [gradient]
+        if self._compiled is not None:
+            self._known_norms = gradients, [norm]
+        return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:
         """Return a batch of zeros, whose actions this policy chose, for measuring the time of a gradient."""

@@ -125,3 +125,20 @@ def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up
     parts.storage.before_gradients()
     with torch._inductor.config.patch(force_disable_caches=True), pytest.raises(ConfigError, match="compile=False"):
         parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
+
+
+@pytest.mark.slow
+def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, collect, made_up_steps):
+    plain, compiled = (build(PPO, compile=flag, actor={"normalize_obs": True}) for flag in (False, True))
+    rollout = collect(plain, made_up_steps(4))
+    plain.storage.insert_data_slice([rollout])
+    plain.storage.before_gradients()
+    batch, = plain.storage.generate_batches(1)
+    for _ in range(2):
+        expected, _ = plain.algorithm.compute_gradients(batch)
+        gradient, _ = compiled.algorithm.compute_gradients(batch)
+        torch.testing.assert_close(gradient[0], expected[0], rtol=1e-4, atol=1e-6)
+        for parts in (plain, compiled):  # the graph reads the current moments
+            parts.actor.merge_moments(parts.algorithm.moments_of(rollout, {}))
+    graph, = compiled.algorithm._compiled._graphs.values()
+    assert "_compile_graph" not in graph.__qualname__  # the name of the function that checks
