@@ -95,16 +95,27 @@ def test_booleans_are_normalized_as_0_and_1():
     assert running.normalise(flags).std(0, correction=0).tolist() == pytest.approx([1.0, 1.0])
 
 
+def column_rollout(reward, ended, valid):
+    """Return a rollout of one environment with these rewards, ends of episodes and valid rows."""
+    steps = len(reward)
+    return RolloutData(
+        obs={}, done=torch.zeros(steps + 1, 1, dtype=torch.bool), rhs={}, mask=None,
+        action=torch.zeros(steps, 1, dtype=torch.int64), reward=torch.tensor(reward)[:, None],
+        terminated=torch.tensor(ended)[:, None], truncated=torch.zeros(steps, 1, dtype=torch.bool),
+        valid=torch.tensor(valid)[:, None], final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})
+
+
 def test_discounted_sums_continue_across_rollouts_and_reset_after_episodes():
-    ended = np.array([[False], [True], [False], [False]])
-    valid = np.array([[True], [True], [False], [True]])
-    rollout = RolloutData(
-        obs={}, done=torch.zeros(5, 1, dtype=torch.bool), rhs={}, mask=None,
-        action=torch.zeros(4, 1, dtype=torch.int64),
-        reward=torch.tensor([[1.0], [1.0], [5.0], [2.0]]), terminated=torch.from_numpy(ended),
-        truncated=torch.zeros(4, 1, dtype=torch.bool), valid=torch.from_numpy(valid),
-        final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})
+    rollout = column_rollout([1.0, 1.0, 5.0, 2.0], [False, True, False, False], [True, True, False, True])
     running = np.array([10.0])
     sums = discounted_sums(rollout, 0.5, running)
     assert sums[:, 0].tolist() == [6.0, 4.0, 0.0, 2.0]
     assert running.tolist() == [2.0]
+
+
+def test_discounted_sums_are_repeated_unchanged_where_a_row_within_an_episode_is_invalid():
+    rollout = column_rollout([1.0, 5.0, 2.0, 5.0], [False] * 4, [True, False, True, False])
+    running = np.array([10.0])
+    sums = discounted_sums(rollout, 0.5, running)
+    assert sums[:, 0].tolist() == [6.0, 6.0, 5.0, 5.0]
+    assert running.tolist() == [5.0]
