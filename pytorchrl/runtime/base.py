@@ -256,6 +256,5 @@ class Runtime(ABC):
         """Kill the process of the calling worker, as a crash would."""
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def now(self) -> float:
-        """Return the time of a monotonic clock in seconds."""
-        return time.monotonic()
+    now: Callable[[], float] = staticmethod(time.monotonic)
+    """Return the time of a monotonic clock in seconds."""

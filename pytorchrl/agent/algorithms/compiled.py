@@ -91,7 +91,7 @@ class CompiledLosses:
 
     def __call__(self, batch: ReplayBatch, draws: list[Tensor],
                  due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradient (P,) of each group, the losses and measures as one tensor, and the errors (B,).
+        """Return the gradient (P,) of each group; the losses, the measures and the gradients' norms; the errors (B,).
 
         Args:
             batch: B transitions.
@@ -117,7 +117,8 @@ class CompiledLosses:
                     else torch.cat([torch.zeros_like(param).reshape(-1) for param in params])
                     for name, params in self._groups.items()]
                 values = [value.detach() for value in (*losses.values(), *measures.values())]
-                return vectors, torch.stack(values), errors.detach()
+                norms = [torch.linalg.vector_norm(vector) for vector in vectors]
+                return vectors, torch.stack([*values, *norms]), errors.detach()
             compiled = _compile_graph(gradients, [*leaves, *draws], tensors, draws)
             self._graphs[key] = recorded(compiled, batch.ret.device)
         return self._graphs[key](tensors, draws)

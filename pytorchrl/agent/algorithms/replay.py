@@ -252,9 +252,12 @@ class ReplayAlgorithm(Algorithm):
         else:
             gradients, measured, errors = self._uncompiled_gradients(batch, due)
         values = measured.tolist()
+        values, norms = values[:len(self._names)], values[len(self._names):]
         if not all(map(math.isfinite, values)):
-            gradients = [torch.full_like(gradient, math.nan) for gradient in gradients]
+            gradients, norms = [torch.full_like(gradient, math.nan) for gradient in gradients], []
         self._gradients = gradients
+        if norms:
+            self._known_norms = gradients, norms
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors.detach().cpu()}
 
     def example_batch(self, shape: BatchShape) -> ReplayBatch:
@@ -288,7 +291,7 @@ class ReplayAlgorithm(Algorithm):
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the same values as `_uncompiled_gradients`, with the same noise."""
+        """Return the same values as `_uncompiled_gradients`, with the same noise; the norms follow the measures."""
         shapes, self._names = self._plans[len(batch.ret), due]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:

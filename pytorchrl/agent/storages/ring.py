@@ -150,8 +150,8 @@ class Ring:
             shown = link[-1] == heads  # false where a final observation follows the last row
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
-        self._heads[source] = _Head(self.total + np.arange(1, num_envs + 1) * num_steps - 1, heads, done[-1].copy())
-        self.total += count
+        start, self.total = self.total, self.total + count
+        self._heads[source] = _Head(np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy())
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
         return Inserted(rows, broken, previous < 0)
@@ -373,7 +373,7 @@ class Ring:
             (K,) int64, places of the final observations.
         """
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
-        if len(rollout.final_index):
+        if rollout.final_index.shape[0]:
             t, e = rollout.final_index.numpy().T
             cut[t + 1, e] = True  # the previous row links to a final observation
             finals = -1 - self.extras.take(len(t))

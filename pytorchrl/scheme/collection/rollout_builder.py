@@ -87,7 +87,7 @@ class RolloutBuilder:
             for policy, part in data.parts.items():
                 what = f"{where}, policy {policy!r}" if policy else where
                 check_finite({**part.obs, "reward": part.reward}, what)
-                if len(part.final_index):
+                if part.final_index.shape[0]:
                     check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
             with torch.no_grad():
                 with watch.part("inference"):
