@@ -2,6 +2,7 @@
 
     python benchmarks/second_core.py [--tasks cartpole,dqn,sac,r2d2] [--forms one,worker,threads] [--pairs 5]
                                      [--seconds 10]
+    python benchmarks/second_core.py --score-steps 100000 [--tasks cartpole,dqn,r2d2] [--forms ...] [--seeds 3]
 
 The forms are:
 
@@ -18,7 +19,9 @@ updates to env steps is the same. DQN's worker sends rollouts of 64 steps.
 
 Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
 script prints env steps and updates per second, the ratio to `one` in the same round, and the lags of data and gradients
-(in updates). It prints one JSON object and asserts nothing.
+(in updates). With `--score-steps`, each form is instead trained for this number of env steps with several seeds, and
+the script prints the mean return of the last 100 training episodes of each run. It prints one JSON object and asserts
+nothing.
 """
 
 from __future__ import annotations
@@ -31,17 +34,18 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from typing import Any
 
 FORMS = ("one", "worker", "threads", "learners")
 
 
-def make(task: str, form: str) -> Any:
+def make(task: str, form: str, seed: int = 1) -> Any:
     """Return the scheme of one task and form."""
     import pytorchrl
     from pytorchrl import GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv, VTraceBuffer
 
-    settings: dict[str, Any] = {"seed": 1, "num_threads": 2 if form == "threads" else 1}
+    settings: dict[str, Any] = {"seed": seed, "num_threads": 2 if form == "threads" else 1}
     if form == "worker":
         settings |= {"num_col_workers": 1, "col_execution": "Parallel", "col_communication": "asynchronous",
                      "runtime": "processes", "queue_size": 1, "col_in_flight": 1}
@@ -108,10 +112,25 @@ def measure(task: str, form: str, seconds: float) -> dict[str, Any]:
     return found | lags
 
 
-def in_process(task: str, form: str, seconds: float) -> dict[str, Any]:
-    """Run one measurement in its own process."""
+def score(task: str, form: str, seed: int, steps: int) -> dict[str, Any]:
+    """Return the mean return of the last 100 training episodes of a run, its lags and its seconds."""
+    if form == "one":
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    scheme, returns, start = make(task, form, seed), deque[float](maxlen=100), time.perf_counter()
+    scheme.start(steps)
+    while scheme.env_steps < steps:
+        scheme.step()
+        returns.extend(episode.env_return for episode in scheme.episodes())
+    metrics, seconds = scheme.metrics(), time.perf_counter() - start
+    scheme.stop()
+    return {"seed": seed, "score": statistics.fmean(returns), "updates": metrics["updates"], "seconds": seconds,
+            **{name: metrics[name]["mean"] for name in ("policy_lag", "grad_lag")}}
+
+
+def in_process(task: str, form: str, *what: object) -> dict[str, Any]:
+    """Run one measurement in its own process: `measure(task, form, seconds)`, or `score(task, form, seed, steps)`."""
     threads = "2" if form == "threads" else "1"
-    done = subprocess.run([sys.executable, __file__, "_measure", task, form, str(seconds)], capture_output=True,
+    done = subprocess.run([sys.executable, __file__, "_measure", task, form, *map(str, what)], capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -136,7 +155,9 @@ def compared(task: str, forms: list[str], pairs: int, seconds: float) -> dict[st
 def main() -> None:
     """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["_measure"]:
-        print(json.dumps(measure(sys.argv[2], sys.argv[3], float(sys.argv[4]))))
+        task, form, *what = sys.argv[2:]
+        found = measure(task, form, float(what[0])) if len(what) == 1 else score(task, form, *map(int, what))
+        print(json.dumps(found))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="cartpole,dqn,sac,r2d2", help="tasks, separated by commas")
@@ -144,12 +165,21 @@ def main() -> None:
                         help="forms, separated by commas; the ratios are relative to the first")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each form")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
+    parser.add_argument("--score-steps", type=int, help="train for this number of env steps, and print scores instead")
+    parser.add_argument("--seeds", type=int, default=3, help="for scores: number of seeds, from 1")
     options = parser.parse_args()
     forms = options.forms.split(",")
     if unknown := set(forms) - set(FORMS):
         parser.error(f"unknown forms: {', '.join(sorted(unknown))}; known: {', '.join(FORMS)}")
-    print(json.dumps({"task": "second core", "cores": os.cpu_count(), "python": platform.python_version(), "results": {
-        task: compared(task, forms, options.pairs, options.seconds) for task in options.tasks.split(",")}}, indent=1))
+    results: dict[str, Any] = {}
+    for task in options.tasks.split(","):
+        if options.score_steps is None:
+            results[task] = compared(task, forms, options.pairs, options.seconds)
+        else:
+            results[task] = {form: [in_process(task, form, seed, options.score_steps)
+                                    for seed in range(1, options.seeds + 1)] for form in forms}
+    print(json.dumps({"task": "second core", "cores": os.cpu_count(), "python": platform.python_version(),
+                      "results": results}, indent=1))
 
 
 if __name__ == "__main__":
