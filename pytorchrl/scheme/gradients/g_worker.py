@@ -28,7 +28,7 @@ from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
-from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
+from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
 from pytorchrl.untyped import StateDict
 
 # The first incarnation of workers below a GWorker is this number times the GWorker's incarnation, so none repeats.
@@ -242,8 +242,8 @@ class GWorker(Worker):
 
     @errors_carry_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
-                         skip_remaining: bool = False, distribute_gradients: bool = False,
-                         parameters: Parameters | None = None, check: bool = False) -> Gradients:
+                         skip_remaining: bool = False, distribute_gradients: bool = False, check: bool = False,
+                         parameters: Parameters | None = None, with_report: bool = True) -> Gradients:
         """Handle a request of the update worker: set weights, get a batch, and return its encoded gradient.
 
         Args:
@@ -253,14 +253,14 @@ class GWorker(Worker):
             distribute_gradients: Whether to average the gradient over all gradient workers, and to apply the mean.
             parameters: Current parameters of the algorithm and the storage, for a request without weights.
             check: Whether to include a checksum of the parameters in the result.
+            with_report: Whether the result contains a report; if not, the caller requests reports with `report`.
         """
         self._begin_request(weights, parameters, skip_remaining)
         if self.batch_source.is_loaded and advantage_moments is not None:
             self.batch_source.start_pass(advantage_moments)
         version = self.actor_version
         try:
-            self.get_data()
-            grads, info = self.get_grads(distribute_gradients)
+            grads, info = self.step(distribute_gradients)
         except DrainingError:  # no data will arrive for this request
             grads, info, self._gradients.used = [], {}, micro.Used(0, 0, False)
         used, skipped, vectors = self._gradients.used, False, cast("Any", grads)
@@ -270,17 +270,18 @@ class GWorker(Worker):
         elif self.index_worker > 0:
             with self.stats.watch.part("encode"):
                 vectors = self.stats.pack(grads, self.encoder)
-        self.stats.traffic[WEIGHTS] += self.local_worker.take_weights_traffic()
-        reported = self.stats.take((self.collector, self.batch_source), self.collector.take_send_s(),
-                                   self.collector.weights_traffic)
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter,
             info=info, ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples),
-            fault=self._gradients.fault, skipped=skipped,
-            shards=() if self.shards is None else tuple(state.statistics() for state in self.shards.states),
-            queue_levels=self.batch_source.take_levels(), part=self.take_part() if self.index_worker > 0 else None,
-            checksum=self.get_weights(learning=True).checksum if check else None, **reported)
+            fault=self._gradients.fault, skipped=skipped, moments=self.stats.take_moments(),
+            part=self.take_part() if self.index_worker > 0 else None, report=self.report() if with_report else None,
+            checksum=self.get_weights(learning=True).checksum if check else None)
+
+    def report(self) -> Report:
+        """Return the statistics since the last report; the thread that computes gradients must call this method."""
+        self.stats.traffic[WEIGHTS] += self.local_worker.take_weights_traffic()
+        return self.stats.take(self.collector, self.batch_source, () if self.shards is None else self.shards.states)
 
     def _apply_mean(self, grads: Vectors) -> tuple[Vectors | None, dict[str, float] | None]:
         """Apply the mean gradient, as all ranks do.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, NOT_SENT, WEIGHTS, Encoder, Traffic
-from pytorchrl.scheme.transport.messages import Moments, Rollout
+from pytorchrl.scheme.transport.messages import Moments, Report, Rollout
 from pytorchrl.untyped import Payload
 
 P = ParamSpec("P")
@@ -54,23 +54,35 @@ class Counted(Protocol):
         """Return the durations of the component's operations since the last call."""
 
 
-class ReportFields(TypedDict):
-    """The fields of a `Gradients` message that `WorkerStats.take` fills."""
+class CountedCollector(Counted, Protocol):
+    """A component that collects rollouts."""
 
-    lags: tuple[tuple[int, int, int], ...]
-    drawn_lags: tuple[np.ndarray, ...]
-    episodes: tuple[Episode, ...]
-    moments: tuple[dict[str, Moments], ...]
-    times: Times
-    counters: WorkerCounters
-    timings: Seconds
-    traffic: dict[str, Traffic]
+    @property
+    def weights_traffic(self) -> Traffic:
+        """Total traffic of weights that were sent to collection workers."""
+
+    def take_send_s(self) -> float:
+        """Return the seconds that requests and rollouts of synchronous rounds were in transit since the last call."""
+
+
+class CountedSource(Counted, Protocol):
+    """A component that provides batches."""
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return the number of waiting batches after each removal since the last call."""
+
+
+class HasStatistics(Protocol):
+    """A replay shard."""
+
+    def statistics(self) -> Mapping[str, object]:
+        """Return the current statistics of the shard."""
 
 
 class WorkerStats:
-    """Statistics of a gradient worker and of its rollouts, to be sent with the next message.
+    """Statistics of a gradient worker and of its rollouts, for its next report.
 
-    Counters and traffic are totals; `take` resets all other statistics.
+    Counters and traffic are totals; `take` and `take_moments` reset all other statistics.
 
     Args:
         now: The clock.
@@ -85,6 +97,7 @@ class WorkerStats:
     def __init__(self, now: Callable[[], float]) -> None:
         self.counters = WorkerCounters()
         self.traffic: dict[str, Traffic] = dict.fromkeys(KINDS, Traffic())
+        self.moments: list[dict[str, Moments]] = []
         self._envs_restarted: dict[tuple[int, int], int] = {}
         self._start(now)
 
@@ -92,7 +105,6 @@ class WorkerStats:
         self._lags: list[tuple[int, int, int]] = []
         self._drawn_lags: list[np.ndarray] = []
         self._episodes: list[Episode] = []
-        self.moments: list[dict[str, Moments]] = []
         self.watch = Stopwatch(now)
         self._num_rollouts = 0
         self._timings: Seconds = {"gradients": self.watch.seconds, "collection": {}}
@@ -167,27 +179,33 @@ class WorkerStats:
         self.counters.preempted_steps += header.num_env_steps
         self.counters.preempted_by_worker[header.worker] += 1
 
-    def take(self, parts: Iterable[Counted], send_s: float, weights_traffic: Traffic) -> ReportFields:
-        """Return the fields for the next message, and reset the statistics.
+    def take_moments(self) -> tuple[dict[str, Moments], ...]:
+        """Return the moments of the rollouts since the last call."""
+        moments = tuple(self.moments)
+        if moments:
+            self.moments = []
+        return moments
+
+    def take(self, collector: CountedCollector, source: CountedSource, shards: Iterable[HasStatistics]) -> Report:
+        """Return a report, and reset the statistics.
 
         Args:
-            parts: Components of the worker that count and time their own work.
-            send_s: Seconds that requests and rollouts of synchronous rounds have spent in transit since the last
-                message.
-            weights_traffic: Total traffic of weights that were sent to collection workers.
+            collector: The component that collects.
+            source: The component that provides batches.
+            shards: The replay shards.
         """
         own, counters = self.watch.take(), self.counters.copy()
         times: Times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values()))}
-        for part in parts:
+        for part in (collector, source):
             times |= part.take_times()
             part.count(counters)
         times |= {name: own[part] for part, name in (("wait", "dequeue"), ("grad", "grad")) if part in own}
-        add_seconds(self._timings, {"collection": {"send": send_s}})
-        fields = ReportFields(
+        add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
+        report = Report(
             lags=tuple(self._lags), drawn_lags=tuple(self._drawn_lags), episodes=tuple(self._episodes),
-            moments=tuple(self.moments),
             times={name: time for name, time in times.items() if time[0]}, counters=counters,
             timings={level: dict(seconds) for level, seconds in self._timings.items()},
-            traffic={**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + weights_traffic})
+            traffic={**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic},
+            shards=tuple([shard.statistics() for shard in shards]), queue_levels=source.take_levels())
         self._start(self.watch.now)
-        return fields
+        return report

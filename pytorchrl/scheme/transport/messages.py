@@ -112,6 +112,30 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """Statistics of a gradient worker and of the workers below it; except for totals, since its previous report."""
+
+    counters: WorkerCounters
+    """Totals, and current levels."""
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    """Totals of the traffic, by kind of message."""
+    lags: tuple[tuple[int, int, int], ...] = ()
+    """(worker, lag when queued, lag at first use) of each rollout that was taken from the queue."""
+    drawn_lags: tuple[np.ndarray, ...] = ()
+    """One (K, 2) int64 array per batch from replay: (lag when sent to replay, lag when sampled) of each of K items."""
+    episodes: tuple[Episode, ...] = ()
+    timings: Seconds = field(default_factory=dict)
+    """Level -> part -> seconds of work. The work of the collection workers is included once their rollouts have been
+    taken for training or added to replay."""
+    times: Times = field(default_factory=dict)
+    """Times of the operations at all levels below the update worker; see `timing.OPERATIONS`."""
+    shards: tuple[Mapping[str, object], ...] = ()
+    """Current statistics of each replay shard."""
+    queue_levels: tuple[int, ...] = ()
+    """Number of queued train batches (with shards: waiting batches) after each removal."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gradients:
     """The answer of a gradient worker to one request."""
 
@@ -132,25 +156,10 @@ class Gradients:
     ledger: LedgerSnapshot
     last: bool = False
     """Whether the worker's data are used up, so that the next request starts with new data."""
-    lags: tuple[tuple[int, int, int], ...] = ()
-    """(worker, lag when queued, lag at first use) of each rollout that was taken from the queue."""
-    drawn_lags: tuple[np.ndarray, ...] = ()
-    """One (K, 2) int64 array per batch from replay: (lag when sent to replay, lag when sampled) of each of K items."""
-    episodes: tuple[Episode, ...] = ()
+    report: Report | None = None
+    """Statistics of the worker; None if the update worker requests them separately."""
     moments: tuple[dict[str, Moments], ...] = ()
     """Moments of the rollouts that were used, sent with the last gradient that was computed from these rollouts."""
-    timings: Seconds = field(default_factory=dict)
-    """Level -> part -> seconds of work since the previous message. The work of the collection workers is included once
-    their rollouts have been taken for training or added to replay."""
-    times: Times = field(default_factory=dict)
-    """Times of the operations at all levels below the update worker since the previous message; see
-    `timing.OPERATIONS`."""
-    shards: tuple[Mapping[str, object], ...] = ()
-    """Statistics of each replay shard."""
-    counters: WorkerCounters = field(default_factory=WorkerCounters)
-    """Counters of the worker and of the workers below it."""
-    traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    """Totals of the traffic, by kind of message."""
     incarnation: int = 0
     part: WorkersPart | None = None
     """(sender, incarnation, events of the sender's journal since the previous message)."""
@@ -160,8 +169,6 @@ class Gradients:
     skipped: bool = False
     """Whether the worker skipped the update; False unless the worker applies the mean gradient itself. All ranks skip
     the same updates."""
-    queue_levels: tuple[int, ...] = ()
-    """Number of queued train batches (with shards: waiting batches) after each removal since the previous message."""
     samples: dict[str, int] = field(default_factory=dict)
     """Policy -> number of valid samples from which the policy's vectors were computed. This number is the weight of
     these vectors when gradients are averaged. The policies are in the order of `vectors`. A single policy has the name

@@ -16,10 +16,14 @@ class CentralUpdates:
     Args:
         local_worker: The local gradient worker.
         statistics: The object that records the updates.
+        in_thread: Whether a separate thread makes the updates. If so, gradients contain reports; if not, reports are
+            requested when they are needed.
     """
 
-    def __init__(self, local_worker: GWorker, statistics: Statistics) -> None:
-        self._local, self._statistics = local_worker, statistics
+    def __init__(self, local_worker: GWorker, statistics: Statistics, *, in_thread: bool = False) -> None:
+        self._local, self._statistics, self._with_report = local_worker, statistics, in_thread
+        if not in_thread:
+            statistics.local_report = local_worker.report
         local_worker.algo.applies_at_once = True
         self._pending = PendingMoments()
         self._num_drains = 0
@@ -33,7 +37,7 @@ class CentralUpdates:
     def _step(self) -> bool:
         """Compute one gradient, and make or skip its update; return False if the gradient has no samples."""
         with self._statistics.timed("wait"):
-            gradients = self._local.collect_and_grad()
+            gradients = self._local.collect_and_grad(with_report=self._with_report)
         self._statistics.receive(gradients)
         if not discard_empty(self._statistics, [gradients]):
             return False

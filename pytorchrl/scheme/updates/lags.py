@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pytorchrl.scheme.transport.messages import Gradients
+from pytorchrl.scheme.transport.messages import Gradients, Report
 
 _PHASES = ("collect", "queue", "replay")
 
@@ -20,13 +20,13 @@ class Lags:
         self._phases: Counter[str] = Counter()  # phase -> sum of the lags that arose in the phase
         self._gradients: Counter[int] = Counter()
 
-    def receive(self, gradients: Gradients) -> None:
-        """Count the lags of the data from which a gradient was computed."""
-        for _, lag_queued, lag_used in gradients.lags:
+    def receive(self, report: Report) -> None:
+        """Count the lags of the data from which gradients were computed."""
+        for _, lag_queued, lag_used in report.lags:
             self._policy[lag_used] += 1
             self._phases["collect"] += lag_queued
             self._phases["queue"] += lag_used - lag_queued
-        for lags in gradients.drawn_lags:
+        for lags in report.drawn_lags:
             sent, drawn = lags.T.tolist()
             self._policy.update(drawn)
             self._phases.update(collect=sum(sent), replay=sum(drawn) - sum(sent))

@@ -48,7 +48,8 @@ def _numbers_of(answer: object) -> tuple[int, ...]:
 
 def _seconds_of(answer: object) -> float | None:
     """Return the seconds that a worker needed for a gradient, including waits for data; None for other answers."""
-    return sum(answer.timings.get("gradients", {}).values()) if isinstance(answer, Gradients) else None
+    return (sum(answer.report.timings.get("gradients", {}).values())
+            if isinstance(answer, Gradients) and answer.report is not None else None)
 
 
 class RemoteUpdates:

@@ -15,7 +15,7 @@ from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of
-from pytorchrl.scheme.transport.messages import Gradients
+from pytorchrl.scheme.transport.messages import Gradients, Report
 from pytorchrl.scheme.updates.averaging import WeightedMeans
 from pytorchrl.scheme.updates.lags import Lags
 from pytorchrl.scheme.updates.nan_policy import NanPolicy
@@ -28,6 +28,8 @@ from pytorchrl.worker_names import collection_worker
 # An error is raised after this many gradients in a row without samples. Probably, all agents that act have policies
 # that do not learn.
 _MAX_EMPTY_IN_A_ROW = 10_000
+# Gradients without reports between two requests for a report.
+_REPORT_INTERVAL = 50
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
@@ -73,6 +75,7 @@ class Statistics:
         counters: The update worker's own counters, written by the thread that makes updates.
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
+        local_report: Function that returns a report of the local gradient worker; None: its gradients contain reports.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
@@ -83,6 +86,7 @@ class Statistics:
         self.counters = UpdateCounters()
         self.traffic: dict[str, Traffic] = dict.fromkeys(KINDS, Traffic())
         self.last_info: Mapping[str, float] = {}
+        self.local_report: Callable[[], Report] | None = None
         self.num_workers = 0
         self.missing: Collection[int] = ()
         # The following attributes contain data that arrived with gradients.
@@ -97,6 +101,7 @@ class Statistics:
         self._info, self._new_updates = WeightedMeans(), 0  # totals since the last call of `take_info`
         self._nan_policy = NanPolicy()
         self._empty_in_a_row = 0
+        self._thread = 0  # identifier of the thread in which the latest gradient without a report arrived
 
     # Gradients
 
@@ -106,17 +111,36 @@ class Statistics:
         sender = (gradients.worker, gradients.incarnation)
         self.tree_ledger.report(*sender, gradients.ledger)
         with self._lock:
-            self._workers[sender] = gradients.counters
-            self._traffic[sender], self._shards[gradients.worker] = gradients.traffic, gradients.shards
-            self._lags.receive(gradients)
-            self._times.receive(gradients)
-            for level in gradients.queue_levels:
-                self._queue_levels.push(level)
-            self._episodes.extend(gradients.episodes)
             self._grads_by_worker[gradients.worker] += 1
             self.counters.grads_received += 1
             self.counters.grads_held += 1
         self.tree_ledger.receive(gradients.num_new_samples)
+        if gradients.report is not None:
+            self._receive_report(sender, gradients.report)
+            return
+        self._thread = threading.get_ident()
+        if self.counters.grads_received % _REPORT_INTERVAL == 0:
+            self.request_report()
+
+    def _receive_report(self, sender: tuple[int, int], report: Report) -> None:
+        with self._lock:
+            self._workers[sender] = report.counters
+            self._traffic[sender], self._shards[sender[0]] = report.traffic, report.shards
+            self._lags.receive(report)
+            self._times.receive(report)
+            for level in report.queue_levels:
+                self._queue_levels.push(level)
+            self._episodes.extend(report.episodes)
+
+    def request_report(self) -> None:
+        """Request a report of the local gradient worker if its gradients arrive without reports.
+
+        This is done regularly, and before the thread that makes updates reads statistics. To make a report takes as
+        long as the rest of the bookkeeping for a gradient, so a report with each gradient would be expensive. Another
+        thread reads the statistics of the latest report.
+        """
+        if self.local_report is not None and self._thread == threading.get_ident():
+            self._receive_report((0, 0), self.local_report())
 
     def apply(self, gradients: Iterable[Gradients], version: int, info: Mapping[str, float]) -> None:
         """Record an update from these gradients.
@@ -216,6 +240,7 @@ class Statistics:
 
     def state(self) -> dict[str, object]:
         """Return the state for a checkpoint; live gradient workers save their ledgers themselves."""
+        self.request_report()
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
             return {**self.tree_ledger.state(), "counts": counts, "lags": self._lags.state()}
@@ -266,12 +291,14 @@ class Statistics:
 
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call."""
+        self.request_report()
         with self._lock:
             episodes, self._episodes = self._episodes, []
             return episodes
 
     def metrics(self) -> MetricsDict:
         """Return counters, lags, rates and times by name, as JSON-serializable values."""
+        self.request_report()
         ledger = self.tree_ledger.total()
         with self._lock:
             own, workers = self.counters, WorkerCounters.merge(self._workers.values())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
-from pytorchrl.scheme.transport.messages import Gradients
+from pytorchrl.scheme.transport.messages import Report
 
 # The mean time of each kind of operation is computed over this many recent operations.
 _TIME_WINDOW = 100
@@ -89,10 +89,10 @@ class Times:
         """Add seconds (level -> part -> seconds) to the totals."""
         add_seconds(self._seconds, seconds)
 
-    def receive(self, gradients: Gradients) -> None:
-        """Add the times that arrived with a gradient."""
-        add_seconds(self._seconds, gradients.timings)
-        for name, (count, seconds) in gradients.times.items():
+    def receive(self, report: Report) -> None:
+        """Add the times that a gradient worker reported."""
+        add_seconds(self._seconds, report.timings)
+        for name, (count, seconds) in report.times.items():
             if count == 1:
                 self._operations[name].append(seconds)
             else:

@@ -171,7 +171,7 @@ class UWorker(Worker):
         self._in_thread = isinstance(gradients, AsynchronousGradients) and not gradients.is_parallel
         self.strategy: UpdateStrategy
         if not gradients.is_parallel:
-            self.strategy = CentralUpdates(self.local_worker, self.statistics)
+            self.strategy = CentralUpdates(self.local_worker, self.statistics, in_thread=self._in_thread)
         else:
             request_timeout_s = 2 * collection.queue_timeout_s
             is_decentralised = isinstance(gradients, DecentralisedGradients)
@@ -400,6 +400,7 @@ class UWorker(Worker):
         if self._final is not None:
             return self._final
         failure = self.updater.failure
+        self.statistics.request_report()
         self.updater.signal_stop()
         for handle in self.remote_workers:
             handle.signal(GWorker.interrupt)

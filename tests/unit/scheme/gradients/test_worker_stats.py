@@ -45,8 +45,27 @@ def header(rng, restarts):
         sent=Sent(raw=raw, sent=raw // 2), traffic={"weights": Traffic(decodes=1, decode_s=0.25)})
 
 
-def take(stats, parts=(), send_s=0.0):
-    return stats.take(parts, send_s, Traffic())
+class Component:
+    """A collector or a source of batches, without counts of its own."""
+
+    def __init__(self, send_s=0.0, weights_traffic=None):
+        self._send_s, self.weights_traffic = send_s, weights_traffic or Traffic()
+
+    def take_send_s(self):
+        return self._send_s
+
+    def take_levels(self):
+        return (3, 2)
+
+    def count(self, counters):
+        pass
+
+    def take_times(self):
+        return {}
+
+
+def take(stats, collector=None, source=None):
+    return stats.take(collector or Component(), source or Component(), ())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -57,7 +76,7 @@ def test_counters_are_sums_over_the_rollouts_in_use(clock, seed):
         stats.add_rollout(rollout, 10, 12)
     take(stats)
     stats.add_draw(headers[20:], np.zeros((0, 2), np.int64), 12)
-    counters = take(stats)["counters"]
+    counters = take(stats).counters
     cut, full = ([rollout for rollout in headers if rollout.preempted is is_cut] for is_cut in (True, False))
 
     def episode_steps(rollouts):
@@ -81,15 +100,15 @@ def test_a_message_covers_rollouts_used_since_the_last_message(clock, seed):
         headers = [header(rng, Counter()) for _ in range(rng.randint(0, 5))]
         for rollout in headers:
             stats.add_rollout(rollout, 10, 12)
-        fields = take(stats, send_s=0.5)
-        assert fields["lags"] == tuple(
+        report = take(stats, Component(send_s=0.5))
+        assert report.lags == tuple(
             (rollout.worker, 10 - rollout.weights_version, 12 - rollout.weights_version) for rollout in headers)
-        assert fields["episodes"] == tuple(episode for rollout in headers for episode in rollout.episodes)
-        assert fields["moments"] == tuple(rollout.moments for rollout in headers if rollout.moments)
-        collection = fields["timings"]["collection"]
+        assert report.episodes == tuple(episode for rollout in headers for episode in rollout.episodes)
+        assert stats.take_moments() == tuple(rollout.moments for rollout in headers if rollout.moments)
+        collection = report.timings["collection"]
         assert collection.pop("send") == 0.5
         assert sum(collection.values()) == pytest.approx(sum(rollout.collect_s for rollout in headers))
-        count, seconds = fields["times"].get("collect", (0, 0.0))
+        count, seconds = report.times.get("collect", (0, 0.0))
         assert (count, seconds) == (len(headers), pytest.approx(sum(rollout.collect_s for rollout in headers)))
 
 
@@ -97,10 +116,10 @@ def test_lags_of_samples_are_per_train_batch(clock):
     stats = WorkerStats(clock)
     stats.add_draw([], np.array([[3, 5], [4, 4]]), 9)
     stats.add_draw([], np.array([[9, 9]]), 9)
-    first, second = take(stats)["drawn_lags"]
+    first, second = take(stats).drawn_lags
     assert first.tolist() == [[2, 6], [0, 5]]
     assert second.tolist() == [[0, 0]]
-    assert take(stats)["drawn_lags"] == ()
+    assert take(stats).drawn_lags == ()
 
 
 def test_traffic_is_summed_by_kind(clock):
@@ -108,16 +127,25 @@ def test_traffic_is_summed_by_kind(clock):
     headers = [header(rng, Counter()) for _ in range(4)]
     for rollout in headers:
         stats.add_rollout(rollout, 0, 0)
-        fields = stats.take([], 0.0, Traffic(messages=7))
-    assert fields["traffic"]["data"].messages == 4
-    assert fields["traffic"]["data"].raw == sum(rollout.sent.raw for rollout in headers)
-    weights = fields["traffic"]["weights"]
+        report = take(stats, Component(weights_traffic=Traffic(messages=7)))
+    assert report.traffic["data"].messages == 4
+    assert report.traffic["data"].raw == sum(rollout.sent.raw for rollout in headers)
+    weights = report.traffic["weights"]
     assert (weights.messages, weights.decodes, weights.decode_s) == (7, 4, 1.0)
 
 
+def test_a_report_has_the_levels_of_the_queue_and_the_statistics_of_shards(clock):
+    class Shard:
+        def statistics(self):
+            return {"size": 7}
+    report = WorkerStats(clock).take(Component(), Component(), [Shard(), Shard()])
+    assert (report.queue_levels, report.shards) == ((3, 2), ({"size": 7}, {"size": 7}))
+
+
 def test_times_and_counters_of_parts_are_added(clock):
-    class Part:
+    class Part(Component):
         def __init__(self, restarts, times):
+            super().__init__()
             self.restarts, self.times = restarts, times
 
         def count(self, counters):
@@ -127,9 +155,9 @@ def test_times_and_counters_of_parts_are_added(clock):
             return self.times
     stats = WorkerStats(clock)
     parts = [Part(2, {"draw": (3, 0.5)}), Part(5, {"fetch": (0, 0.0)})]
-    first, second = take(stats, parts), take(stats, parts)
-    assert first["counters"].restarts == second["counters"].restarts == 7
-    assert first["times"] == {"draw": (3, 0.5)}
+    first, second = take(stats, *parts), take(stats, *parts)
+    assert first.counters.restarts == second.counters.restarts == 7
+    assert first.times == {"draw": (3, 0.5)}
 
 
 def test_methods_are_timed_by_part(clock):
@@ -141,10 +169,10 @@ def test_methods_are_timed_by_part(clock):
             clock.seconds += seconds
             return seconds
     assert [Owner().work(0.5), Owner().work(0.25)] == [0.5, 0.25]
-    fields = take(Owner.stats)
-    assert fields["times"] == {"grad": (2, 0.75)}
-    assert fields["timings"]["gradients"] == {"grad": 0.75}
-    assert take(Owner.stats)["timings"]["gradients"] == {}
+    report = take(Owner.stats)
+    assert report.times == {"grad": (2, 0.75)}
+    assert report.timings["gradients"] == {"grad": 0.75}
+    assert take(Owner.stats).timings["gradients"] == {}
 
 
 def test_gradients_are_sent_as_copies_and_counted(clock):
@@ -156,5 +184,5 @@ def test_gradients_are_sent_as_copies_and_counted(clock):
     assert nothing is None
     packed, _ = stats.pack([own, missing], Encoder(Compression.of("grads", "fp16"), clock))
     assert packed.nbytes == 8
-    counters = take(stats)["counters"]
+    counters = take(stats).counters
     assert (counters.bytes_raw, counters.bytes_sent) == (32, 24)

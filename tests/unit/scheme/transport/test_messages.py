@@ -15,7 +15,7 @@ from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Executio
 from pytorchrl.scheme.transport.encoder import Sent
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting
-from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights, WholeState
+from pytorchrl.scheme.transport.messages import Gradients, Report, Rollout, Weights, WholeState
 
 _MESSAGES = [
     Weights(3, {"all": np.arange(4, dtype=np.float32)}, {"lr": 0.5}),
@@ -24,7 +24,7 @@ _MESSAGES = [
             timings={"store": 0.5}, preempted=True, sent=Sent(6, 5)),
     Gradients(vectors=[np.arange(4, dtype=np.float32)], num_samples=5, num_new_samples=4, weights_version=3, worker=1,
               sequence=9, info={"loss": 1.0}, ledger=LedgerSnapshot(collected=4, sent=4), last=True,
-              lags=((1, 0, 2),), counters=WorkerCounters(rollouts=1)),
+              report=Report(lags=((1, 0, 2),), counters=WorkerCounters(rollouts=1))),
     WholeState(3, {"gradient": {"acting": {"all": np.arange(4, dtype=np.float32)}}}),
     Meeting(generation=2, address="10.0.0.1", port=4000, size=3, timeout_s=60.0),
     Candidate(version=3, incarnation=1, ledger=LedgerSnapshot(collected=4, queued=4), address="10.0.0.1", port=4000),

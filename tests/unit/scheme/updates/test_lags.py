@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.transport.messages import Gradients
+from pytorchrl.scheme.transport.messages import Gradients, Report
 from pytorchrl.scheme.updates.lags import Lags, summary
 
 
@@ -14,6 +15,10 @@ def gradients(version=0, **fields):
     return Gradients(
         vectors=None, num_samples=1, num_new_samples=1, weights_version=version, worker=1, sequence=1, info={},
         ledger=LedgerSnapshot(), **fields)
+
+
+def report(**fields):
+    return Report(counters=WorkerCounters(), **fields)
 
 
 @pytest.mark.parametrize(("histogram", "expected"), [
@@ -27,7 +32,7 @@ def test_a_summary_of_lags(histogram, expected):
 
 def test_lags_of_rollouts_have_two_phases():
     lags = Lags()
-    lags.receive(gradients(lags=((1, 1, 3), (2, 0, 1))))
+    lags.receive(report(lags=((1, 1, 3), (2, 0, 1))))
     metrics = lags.metrics()
     assert metrics["policy_lag"]["mean"] == 2.0
     assert (metrics["policy_lag_collect_mean"], metrics["policy_lag_queue_mean"]) == (0.5, 1.5)
@@ -36,7 +41,7 @@ def test_lags_of_rollouts_have_two_phases():
 
 def test_lags_of_samples_have_the_phase_of_replay():
     lags = Lags()
-    lags.receive(gradients(drawn_lags=(np.array([[1, 4], [1, 6]]),)))
+    lags.receive(report(drawn_lags=(np.array([[1, 4], [1, 6]]),)))
     metrics = lags.metrics()
     assert (metrics["policy_lag_collect_mean"], metrics["policy_lag_replay_mean"]) == (1.0, 4.0)
     assert metrics["policy_lag"]["max"] == 6
@@ -50,7 +55,7 @@ def test_lags_of_gradients_are_relative_to_the_updated_version():
 
 def test_a_saved_state_has_all_lags():
     lags, other = Lags(), Lags()
-    lags.receive(gradients(lags=((1, 1, 3),)))
+    lags.receive(report(lags=((1, 1, 3),)))
     lags.apply(gradients(), 2)
     other.restore(lags.state())
     assert other.metrics() == lags.metrics()
