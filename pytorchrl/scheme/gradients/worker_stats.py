@@ -179,6 +179,11 @@ class WorkerStats:
         self.counters.preempted_steps += header.num_env_steps
         self.counters.preempted_by_worker[header.worker] += 1
 
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes since the last report, and leave them out of the next report."""
+        episodes, self._episodes = self._episodes, []
+        return episodes
+
     def take_moments(self) -> tuple[dict[str, Moments], ...]:
         """Return the moments of the rollouts since the last call."""
         moments = tuple(self.moments)

@@ -23,7 +23,7 @@ class CentralUpdates:
     def __init__(self, local_worker: GWorker, statistics: Statistics, *, in_thread: bool = False) -> None:
         self._local, self._statistics, self._with_report = local_worker, statistics, in_thread
         if not in_thread:
-            statistics.local_report = local_worker.report
+            statistics.local_report, statistics.local_episodes = local_worker.report, local_worker.stats.take_episodes
         local_worker.algo.applies_at_once = True
         self._pending = PendingMoments()
         self._num_drains = 0

@@ -76,6 +76,7 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
         local_report: Function that returns a report of the local gradient worker; None: its gradients contain reports.
+        local_episodes: Function that returns the episodes that would be in the next `local_report`, and removes them.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
@@ -87,6 +88,7 @@ class Statistics:
         self.traffic: dict[str, Traffic] = dict.fromkeys(KINDS, Traffic())
         self.last_info: Mapping[str, float] = {}
         self.local_report: Callable[[], Report] | None = None
+        self.local_episodes: Callable[[], list[Episode]] = list
         self.num_workers = 0
         self.missing: Collection[int] = ()
         # The following attributes contain data that arrived with gradients.
@@ -139,8 +141,14 @@ class Statistics:
         long as the rest of the bookkeeping for a gradient, so a report with each gradient would be expensive. Another
         thread reads the statistics of the latest report.
         """
-        if self.local_report is not None and self._thread == threading.get_ident():
+        if self._reads_local:
+            assert self.local_report is not None
             self._receive_report((0, 0), self.local_report())
+
+    @property
+    def _reads_local(self) -> bool:
+        """Whether the calling thread may request statistics of the local gradient worker."""
+        return self.local_report is not None and self._thread == threading.get_ident()
 
     def apply(self, gradients: Iterable[Gradients], version: int, info: Mapping[str, float]) -> None:
         """Record an update from these gradients.
@@ -291,7 +299,8 @@ class Statistics:
 
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call."""
-        self.request_report()
+        if self._reads_local:
+            self._episodes.extend(self.local_episodes())
         with self._lock:
             episodes, self._episodes = self._episodes, []
             return episodes
