@@ -54,7 +54,7 @@ class Sender:
 
 
 def message(runtime_name: str, kind: str, number: int) -> dict[str, float]:
-    """Return the milliseconds of processor time and of waiting per rollout in the receiving process."""
+    """Return two times per rollout in the receiving process, in ms: processor time and waiting time."""
     from pytorchrl.runtime import make_runtime, options_of_runtime
     from pytorchrl.scheme.transport.receive import receive
 

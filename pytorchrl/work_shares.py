@@ -25,12 +25,13 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 
-# Prefix of a file of this package -> kind of work of its functions. Functions of other files do work for their caller.
+# Prefix of a file of this package -> kind of work that the functions in the file do. In other files, the work of a
+# function has the kind of its caller.
 _FILES = {
     "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
     "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
     "agent/algorithms/optimizers": "optimizer", "scheme/": "ours"}
-# Function of an algorithm -> kind of work. Other functions of algorithms do work for their caller.
+# Function of an algorithm -> kind of work. The work of other functions of algorithms has the kind of their caller.
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}

@@ -35,7 +35,7 @@ class OnPolicyStorageActor(StorageActor, Protocol):
 
 
 class RolloutLearner(Protocol):
-    """The members of an on-policy algorithm that its storage uses; see `OnPolicyAlgorithm`."""
+    """The methods and attributes that a storage needs from an on-policy algorithm; see `OnPolicyAlgorithm`."""
 
     gamma: float
     num_mini_batch: int

@@ -140,7 +140,7 @@ class CentralInference:
             runtime, supervisor, self._journal, lambda answer: answer.seconds, EnvAnswer.numbers, self._forget,
             self._begin_replacement)
         self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # of workers that are alive
-        self._unstarted = list(self._streams)  # workers without a request that do not wait for an action either
+        self._unstarted = list(self._streams)  # workers that have no request and wait for no action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
         self._is_draining = False
         self._num_batches = self._num_rows = self._lag = 0

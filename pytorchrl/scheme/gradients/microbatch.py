@@ -193,7 +193,7 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
         is_part: Whether the batch is itself a microbatch, which the caller has logged; if not, each slice is logged.
         staging: Copies the batch, or each slice during the backward pass of the previous one, to the algorithm's
-            device; None: they are copied just before they are used.
+            device; None: each of them is copied just before it is used.
     """
     counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:

@@ -19,7 +19,7 @@ from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
 from pytorchrl.terminal import get_logger
 
-# Number of groups in a row that may break up although no rank is lost; more attempts would not help.
+# A run ends after this number of consecutive groups broke up without a lost rank; more attempts would not help.
 _MAX_BREAKUPS = 3
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._skip, self._used_up, self._num_prepared = False, True, 0
         self._updates = 0
         self._pulled = True  # whether the local worker has the state of the ranks
-        # The indices, in order, of the ranks in the current group that are not lost. Between two calls of `step`, these
+        # Sorted indices of the ranks in the current group, without lost ranks. Between two calls of `step`, these
         # ranks have made the same updates, unless the group is broken. `step` first replaces a broken group.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True

@@ -251,7 +251,7 @@ class UWorker(Worker):
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
-        # The journal of a call that failed arrived with the error, not with a gradient.
+        # If a call failed, its journal is part of the error, not of a gradient.
         own = self._journal.take()
         assert self._record is not None
         assert own is not None

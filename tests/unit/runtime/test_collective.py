@@ -114,7 +114,7 @@ def test_errors_and_timeouts_of_nccl_do_not_end_the_process(monkeypatch):
 
 
 class Stuck:
-    """An NCCL group, and its work, whose sums never end."""
+    """An NCCL group in which a sum never completes; it is also the handle of that sum."""
 
     def __init__(self, error=None):
         self.error, self.num_aborted, self.is_started = error, 0, threading.Event()

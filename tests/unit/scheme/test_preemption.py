@@ -87,7 +87,7 @@ def test_floating_point_error_does_not_round_the_share_up(make):
 def test_the_replacement_of_a_slow_worker_is_also_preempted(make):
     """Check preemption if the slow worker is lost in the third round.
 
-    The replacement collects the rollout of this round from its start. Each round lasts as long as five steps of the
+    The replacement starts the rollout of this round again. Each round lasts as long as five steps of the
     slow worker.
     """
     metrics, _, seconds = make(6, **SETTINGS, **THIRD_IS_SLOW, faults="kill col.3 @ step 12")

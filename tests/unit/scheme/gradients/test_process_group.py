@@ -56,7 +56,7 @@ def test_all_ranks_are_released_when_one_leaves():
 
 
 def test_a_signal_ends_a_wait():
-    """Check that leaving interrupts a wait in another thread.
+    """Check that `leave` interrupts an exchange that waits in another thread.
 
     The other rank may complete one exchange, with data that the first rank sent before it left. Its second exchange
     fails.
