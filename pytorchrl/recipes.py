@@ -87,7 +87,7 @@ def _not_imported(run_dir: Path, reference: str) -> str:
 def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str, object]) -> dict[str, object]:
     """Return the recorded options as arguments of `compose`, leaving out code that loading does not need."""
     specs = option_specs(algorithm)
-    code = {name: value for name, value in recorded.items() if _has_code(value)}
+    code = {name: value for name, value in recorded.items() if has_code(value)}
     if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
         raise CheckpointError(
             f"the run in {str(run_dir)!r} was composed in Python with code that load does not import: "
@@ -96,7 +96,7 @@ def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str
     plain = {name: value for name, value in recorded.items() if name not in code}
     if unknown := [name for name in plain if name not in specs]:
         raise ConfigError(f"it has the unknown option {unknown[0]!r}")
-    return {name: _from_json(value) for name, value in plain.items()}
+    return {name: from_json(value) for name, value in plain.items()}
 
 
 def _is_plain(value: object) -> bool:
@@ -108,7 +108,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _to_json(value: object) -> object:
-    """Return an option in the form that JSON stores; `_from_json` is the inverse."""
+    """Return an option in the form that JSON stores; `from_json` is the inverse."""
     if isinstance(value, Schedule):
         return {"schedule": value.parts()}
     if isinstance(value, (tuple, list)):
@@ -122,12 +122,13 @@ def _to_json(value: object) -> object:
     return {_CODE: f"{module}:{name}" if module and name else repr(value)}
 
 
-def _has_code(value: object) -> bool:
+def has_code(value: object) -> bool:
     """Return whether an option in `run.json` is marked as code, or is a list with such an item."""
-    return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
+    return any(map(has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
 
 
-def _from_json(value: Json) -> object:
+def from_json(value: Json) -> object:
+    """Return an option from the form that JSON stores."""
     if isinstance(value, dict) and set(value) == {"schedule"}:
         return schedule_of(value["schedule"])
     return tuple(value) if isinstance(value, list) else value

@@ -18,8 +18,8 @@ from sphinx.application import Sphinx
 import pytorchrl
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES, Here
 from pytorchrl.cli.parsing import TITLES, flag_of, values_of
-from pytorchrl.cli.values import parser_for
 from pytorchrl.composition import OptionSpec, option_specs
+from pytorchrl.option_text import parser_for
 from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 
 

@@ -1,8 +1,8 @@
 """Map option names that are used elsewhere to the options of this package.
 
-The names come from RLlib (its current version and its old policy optimizers), Stable-Baselines3, CleanRL, and the
-`train` function of this package, which renames some options of the parts. Error messages (see `pytorchrl.agent.names`)
-and the documentation use this table.
+The names come from RLlib (its current version and its old policy optimizers), Stable-Baselines3, CleanRL, Sample
+Factory, and the `train` function of this package, which renames some options of the parts. Error
+messages (see `pytorchrl.agent.names`) and the documentation use this table.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _OWN_STORAGE = _no_option("give a storage's factory to `Scheme`, such as ReplayB
 _TRACKING = _no_option("`log_dir` contains metrics.jsonl and TensorBoard files, which trackers can follow")
 _VIDEO = _no_option("`pytorchrl enjoy RUN_DIR --video DIR` records videos of a trained agent")
 _CALLBACK = _no_option("call Learner.step() in a loop, and run the code of a callback between the steps")
-_FILES = _no_option("there are no configuration files; give the options themselves")
+_FILES = _no_option("`pytorchrl train --config FILE` reads a configuration file")
 _DISTRIBUTIONAL = _no_option("there is no distributional Q-learning")
 _LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's logging")
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
@@ -319,6 +319,17 @@ _CLEANRL: dict[str, tuple[Here, ...]] = {
     "v_min": _DISTRIBUTIONAL,
     "v_max": _DISTRIBUTIONAL,
 }
+_SAMPLE_FACTORY: dict[str, tuple[Here, ...]] = {
+    "train_for_env_steps": _at("learner.target_steps"),
+    "rollout": _ROLLOUT,
+    "num_batches_per_epoch": _at("algorithm.num_mini_batch"),
+    "exploration_loss_coeff": _ENTROPY,
+    "value_loss_coeff": _HALF_SQUARES,
+    "kl_loss_coeff": _at("algorithm.kl_coef"),
+    "use_rnn": _at("actor.recurrent_net", note="\"gru\" or \"lstm\""),
+    "rnn_size": _at("actor.recurrent_size"),
+    "normalize_input": _at("actor.normalize_obs"),
+}
 # Names of options of this package, for parts that lack the option or use a different name for it.
 _OWN: dict[str, tuple[Here, ...]] = {
     "num_envs": _ENVS,
@@ -346,8 +357,8 @@ _OWN: dict[str, tuple[Here, ...]] = {
 }
 
 ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType(
-    {**_OWN, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_OPTIMISERS})
+    {**_OWN, **_SAMPLE_FACTORY, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_OPTIMISERS})
 """Name in another library, or in another part of this package -> meanings, in order of preference."""
 
-OF_OTHER_LIBRARIES = tuple(sorted({*_OPTIMISERS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL}))
+OF_OTHER_LIBRARIES = tuple(sorted({*_OPTIMISERS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL, *_SAMPLE_FACTORY}))
 """The names from other libraries; all other names in `ELSEWHERE` are names of this package."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.cli.values import form_of, parser_for
+from pytorchrl.option_text import form_of, parser_for
 from pytorchrl.scheme_options import GROUPS
 from pytorchrl.terminal import printable
 

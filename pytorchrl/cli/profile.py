@@ -12,6 +12,7 @@ from pytorchrl import profiling, work_shares
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
+from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.reporting import to_json
 from pytorchrl.untyped import MetricsDict
@@ -26,6 +27,8 @@ def run(arguments: Sequence[str]) -> int:
     """Train for a few seconds, show where the time went, and return the exit code."""
     given = parse("profile", "Profile", arguments, _add_flags)
     seconds = vars(given).pop("seconds")
+    if given.sweep is not None:
+        raise ConfigError("profile measures a single run, but the configuration contains a sweep; remove [sweep]")
     vars(given).setdefault("progress", False)
     learner = learner_of(given)
     with refusing_broken_envs(learner), learner:

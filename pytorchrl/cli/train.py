@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,12 @@ from contextlib import contextmanager
 
 from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
 from pytorchrl.agent.schedules import FORMS
+from pytorchrl.cli import sweep
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags
 from pytorchrl.composition import known_names, option_specs
-from pytorchrl.errors import EnvError, StartError
+from pytorchrl.configuration import ConfigFile, check_algorithm, save_config
+from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
 from pytorchrl.reporting import by_policy, to_json
@@ -22,13 +25,24 @@ from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
 # Arguments of the command itself, which are not options of `train`.
-_OWN = ("algorithm", "env", "json", "debug")
-_WITHOUT_VALUE = ("--json", "--debug", "--help", "--help-all")
+_OWN = ("algorithm", "env", "json", "debug", "config", "save_config", "dry_run", "sweep")
+_WITHOUT_VALUE = ("--json", "--debug", "--help", "--help-all", "--dry-run")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train and return the exit code."""
-    given = parse("train", "Train", arguments)
+    given = parse("train", "Train", arguments, _add_flags)
+    if given.save_config is not None:
+        options = options_of(given)
+        defaults = preset(registration_of(given.algorithm).name, given.env, options)
+        save_config(given.save_config, given.algorithm, given.env, {**defaults, **options})
+    if given.sweep is not None:
+        return sweep.run(given, given.sweep, train_once)
+    return train_once(given)
+
+
+def train_once(given: argparse.Namespace) -> int:
+    """Make one run and return the exit code."""
     learner = learner_of(given)
     try:
         _train(learner)
@@ -45,11 +59,25 @@ def learner_of(given: argparse.Namespace) -> Learner:
     Raises:
         StartError: An environment does not work.
     """
-    options = {name: value for name, value in vars(given).items() if name not in _OWN}
     try:
-        return make_learner(given.algorithm, given.env, **options)[0]
+        return make_learner(given.algorithm, given.env, **options_of(given))[0]
+    except ConfigError as error:
+        if given.config is None:
+            raise
+        raise given.config.located(error, options_of(given)) from error
     except EnvError as error:  # raised by the environment that is built to read its spaces, before anything starts
         raise StartError(str(error)) from error
+
+
+def options_of(given: argparse.Namespace) -> dict[str, object]:
+    """Return the options of `train` among the parsed arguments."""
+    return {name: value for name, value in vars(given).items() if name not in _OWN}
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("--save-config", metavar="FILE",
+                        help="write all options of this run, including those of the preset, to a TOML file")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs of a sweep, and start none")
 
 
 @contextmanager
@@ -99,7 +127,11 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     """Parse the arguments of a command that trains; `add_flags` adds flags that only this command has."""
     names = list(registered())
     usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
+    config = ConfigFile(path) if (path := _given(arguments, "--config")) else None
     algorithm = _algorithm_in(arguments)
+    is_in_file = algorithm is None and config is not None and config.algorithm is not None
+    if is_in_file and config is not None:
+        algorithm = config.algorithm
     if algorithm is None:
         if not arguments or {"-h", "--help", "--help-all"} & set(arguments):
             show(f"usage: {usage}", "", f"Flags depend on the algorithm: try `pytorchrl {command} ppo --help`.",
@@ -114,13 +146,24 @@ def parse(command: str, verb: str, arguments: Sequence[str],
                      + (f"; did you mean {near[0]!r}?" if near else ""))
     if is_reference(algorithm):
         make_importable()
-    parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"),
+    if config is not None:
+        check_algorithm(config)
+    stored = {} if config is None else config.options(algorithm)
+    parser = _parser(command, verb, algorithm, _given(arguments, "--env") or (config.env if config else None) or "",
+                     _given(arguments, "--preset") or str(stored.get("preset", "")),
                      show_all="--help-all" in arguments)
     add_flags(parser)
     # The algorithm goes first, so that a flag with several values cannot consume it.
     others = list(arguments)
-    others.remove(algorithm)
-    return parser.parse([algorithm, *others])
+    if not is_in_file:
+        others.remove(algorithm)
+    if config is not None and config.env is not None and not _given(arguments, "--env"):
+        others += ["--env", config.env]
+    given = parser.parse([algorithm, *others])
+    vars(given).update({name: value for name, value in stored.items() if name not in vars(given)})
+    given.config = config
+    given.sweep = config.runs(algorithm) if config is not None and config.is_sweep else None
+    return given
 
 
 def make_importable() -> None:
@@ -140,7 +183,7 @@ def _algorithm_in(arguments: Sequence[str]) -> str | None:
 
 def _given(arguments: Sequence[str], flag: str) -> str:
     """Find the value of a flag without a parser; return "" if the flag is not given."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in itertools.pairwise([*arguments, ""]):
         if word == flag:
             return following
         if word.startswith(f"{flag}="):
@@ -161,6 +204,8 @@ def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str, *, s
     parser.add_argument("--env", required=True, metavar="ID",
                         help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for several agents, the module of a "
                              "PettingZoo environment, e.g. mpe2.simple_spread_v3")
+    parser.add_argument("--config", metavar="FILE",
+                        help="TOML file with options, or the run.json of an earlier run; flags override its options")
     parser.add_argument("--help-all", action="help", help="show all flags instead of the common flags only, and exit")
     parser.add_argument("--json", action="store_true", help="print the run's figures as JSON, in the last line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")

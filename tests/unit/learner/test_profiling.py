@@ -6,7 +6,7 @@ import pytest
 
 from pytorchrl import ASYNC, Scheme, profiling
 from pytorchrl.agent.synthetic import synthetic_agent
-from pytorchrl.cli.values import parser_for
+from pytorchrl.option_text import parser_for
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.composition import option_specs
 from pytorchrl.profiling import RULES, between, critical_parts, explain, options_of, shares, table

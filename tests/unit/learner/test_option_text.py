@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
-from pytorchrl.cli.values import form_of, parser_for
+from pytorchrl.option_text import form_of, parser_for
 from pytorchrl.scheme import Communication
 
 

@@ -1,0 +1,77 @@
+"""Make the runs of a sweep, one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pytorchrl.cli.output import show, show_stderr
+from pytorchrl.errors import ConfigError
+from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
+
+_DEFAULT_DIRECTORY = "runs/sweep"
+
+
+def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
+        train_once: Callable[[argparse.Namespace], int]) -> int:
+    """Make all runs that have not finished yet, print a table of all runs, and return the exit code.
+
+    An interrupted sweep continues if it is started again: finished runs are skipped, and the interrupted run is resumed
+    from its newest checkpoint.
+
+    Args:
+        given: The parsed arguments, which are common to all runs.
+        runs: The swept options of each run.
+        train_once: Function that makes one run and returns the exit code.
+
+    Raises:
+        ConfigError: A swept option is given as a flag, too, or `overwrite` would replace finished runs.
+    """
+    if both := [name for name in runs[0] if name in vars(given)]:
+        raise ConfigError(f"{', '.join(both)} is swept by the configuration; remove the flag, or the entry of [sweep]")
+    if vars(given).pop("overwrite", False) or vars(given).pop("resume", False):
+        raise ConfigError("a sweep skips finished runs and resumes the others, so it accepts neither overwrite nor "
+                          "resume; use another log_dir for new runs")
+    base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY)
+    places = [base / name_of(given.algorithm, given.env, own) for own in runs]
+    for number, (own, place) in enumerate(zip(runs, places, strict=True), start=1):
+        done = finished(place)
+        show_stderr(f"run {number} of {len(runs)}: {place}{' (finished earlier)' if done else ''}")
+        if done is None and not given.dry_run:
+            one = copy.copy(given)
+            vars(one).update({**own, "log_dir": os.fspath(place), "resume": True, "sweep": None})
+            if code := train_once(one):
+                return code
+    if not given.dry_run:
+        _show_table(places)
+    return 0
+
+
+def name_of(algorithm: str, env: str, own: Mapping[str, object]) -> str:
+    """Return the name of a run's directory, such as `ppo-CartPole-v1-lr=0.001-seed=2`."""
+    parts = [algorithm.rpartition(":")[2], env, *(f"{name}={value}" for name, value in own.items())]
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))[:200]
+
+
+def finished(place: Path) -> dict[str, float] | None:
+    """Return the summary of a run that has reached its number of env steps; None for other runs."""
+    try:
+        summary, run = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULT_FILE, RUN_FILE))
+        return dict(summary) if summary["env_steps"] >= run["target_steps"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _show_table(places: Sequence[Path]) -> None:
+    width = max(len(place.name) for place in places)
+    show(f"{'run':<{width}}  mean return  env steps  seconds")
+    for place in places:
+        summary = finished(place) or {}
+        returns = summary.get("return_mean")
+        show(f"{place.name:<{width}}  {'' if returns is None else f'{returns:.1f}':>11}  "
+             f"{summary.get('env_steps', ''):>9}  {summary.get('seconds', 0.0):>7.1f}")

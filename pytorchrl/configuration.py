@@ -1,0 +1,302 @@
+"""Read and write configuration files: the algorithm, the environment and the options of a run, and sweeps over options.
+
+A configuration is a TOML file. Its keys are `algorithm`, `env` and the names of options, as in `train`; texts have the
+form of flags. The table `sweep` contains a list of values for each swept option. The `run.json` of a run that `train`
+or the command line has started is a configuration, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pytorchrl import recipes
+from pytorchrl.agent.algorithms.registry import registration_of
+from pytorchrl.agent.names import suggestion
+from pytorchrl.agent.schedules import Schedule
+from pytorchrl.composition import OptionSpec, known_names, option_specs
+from pytorchrl.errors import ConfigError
+from pytorchrl.option_text import parser_for
+
+SWEEP = "sweep"
+"""Name of the table of swept options."""
+_LARGEST_BYTES = 1_000_000
+_OF_RUN = ("log_dir", "overwrite", "resume")
+"""Options that belong to one run, so they are neither saved in a configuration nor read from a `run.json`."""
+
+
+class ConfigFile:
+    """The contents of a configuration file.
+
+    Attributes:
+        path: Path of the file, for messages.
+        algorithm: Name of the algorithm, or "module:Class"; None if the file has none.
+        env: Id of the environment; None if the file has none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read a file.
+
+        Raises:
+            ConfigError: The file cannot be read, or is not a configuration.
+        """
+        self.path = os.fspath(path)
+        text = _text_of(Path(path))
+        self._lines = [] if self.path.endswith(".json") else text.splitlines()
+        entries = _entries_of_run(self.path, text) if self.path.endswith(".json") else _parsed(self.path, text)
+        self.algorithm, self.env = self._take_text(entries, "algorithm"), self._take_text(entries, "env")
+        sweep = entries.pop(SWEEP, {})
+        if not isinstance(sweep, dict):
+            raise ConfigError(f"{self.where(SWEEP)}: sweep must be a table of lists, got {sweep!r}")
+        self._sweep: dict[str, object] = sweep
+        self._entries = entries
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the file describes several runs."""
+        return bool(self._sweep)
+
+    def where(self, name: str, *, swept: bool = False) -> str:
+        """Return the path of the file and, if possible, the number of the line that sets an option."""
+        key = re.compile(rf"""\s*(?P<quote>["']?){re.escape(name)}(?P=quote)\s*=|\s*\[\s*{re.escape(name)}\s*\]""")
+        in_sweep = False
+        for number, line in enumerate(self._lines, start=1):
+            in_sweep = in_sweep or re.match(rf"\s*\[\s*{SWEEP}\s*\]", line) is not None
+            if key.match(line) and (in_sweep == swept or name == SWEEP):
+                return f"{self.path}, line {number}"
+        return self.path
+
+    def options(self, algorithm: str) -> dict[str, object]:
+        """Return the options as arguments of `train`, without the swept options.
+
+        Raises:
+            ConfigError: Options are unknown, or their values have wrong types; the message names all lines.
+        """
+        specs = option_specs(algorithm)
+        self._refuse_unknown(algorithm, specs)
+        return self._values(self._entries, specs)
+
+    def runs(self, algorithm: str) -> list[dict[str, object]]:
+        """Return the swept options of each run: all combinations of the values; one empty mapping without a sweep.
+
+        Raises:
+            ConfigError: A swept option is unknown, is set outside the sweep too, or has no list of values.
+        """
+        specs = option_specs(algorithm)
+        self._refuse_unknown(algorithm, specs)
+        problems = [
+            f"{self.where(name, swept=True)}: {name} is set in [sweep] and outside it; remove one of the two"
+            for name in self._sweep if name in self._entries]
+        problems += [
+            f"{self.where(name, swept=True)}: {name} in [sweep] must be a list of at least one value, got {value!r}"
+            for name, value in self._sweep.items() if not isinstance(value, list) or not value]
+        _refuse(problems)
+        columns = [
+            [self._values({name: value}, specs, swept=True) for value in values]
+            for name, values in self._sweep.items() if isinstance(values, list)]
+        return [dict(itertools.chain.from_iterable(choice.items() for choice in combination))
+                for combination in itertools.product(*columns)]
+
+    def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
+        """Return an error whose message also names the lines of those options in `names` that it mentions."""
+        text = str(error)
+        places = [f"{name}: {self.where(name)}" for name in names
+                  if name in self._entries and re.search(rf"\b{re.escape(name)}\b", text)]
+        return type(error)(f"{text} ({'; '.join(places)})") if places else error
+
+    def _take_text(self, entries: dict[str, object], name: str) -> str | None:
+        value = entries.pop(name, None)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{self.where(name)}: {name} must be a text, got {value!r}")
+        return value
+
+    def _refuse_unknown(self, algorithm: str, specs: Mapping[str, OptionSpec]) -> None:
+        known = known_names(algorithm)
+        found = [(name, False) for name in self._entries] + [(name, True) for name in self._sweep]
+        _refuse(f"{self.where(name, swept=swept)}: there is no option {name!r}{suggestion(name, known)}"
+                for name, swept in found if name not in specs)
+
+    def _values(self, entries: Mapping[str, object], specs: Mapping[str, OptionSpec], *,
+                swept: bool = False) -> dict[str, object]:
+        found, problems = dict[str, object](), []
+        for name, raw in entries.items():
+            value = _value(specs[name], raw)
+            if isinstance(value, _Problem):
+                problems.append(f"{self.where(name, swept=swept)}: {name}: {value}")
+            found[name] = value
+        _refuse(problems)
+        return found
+
+
+def load_config(path: str | os.PathLike[str]) -> dict[str, object]:
+    """Return the contents of a configuration file as arguments of `train`: `train(**load_config("run.toml"))`.
+
+    Args:
+        path: A TOML file, or the `run.json` of an earlier run.
+
+    Raises:
+        ConfigError: The file cannot be read, is not a configuration, names no algorithm or environment, or contains a
+            sweep, whose runs `load_sweep` returns.
+    """
+    runs = load_sweep(path)
+    if len(runs) > 1:
+        raise ConfigError(f"{os.fspath(path)} describes {len(runs)} runs; use load_sweep, which returns all of them")
+    return runs[0]
+
+
+def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
+    """Return the arguments of `train` for each run of a configuration file; see `load_config`."""
+    file = ConfigFile(path)
+    missing = [name for name, value in (("algorithm", file.algorithm), ("env", file.env)) if value is None]
+    if missing or file.algorithm is None:
+        raise ConfigError(f"{file.path} needs {' and '.join(missing)}, such as algorithm = \"ppo\" and "
+                          "env = \"CartPole-v1\"")
+    common = {"algorithm": file.algorithm, "env": file.env, **file.options(file.algorithm)}
+    return [{**common, **own} for own in file.runs(file.algorithm)]
+
+
+def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options: Mapping[str, object]) -> None:
+    """Write a configuration file; `load_config` returns the same arguments, except those for one run, like `log_dir`.
+
+    Args:
+        path: The TOML file, which is overwritten.
+        algorithm: Name of the algorithm.
+        env: Id of the environment.
+        options: Options of `train`.
+
+    Raises:
+        ConfigError: A value, such as a function, cannot be written as text, or the file cannot be written.
+    """
+    specs, lines = option_specs(algorithm), [f"algorithm = {json.dumps(algorithm)}", f"env = {json.dumps(env)}"]
+    order = list(specs)
+    group = None
+    for name in sorted(options.keys() - set(_OF_RUN), key=order.index):
+        if specs[name].group != group:
+            group = specs[name].group
+            lines += ["", f"# {group}"]
+        lines.append(f"{name} = {_toml(name, options[name])}")
+    try:
+        Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the configuration cannot be written to {os.fspath(path)!r}: {error}") from error
+
+
+def _text_of(path: Path) -> str:
+    try:
+        # A FIFO or a device could block or never end.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{os.fspath(path)!r} is not a regular file; give the path of a TOML file")
+            content = file.read(_LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the configuration {os.fspath(path)!r} cannot be read: {error}") from error
+    if len(content) > _LARGEST_BYTES:
+        raise ConfigError(f"{os.fspath(path)!r} is larger than {_LARGEST_BYTES:,} bytes, so it is no configuration")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{os.fspath(path)!r} is not a text file in UTF-8: {error}") from error
+
+
+def _parsed(path: str, text: str) -> dict[str, object]:
+    try:
+        tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError as error:
+        raise ConfigError("TOML files need Python 3.11 or newer, or the package tomli; give the run.json of a run "
+                          "instead") from error
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error or 'it is nested too deeply'}") from error
+
+
+def _entries_of_run(path: str, text: str) -> dict[str, object]:
+    """Return the entries of a `run.json`: its algorithm, environment, options and seed."""
+    try:
+        run = json.loads(text)
+        recipe, seed = run["recipe"], run["seed"]
+        given = dict(recipe.get("options", {}))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not the run.json of a run: {error!r}") from error
+    if not recipe:
+        raise ConfigError(f"the run of {path} was composed in Python, so its settings are not those of `train`")
+    if code := [name for name, value in given.items() if recipes.has_code(value)]:
+        raise ConfigError(f"the run of {path} was given code in Python, which a configuration cannot contain: "
+                          f"{', '.join(code)}")
+    options = {name: value for name, value in given.items() if name not in _OF_RUN}
+    return {**options, "seed": seed, "algorithm": recipe.get("algorithm"), "env": recipe.get("env")}
+
+
+class _Problem(str):
+    """The reason why a value in a file cannot be the value of an option."""
+
+    __slots__ = ()
+
+
+def _value(spec: OptionSpec, raw: object) -> object:
+    """Return the value of an option from its value in the file; the owner of the option checks its range."""
+    parse = parser_for(spec.hint)
+    if parse is None:
+        return _Problem("its values are code, so it can only be given in Python")
+    if raw is None or isinstance(raw, bool):
+        return raw
+    if isinstance(raw, (int, float, str)):
+        try:
+            return parse(raw if isinstance(raw, str) else repr(raw))
+        except argparse.ArgumentTypeError as error:
+            return _Problem(str(error))
+    if isinstance(raw, list):
+        # The points of a schedule are a list of pairs; other lists are tuples.
+        pairs = [tuple(item) for item in raw if isinstance(item, list)]
+        return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
+    if isinstance(raw, dict):
+        return recipes.from_json(raw)
+    return _Problem(f"expected a text, a number, a list or a table, got {raw!r}")
+
+
+def _toml(name: str, value: object) -> str:
+    if isinstance(value, Schedule):
+        parts = value.parts()
+        if any(isinstance(part, str) for part in parts[1:]):
+            raise ConfigError(f"{name} is a schedule that a function computes, so it cannot be written to a file")
+        return json.dumps(":".join(map(str, parts)))
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, (int, str)):
+        return json.dumps(value.value if hasattr(value, "value") else value)
+    if isinstance(value, os.PathLike):
+        return json.dumps(os.fspath(value))
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_toml(name, item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(str(key))} = {_toml(name, item)}' for key, item in value.items())}}}"
+    raise ConfigError(f"{name}={value!r} is code, so it cannot be written to a file")
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if problems := list(problems):
+        raise ConfigError("; ".join(problems))
+
+
+def check_algorithm(file: ConfigFile) -> None:
+    """Raise `ConfigError` with the line if the file names an algorithm that does not exist."""
+    if file.algorithm is not None:
+        try:
+            registration_of(file.algorithm)
+        except ConfigError as error:
+            raise ConfigError(f"{file.where('algorithm')}: {error}") from error
