@@ -114,8 +114,7 @@ def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up
         parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
 
 
-@pytest.mark.slow
-def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, collect, made_up_steps):
+def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, collect, made_up_steps, traced_only):
     plain, compiled = (build(PPO, compile=flag, actor={"normalize_obs": True}) for flag in (False, True))
     rollout = collect(plain, made_up_steps(4))
     plain.storage.insert_data_slice([rollout])

@@ -289,7 +289,7 @@ def test_replacements_are_not_limited_in_a_replay(runs):
     """
     settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01",
                 "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)}
-    first = runs.record(runtime="simulated", costs={"grad": 120.0}, updates=300, **settings)
+    first = runs.record(runtime="simulated", costs={"grad": 120.0}, updates=180, **settings)
     assert first["error"] is None
     assert first["restarts"] > 11
     assert runs.replay(**settings)["restarts"] == first["restarts"]
