@@ -40,6 +40,8 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
+    """Exclude what was collected, a million objects, from garbage collection from now on."""
+    gc.freeze()
     gc.enable()
 
 

@@ -45,6 +45,8 @@ sys.exit(code)
 """
 # Packages that Ray imports. They take half the time of an import of Ray, which happens in each worker of a cluster.
 OF_RAY = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "requests", "yaml")
+# Packages that a training run with a log directory imports.
+OF_RUNS = ("torch.utils.tensorboard", "lz4.frame")
 
 
 class ForkServer:
@@ -191,8 +193,8 @@ if __name__ == "__main__":
 
     for public_name in pytorchrl.__all__:
         getattr(pytorchrl, public_name)
-    for package in OF_RAY:
-        with contextlib.suppress(ImportError):  # another version of Ray may need other packages
+    for package in OF_RAY + OF_RUNS:
+        with contextlib.suppress(ImportError):  # another version of Ray may need other packages; others are optional
             importlib.import_module(package)
     gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory
     if (todo := Forking(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:

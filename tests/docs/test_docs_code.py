@@ -5,6 +5,8 @@ of a ```python block is a comment with a file name, the block is instead written
 a ```text block must occur in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in the same
 folder. ```console blocks (with a prompt) are not run, because they install packages or train for minutes. ```sh scripts
 and ```yaml files need several machines, so only their syntax is checked.
+
+Training on a page ends after at most `MOST_STEPS` env steps; no page shows a result that needs more.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
-# Pages whose code trains an agent to a high return, which takes minutes.
-TAKE_LONG = {"README.md"}
+# Largest number of env steps for which the code of a page trains.
+MOST_STEPS = 6_000
+_STEPS = re.compile(r"(\btarget_steps=|--target-steps )([\d_]+)")
 # Time limit of each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(600)
@@ -40,6 +43,11 @@ def blocks(text, language):
 def files_of(text):
     """Return name -> content of the Python blocks that are separate files."""
     return {found[1]: body for body in blocks(text, "python") if (found := _FILE.match(body))}
+
+
+def shortened(text):
+    """Return a text in which no `target_steps` is greater than `MOST_STEPS`."""
+    return _STEPS.sub(lambda found: f"{found[1]}{min(int(found[2]), MOST_STEPS)}", text)
 
 
 def script_of(text):
@@ -62,14 +70,14 @@ def pages_with_code():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if blocks(text, "python") or commands_of(text):
-            marks = [pytest.mark.ray] * (page.name in USE_RAY) + [pytest.mark.slow] * (page.name in TAKE_LONG)
+            marks = [pytest.mark.ray] * (page.name in USE_RAY)
             yield pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
 
 
 @pytest.mark.parametrize("page", list(pages_with_code()))
 def test_code_of_page_runs(page, request, tmp_path):
     run = request.getfixturevalue("run_on_ray" if page.name in USE_RAY else "run_forked")
-    text = page.read_text(encoding="utf-8")
+    text = shortened(page.read_text(encoding="utf-8"))
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")
     for name, content in files_of(text).items():
@@ -108,6 +116,12 @@ def test_shell_scripts_and_yaml_files_on_pages_have_valid_syntax():
     for file in found["yaml"]:
         assert yaml.safe_load(file)["kind"] == "RayJob"
     assert all(found.values())
+
+
+def test_training_is_shortened():
+    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=6000, size=90_000)"
+    assert shortened("train --target-steps 7000 --size 9000") == "train --target-steps 6000 --size 9000"
+    assert shortened("Learner(scheme, target_steps=4_000)") == "Learner(scheme, target_steps=4000)"
 
 
 def test_script_keeps_line_numbers_of_the_page():

@@ -16,6 +16,8 @@ CORE = {name_of(line) for line in lines_of("requirements.txt")}
 # The extras for users; the other extras are for tests, documentation and checks.
 OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
+# All of these tests read the same modules, so they run in one process.
+pytestmark = pytest.mark.xdist_group("dependencies")
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
 PEERS = {"stable-baselines3", "sample-factory"}
 # Required packages that no module imports by name -> reason.

@@ -16,7 +16,7 @@ from pytorchrl.envs.testing import CountingEnv
 
 KILLED_COLLECTOR, KILLED_SHARD, KILLED_LEARNER = "kill col.* p=0.004", "kill shard.* p=0.02", "kill grad.* p=0.05"
 LOST_RANKS = "kill grad.1 @ grad 6; kill grad.3 @ update 14; kill grad.2 @ grad 20"
-SLOW_LEARNER, TWICE = {"grad": 1.0}, "kill col.1 @ step 30; kill col.2 @ step 70"
+SLOW_LEARNER, TWICE = {"grad": 0.4}, "kill col.1 @ step 30; kill col.2 @ step 70"
 TWO_COLLECTORS = {"num_col_workers": 2}
 
 CASES = {
@@ -31,10 +31,10 @@ CASES = {
     "rapid, ranks": ("rapid", {"num_grad_workers": 3, "train_batch_size": 10, "faults": LOST_RANKS}),
     "rapid, ranks that use items again": ("rapid", {"num_grad_workers": 3, "num_passes": 2, "minibatch_buffer_size": 2,
                                                     "faults": f"{LOST_RANKS}; {KILLED_COLLECTOR}"}),
-    "microbatch, collector": ("microbatch", {"num_col_workers": 3, "train_batch_size": 64, "microbatch_size": 20,
+    "microbatch, collector": ("microbatch", {"num_col_workers": 3, "train_batch_size": 32, "microbatch_size": 10,
                                              "faults": KILLED_COLLECTOR}),
     "microbatch, collector, ahead": ("microbatch",
-                                     {"num_col_workers": 3, "train_batch_size": 64, "microbatch_size": 20,
+                                     {"num_col_workers": 3, "train_batch_size": 32, "microbatch_size": 10,
                                       "prefetch": 1,
                                                     "faults": KILLED_COLLECTOR}),
     "apex, collector": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "faults": KILLED_COLLECTOR}),

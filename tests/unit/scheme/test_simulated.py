@@ -38,11 +38,11 @@ def test_equal_seeds_give_equal_runs(simulate, pattern):
 
 
 def test_different_schedule_seeds_give_different_interleavings(simulate, pattern):
-    digests = {simulate(seed, updates=6, **pattern)["digest"] for seed in range(5)}
+    digests = {simulate(seed, updates=6, **pattern)["digest"] for seed in range(3)}
     # With central synchronous collection and central gradients there is only one thread, so there is only one schedule.
     has_one_thread = pattern[
         "num_col_workers"] == pattern["num_grad_workers"] == 1 and pattern["col_communication"] == "synchronous"
-    assert len(digests) == (1 if has_one_thread else 5)
+    assert len(digests) == (1 if has_one_thread else 3)
 
 
 def test_synchronous_training_does_not_depend_on_the_schedule(simulate, make_scheme):

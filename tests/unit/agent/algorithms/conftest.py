@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,22 @@ def collect():
 @pytest.fixture
 def learn():
     return learn_from
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """Make `torch.compile` trace functions into graphs, whose operations then run as they are, without generated code.
+
+    The trace determines what is constant in a graph and which batches it supports. Generating and compiling the code
+    takes several times as long.
+    """
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def trace(function, *, fullgraph, options):
+        return compile_(function, fullgraph=fullgraph, backend="eager",
+                        options={"guard_filter_fn": options["guard_filter_fn"]})
+    monkeypatch.setattr(torch, "compile", trace)
 
 
 @pytest.fixture

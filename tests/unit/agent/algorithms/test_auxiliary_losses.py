@@ -138,9 +138,8 @@ def test_a_weight_may_be_a_numpy_scalar(make_batch):
     torch.testing.assert_close(parts.algorithm.compute_gradients(batch)[0], expected)
 
 
-@pytest.mark.slow
 @pytest.mark.compiled
-def test_compiled_gradient_equals_the_uncompiled_one(make_batch):
+def test_compiled_gradient_equals_the_uncompiled_one(make_batch, traced_only):
     (plain, batch), (compiled, _) = (make_batch(with_reconstruction(PPO), compile=flag) for flag in (False, True))
     for coefficient in (COEF, 5.0):
         for parts in (plain, compiled):

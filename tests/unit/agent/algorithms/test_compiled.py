@@ -9,25 +9,14 @@ import torch
 
 from pytorchrl.agent.algorithms import APPO, PPO
 from pytorchrl.errors import ConfigError
-from tests.unit.agent.algorithms.conftest import build_parts
 
 # Torch emits this warning when its compiler is imported.
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"), pytest.mark.compiled]
 
 
-@pytest.fixture(scope="module")
-def pair():
-    """Return the parts of an uncompiled worker and of a compiled worker, with equal weights.
-
-    Compiling takes seconds. Therefore, all tests share these parts, and each test must leave the weights
-    of both workers equal.
-    """
-    return [build_parts(PPO, compile=flag) for flag in (False, True)]
-
-
 @pytest.mark.slow
-def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(pair, collect, made_up_steps):
-    plain, compiled = pair
+def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(build, collect, made_up_steps):
+    plain, compiled = pair = [build(PPO, compile=flag) for flag in (False, True)]
     rollout = collect(plain, made_up_steps(4))
     plain.storage.insert_data_slice([rollout])
     plain.storage.before_gradients()
@@ -40,32 +29,31 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(pair, collect,
             assert compiled.algorithm.norms_of(gradient) == pytest.approx([float(gradient[0].norm())], rel=1e-6)
             gradient[0].mul_(2)
             assert compiled.algorithm.norms_of(gradient) == pytest.approx([2 * float(expected[0].norm())], rel=1e-4)
-            for parts in (plain, compiled):
+            for parts in pair:
                 parts.algorithm.apply_gradients([expected[0]])
-        for parts in (plain, compiled):
+        for parts in pair:
             parts.algorithm.update_algorithm_parameter("clip_param", 0.001)
     assert torch.equal(plain.algorithm.groups["all"].data, compiled.algorithm.groups["all"].data)
-    for parts in pair:
-        parts.algorithm.update_algorithm_parameter("clip_param", 0.2)
+    assert len(compiled.algorithm._compiled._graphs) == 1
 
 
-@pytest.mark.slow
-def test_batches_of_another_layout_have_their_own_graphs(pair, collect, made_up_steps):
-    plain, _ = pair
+def test_batches_of_another_layout_have_their_own_graphs(build, collect, made_up_steps, traced_only):
+    plain, compiled = pair = [build(PPO, compile=flag) for flag in (False, True)]
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
     plain.storage.before_gradients()
     whole, = plain.storage.generate_batches(1)
     single = next(plain.storage.generate_batches(whole.num_samples))
+    part = next(plain.storage.generate_batches(4))
     strided = dataclasses.replace(whole, ret=torch.stack([whole.ret, -whole.ret], 1)[:, 0])
-    assert (len(single.done), strided.ret.stride()) == (1, (2,))
-    for batch in (whole, single, strided, whole):
+    assert (len(single.done), len(part.done), strided.ret.stride()) == (1, 8, (2,))
+    for batch, count in ((whole, 1), (single, 2), (strided, 3), (whole, 3), (part, 3)):
         gradients = [parts.algorithm.compute_gradients(batch)[0][0] for parts in pair]
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+        assert len(compiled.algorithm._compiled._graphs) == count
 
 
-@pytest.mark.slow
-def test_already_normalized_advantages_are_not_changed(pair, collect, made_up_steps):
-    plain, compiled = pair
+def test_already_normalized_advantages_are_not_changed(build, collect, made_up_steps, traced_only):
+    plain, compiled = (build(PPO, compile=flag) for flag in (False, True))
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
     plain.storage.before_gradients()
     batch, = plain.storage.generate_batches(1)
@@ -80,8 +68,7 @@ def test_already_normalized_advantages_are_not_changed(pair, collect, made_up_st
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_compiled_gradient_of_appo_uses_the_current_kl_coefficient(build, collect, made_up_steps):
+def test_compiled_gradient_of_appo_uses_the_current_kl_coefficient(build, collect, made_up_steps, traced_only):
     plain, compiled = (build(APPO, compile=flag, kl_coef=0.5) for flag in (False, True))
     plain.storage.insert_data_slice([collect(build(APPO, seed=5), made_up_steps(4))])
     plain.storage.before_gradients()
@@ -127,8 +114,7 @@ def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up
         parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
 
 
-@pytest.mark.slow
-def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, collect, made_up_steps):
+def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, collect, made_up_steps, traced_only):
     plain, compiled = (build(PPO, compile=flag, actor={"normalize_obs": True}) for flag in (False, True))
     rollout = collect(plain, made_up_steps(4))
     plain.storage.insert_data_slice([rollout])

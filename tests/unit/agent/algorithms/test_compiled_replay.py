@@ -20,7 +20,7 @@ CASES = {
     "dqn": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}, True),
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, False),
     # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`_compile_graph`).
-    "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True}, False),
+    "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
 }
 

@@ -159,10 +159,9 @@ def test_only_compiled_acting_on_a_gpu_is_recorded(build):
     assert build(PPO).algorithm._recorded_act is None
 
 
-@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_compiled_gradients_can_be_recorded(build, collect, made_up_steps, monkeypatch):
+def test_compiled_gradients_can_be_recorded(build, collect, made_up_steps, traced_only, monkeypatch):
     recorders = []
 
     def recorded_on_cpu(function, device):

@@ -201,8 +201,9 @@ class SameMemory(gym.Env):
 
 
 # Processes are slow to start, because each process imports torch; therefore "async" has only one environment.
-@pytest.mark.parametrize(("backend", "num_envs"), [("sync", 2), ("async", 1)])
-@pytest.mark.parametrize("in_dict", [False, True])
+@pytest.mark.parametrize(("backend", "num_envs", "in_dict"), [
+    ("sync", 2, False), ("sync", 2, True), ("async", 1, True),
+    pytest.param("async", 1, False, marks=pytest.mark.thorough)])
 def test_last_observation_survives_a_reset_that_reuses_its_memory(backend, num_envs, in_dict):
     envs = VecEnv.create_factory(
         SameMemory, {"in_dict": in_dict}, num_envs, backend=backend, autoreset="same_step")(seed=1)

@@ -120,7 +120,7 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
         assert counters["inserted"] == counters["resident"] + counters["evicted"]
         if not kept:
             continue
-        batch = storage.sample(1 if turn % 4 else 60)
+        batch = storage.sample(1 if turn % 4 else 30)
         starts = {one.first + e * one.num_steps: rows for one in kept for e, rows in enumerate(one.columns)}
         drawn = [starts[start] for start in batch.ids.tolist()]
         for b, rows in enumerate(drawn):

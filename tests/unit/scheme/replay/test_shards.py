@@ -288,7 +288,7 @@ def test_messages_to_a_slow_shard_are_merged(make):
 def test_a_lost_shard_is_no_longer_sampled_and_its_replacement_is_empty(make, action, point):
     side = make(2, capacity=200, faults=f"{action} shard.1 @ {point}", prefetch=2)
     longest, told_wrong = 0.0, []
-    for _ in range(600):
+    for _ in range(300):
         start = side.runtime.now()
         batch = side.get()
         longest = max(longest, side.runtime.now() - start)

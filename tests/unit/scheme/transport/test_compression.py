@@ -178,13 +178,13 @@ def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
     settings = {**settings, "runtime": "simulated", "costs": {"message": 0.0}, "hidden": (32,),
                 "algo": A2C.create_factory(),
                 "size": 16 if "num_col_workers" in settings else 2}
-    parameters, metrics = after(make_scheme(**settings), 48)
+    parameters, metrics = after(make_scheme(**settings), 24)
     shares = [value for name, value in metrics.items() if name.endswith("encoded_share")]
     assert len(shares) == sum(name.startswith("compress") for name in settings)
     assert all(share > 0.8 if rate < 1e6 and not decode_s else share < 0.3 for share in shares)
     if "num_col_workers" not in settings:  # decisions depend on the virtual clock only, so they repeat
         far_away(rate, decode_s)
-        again, same = after(make_scheme(**settings), 48)
+        again, same = after(make_scheme(**settings), 24)
         assert torch.equal(parameters, again)
         assert same == metrics
 
