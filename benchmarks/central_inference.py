@@ -100,7 +100,7 @@ def score(inference: str, seed: str, steps: str) -> dict[str, Any]:
 
     learner = pytorchrl.train(
         "appo", "CartPole-v1", target_steps=int(steps), seed=int(seed), num_col_workers=2, inference=inference,
-        col_execution="Parallel", runtime="processes", max_policy_lag=4, log_dir=None)
+        col_communication="asynchronous", runtime="processes", max_policy_lag=4)
     return {"return_mean": learner.return_mean}
 
 
