@@ -77,7 +77,7 @@ def plot_comparison(
     if gap:
         statistics["optimality gap"] = optimality_gap
     figure = _figure(9, 3.4 + 0.35 * len(groups))
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1 + 0.35 * len(groups), 3])
+    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1 + 0.35 * len(groups), 3])[:, 0]
     for axes, (title, statistic) in zip(top.subplots(1, len(statistics), sharey=True, squeeze=False)[0],
                                         statistics.items(), strict=True):
         for row, scores in enumerate(groups.values()):

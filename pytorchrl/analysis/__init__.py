@@ -5,8 +5,18 @@ Everything here reads scores or the directories of runs, and imports SciPy when 
 
 from __future__ import annotations
 
-from pytorchrl.analysis.aggregates import (STATISTICS, area_under_curve, difference, iqm, mean, median, normalize,
-                                           optimality_gap, performance_profile, probability_of_improvement)
+from pytorchrl.analysis.aggregates import (
+                                           STATISTICS,
+                                           area_under_curve,
+                                           difference,
+                                           iqm,
+                                           mean,
+                                           median,
+                                           normalize,
+                                           optimality_gap,
+                                           performance_profile,
+                                           probability_of_improvement,
+)
 from pytorchrl.analysis.bootstrap import Estimate, estimate
 from pytorchrl.analysis.comparison import Comparison, compare, required_seeds
 from pytorchrl.analysis.curves import on_grid, smooth, summarize_curves

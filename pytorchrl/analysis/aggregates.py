@@ -30,8 +30,8 @@ def check_scores(scores: npt.ArrayLike, name: str = "scores") -> Array:
     try:
         array = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ConfigError(f"{name} must be an array of numbers of shape (runs, tasks), with the same number of runs for "
-                          f"each task; got {type(scores).__name__}") from None
+        raise ConfigError(f"{name} must be an array of numbers of shape (runs, tasks), with the same number of runs "
+                          f"for each task; got {type(scores).__name__}") from None
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim < 2 or 0 in array.shape:

@@ -12,6 +12,7 @@ from pytorchrl.analysis.aggregates import Array, Statistic, check_scores
 from pytorchrl.errors import ConfigError
 
 METHODS = ("t", "percentile")
+Indices = npt.NDArray[np.intp]
 # The number of resampled scores that are in memory at the same time.
 _SCORES_AT_ONCE = 1 << 22
 
@@ -103,7 +104,7 @@ def _check(arrays: Sequence[Array], confidence: float, method: str, paired: bool
         raise ConfigError(f"samples must have the same tasks, got the shapes (runs, tasks) {sorted(shapes)}")
 
 
-def _draws(arrays: Sequence[Array], resamples: int, rng: np.random.Generator, *, paired: bool) -> list[npt.NDArray[np.intp]]:
+def _draws(arrays: Sequence[Array], resamples: int, rng: np.random.Generator, *, paired: bool) -> list[Indices]:
     """Return, for each array, the indices of the drawn runs; shape (resamples, runs, tasks)."""
     shapes = [array.shape[-2:] for array in arrays]
     if paired:
@@ -111,7 +112,7 @@ def _draws(arrays: Sequence[Array], resamples: int, rng: np.random.Generator, *,
     return [rng.integers(shape[0], size=(resamples, *shape), dtype=np.intp) for shape in shapes]
 
 
-def _statistics(statistic: Statistic, arrays: Sequence[Array], draws: Sequence[npt.NDArray[np.intp]]) -> Array:
+def _statistics(statistic: Statistic, arrays: Sequence[Array], draws: Sequence[Indices]) -> Array:
     """Return the statistic of each resample; shape (resamples, ...)."""
     step = max(1, _SCORES_AT_ONCE // max(array.size for array in arrays))
     found = []
@@ -125,7 +126,7 @@ def _statistics(statistic: Statistic, arrays: Sequence[Array], draws: Sequence[n
     return np.concatenate(found)
 
 
-def _half_width(drawn: Array, draws: Sequence[npt.NDArray[np.intp]], tail: float) -> Array:
+def _half_width(drawn: Array, draws: Sequence[Indices], tail: float) -> Array:
     """Return half the width of the t interval.
 
     Args:

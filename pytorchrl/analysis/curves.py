@@ -50,7 +50,8 @@ def smooth(values: Array, window: float) -> Array:
         ConfigError: `window` is out of range.
     """
     if not 0 <= window < 1:
-        raise ConfigError(f"the smoothing window must be a fraction of the curve, at least 0 and below 1; got {window!r}")
+        raise ConfigError("the smoothing window must be a fraction of the curve, at least 0 and below 1; got "
+                          f"{window!r}")
     count, reach = len(values), int(window * len(values) / 2)
     sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
     at = np.arange(count)

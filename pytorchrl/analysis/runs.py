@@ -59,12 +59,14 @@ class Scores:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Return the description of the run in a directory.
+    """Return the description of the run in a directory; records without a description are a run without settings.
 
     Raises:
         ConfigError: The directory contains no run.
     """
     path = run_dir / RUN_FILE
+    if not path.exists() and (run_dir / METRICS_FILE).is_file():
+        return Run(run_dir, "env", None, {})
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -7,8 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytorchrl.analysis import (STATISTICS, Comparison, Estimate, Scores, compare, estimate, normalize, optimality_gap,
-                                read_scores)
+from pytorchrl.analysis import (
+    STATISTICS,
+    Comparison,
+    Estimate,
+    Scores,
+    compare,
+    estimate,
+    normalize,
+    optimality_gap,
+    read_scores,
+)
 from pytorchrl.analysis.aggregates import Array
 from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
 from pytorchrl.cli.output import show, show_table

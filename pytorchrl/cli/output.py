@@ -28,7 +28,9 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         except ImportError:  # the extra `cli` is not installed
             pass
         else:
-            table = Table(*(Text(printable(cell)) for cell in head))
+            table = Table()
+            for cell in head:
+                table.add_column(Text(printable(cell)))
             for row in rows:
                 table.add_row(*(Text(printable(cell)) for cell in row))
             Console(file=sys.stdout).print(table)
