@@ -86,7 +86,7 @@ def estimate(
     else:
         half = _half_width(drawn, draws[:1] if paired else draws, tail)
         low, high = value - half, value + half
-    return Estimate(value, np.clip(low, *bounds), np.clip(high, *bounds))
+    return Estimate(value, np.asarray(np.clip(low, *bounds)), np.asarray(np.clip(high, *bounds)))
 
 
 def _check(arrays: Sequence[Array], confidence: float, method: str, paired: bool, resamples: int) -> None:

@@ -10,6 +10,9 @@ from pytorchrl.analysis.aggregates import Array, Statistic, iqm
 from pytorchrl.analysis.bootstrap import Estimate, estimate
 from pytorchrl.errors import ConfigError
 
+# A step that is longer than this multiple of the median length of steps is a plateau; see `without_steps`.
+_PLATEAU = 5.0
+
 Curve = tuple[Sequence[float], Sequence[float]]
 """Positions, such as env steps, in increasing order, and the values at these positions."""
 
@@ -36,6 +39,23 @@ def on_grid(curves: Sequence[Curve], points: int = 200) -> tuple[Array, Array]:
                           "the short run")
     grid = np.unique(np.linspace(start, end, points))
     return grid, np.stack([np.interp(grid, xs, ys) for xs, ys in curves], axis=-1)
+
+
+def without_steps(curve: Curve) -> Curve:
+    """Return a curve without the records that repeat a value because no further episode had ended.
+
+    Several updates are recorded while the same rollout is used, so a mean return is a staircase over env steps. Of each
+    step, the first record is kept. The last record is kept, too, if the step is longer than five times the median
+    length of steps: such a plateau is real, for example at the highest possible return.
+    """
+    xs, ys = np.asarray(curve[0], dtype=np.float64), np.asarray(curve[1], dtype=np.float64)
+    changes = np.flatnonzero(np.diff(ys)) + 1
+    first, last = np.append(0, changes), np.append(changes - 1, len(ys) - 1)
+    lengths = np.diff(np.append(xs[first], xs[-1]))
+    is_long = lengths > _PLATEAU * np.median(lengths)
+    is_long[-1] = True
+    kept = np.unique(np.concatenate([first, last[is_long]]))
+    return xs[kept].tolist(), ys[kept].tolist()
 
 
 def smooth(values: Array, window: float) -> Array:
@@ -66,6 +86,8 @@ def summarize_curves(
 ) -> tuple[Array, Estimate]:
     """Return a statistic of several curves at common positions, with a confidence interval at each position.
 
+    Each curve is interpolated between the records at which its value changes (`without_steps`), and smoothed.
+
     Args:
         curves: The curves of runs of one task.
         statistic: A statistic such as `iqm`.
@@ -76,5 +98,5 @@ def summarize_curves(
     Returns:
         Positions of shape (points,), and an estimate whose value, low and high have this shape, too.
     """
-    grid, values = on_grid(curves, points)
+    grid, values = on_grid([without_steps(curve) for curve in curves], points)
     return grid, estimate(statistic, smooth(values, smoothing)[..., None], confidence=confidence)

@@ -105,7 +105,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str
     for run in runs:
         values = [(name, run.settings.get(name)) for name in by]
         label = " ".join(_text(value) if name == "algorithm" else f"{name}={_text(value)}"
-                         for name, value in values if value is not None or name != "algorithm")
+                         for name, value in values if value is not None)
         groups.setdefault(label or "runs", []).append(run)
     return groups
 
