@@ -1,12 +1,14 @@
 """Measure how often confidence intervals of `pytorchrl.analysis` contain the true value.
 
-    python benchmarks/coverage.py [--trials 2000] [--seeds 3,5,10] [--tasks 1,5,20] [--methods t,percentile]
+    python benchmarks/coverage.py [--trials 400] [--seeds 3,5,10] [--tasks 1,5,20] [--methods t,percentile]
+    python benchmarks/coverage.py --table docs/benchmarks/coverage.jsonl
 
 The scores of the tasks have different means and spreads. They are normally distributed, lognormal (skewed) or from two
 clusters: 30 % of the runs fail. The true value of a statistic is that of 200,000 runs. For each distribution, number of
 seeds, number of tasks and method, the script prints one line of JSON with the percentage of intervals that contain the
 true value, for each statistic, for the difference of two groups, and for the probability of improvement. The standard
-error of each percentage is about 0.5 with 2000 trials.
+error of each percentage is about 1.1 with 400 trials. `--table` prints the Markdown table of the documentation from
+earlier results.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,15 +62,34 @@ def measure(name: str, seeds: int, tasks: int, method: str, trials: int) -> dict
             "coverage": {of: round(100 * count / trials, 1) for of, count in hits.items()}}
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table with one row per distribution, number of seeds and number of tasks."""
+    columns = {"iqm": "IQM", "mean": "mean", "median": "median", "optimality_gap": "optimality gap",
+               "iqm_difference": "difference of IQM", "probability_of_improvement": "P(improvement)"}
+    rows = [f"| scores | seeds | tasks | {' | '.join(columns.values())} | IQM, percentile | mean, percentile |",
+            "|---" * (len(columns) + 5) + "|"]
+    found = {(line["distribution"], line["seeds"], line["tasks"], line["method"]): line["coverage"] for line in lines}
+    for (name, seeds, tasks, method), coverage in found.items():
+        if method == "t":
+            other = found[name, seeds, tasks, "percentile"]
+            values = [*(coverage[column] for column in columns), other["iqm"], other["mean"]]
+            rows.append(f"| {name} | {seeds} | {tasks} | {' | '.join(f'{value:.0f}' for value in values)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--seeds", default="3,5,10")
     parser.add_argument("--tasks", default="1,5,20")
     parser.add_argument("--methods", default="t,percentile")
     parser.add_argument("--distributions", default=",".join(DISTRIBUTIONS))
+    parser.add_argument("--table", type=Path)
     options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        return
     lists = (options.distributions.split(","), map(int, options.seeds.split(",")), map(int, options.tasks.split(",")),
              options.methods.split(","))
     for name, seeds, tasks, method in itertools.product(*lists):

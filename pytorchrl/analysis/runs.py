@@ -13,9 +13,9 @@ from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
 from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
 
-# Settings that do not distinguish groups: the seed, and the settings of files and of the display.
+# Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
-            "num_threads", "col_num_threads"}
+            "log_every", "eval_every", "eval_episodes"}
 # Runs on the same task must end at env steps that differ by at most this fraction, unless `at` is given.
 _LENGTH_TOLERANCE = 0.1
 SCORES = ("last", "area")
