@@ -70,7 +70,7 @@ def test_leading_axes_share_the_resamples():
     found = estimate(iqm, points)
     for index, scores in enumerate(points):
         alone = estimate(iqm, scores)
-        assert (found.low[index], found.high[index]) == pytest.approx((alone.low, alone.high))
+        assert (found.low[index], found.high[index]) == pytest.approx((float(alone.low), float(alone.high)))
 
 
 def test_many_resamples_are_computed_in_parts(monkeypatch):
@@ -106,9 +106,9 @@ def test_one_run_has_a_value_and_no_interval():
 @pytest.mark.parametrize(("seeds", "tasks"), [(3, 1), (10, 1), (5, 5)])
 @pytest.mark.parametrize("statistic", [iqm, mean])
 def test_intervals_contain_the_true_value_about_as_often_as_they_say(seeds, tasks, statistic):
-    """Check 95 % intervals with 300 groups of runs; the standard error of the coverage is 1.3 %."""
+    """Check 95 % intervals with 200 groups of runs; the standard error of the coverage is 1.5 %."""
     rng = np.random.default_rng(11)
-    groups = rng.normal(0.0, 1.0, size=(300, seeds, tasks))
+    groups = rng.normal(0.0, 1.0, size=(200, seeds, tasks))
     found = [estimate(statistic, scores, resamples=500) for scores in groups]
     coverage = np.mean([one.low <= 0.0 <= one.high for one in found])
     assert 0.92 <= coverage <= 0.985
