@@ -32,7 +32,7 @@ def plot_groups(
 
     Args:
         groups: Label -> directories of runs on one task. A group with a single run has no band.
-        output: The PNG file.
+        output: The file: SVG if its name ends in `.svg`, else PNG.
         x: Name of a number in the records, for the horizontal axis.
         y: Name of another number in the records, for the vertical axis.
         statistic: The statistic over runs that the line shows.
@@ -64,7 +64,7 @@ def plot_comparison(
 
     Args:
         groups: Label -> scores of shape (runs, tasks).
-        output: The PNG file.
+        output: The file: SVG if its name ends in `.svg`, else PNG.
         confidence: Confidence of the intervals.
         gap: Whether to draw the optimality gap, which needs normalized scores.
         unit: Text at the axes of scores.
@@ -122,7 +122,8 @@ def _figure(width: float, height: float) -> Figure:
 
 def _save(figure: Figure, output: Path) -> None:
     try:
-        figure.savefig(output, format="png", dpi=120)
+        figure.savefig(output, format="svg" if output.suffix.lower() == ".svg" else "png", dpi=120,
+                       metadata={"Date": None} if output.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
 

@@ -124,7 +124,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Compare groups of runs: statistics with confidence intervals, differences, tests, and a picture.")
     add_group_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG file [comparison.png; none with --json]")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [comparison.png; none with --json]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
                         help="the score: the name of a number in metrics.jsonl, e.g. eval_return [return_mean]")
     parser.add_argument("--score", default="last", choices=("last", "area"),

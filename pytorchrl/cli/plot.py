@@ -41,7 +41,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP,
         description="Draw learning curves into one picture: one line per group of runs, with its confidence interval.")
     add_group_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG file [curve.png in the first RUN_DIR]")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [curve.png in the first RUN_DIR]")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="horizontal axis [env_steps]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
