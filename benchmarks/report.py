@@ -21,21 +21,28 @@ import matplotlib as mpl
 mpl.use("svg")
 from matplotlib import pyplot as plt
 
+from pytorchrl.analysis import estimate, mean
+
 ENV_NAMES = {"pendulum": "Pendulum-v1", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1", "pong": "Pong"}
 
 
 def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
     """Return a Markdown table with one row per task."""
-    rows = ["| task | env steps | seeds | evaluation return by seed | mean | while training | published | minutes "
-            "per run |",
+    rows = ["| task | env steps | seeds | evaluation return by seed | mean [95 % interval] | while training "
+            "| published | minutes per run |",
             "|---|---|---|---|---|---|---|---|"]
     for task, runs in tasks.items():
         evals = [run["eval_return"] for run in runs]
         rows.append(
             f"| {task} | {runs[0]['env_steps']:,} | {len(runs)} | {', '.join(f'{value:.0f}' for value in evals)} "
-            f"| {statistics.fmean(evals):.0f} | {statistics.fmean(run['train_return'] for run in runs):.0f} "
+            f"| {_mean(evals)} | {_mean([run['train_return'] for run in runs])} "
             f"| {runs[0]['published']} | {statistics.fmean(run['seconds'] for run in runs) / 60:.1f} |")
     return "\n".join(rows) + "\n"
+
+
+def _mean(scores: list[float]) -> str:
+    """Return the mean over seeds with its confidence interval."""
+    return f"{estimate(mean, scores):.0f}"
 
 
 def roofline_table(lines: list[dict[str, Any]]) -> str:

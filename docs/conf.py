@@ -13,7 +13,7 @@ author = "the pytorchrl authors"
 version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb", "option_tables"]
-exclude_patterns = ["_build", "_ext", "benchmarks/roofline.md", "benchmarks/scores.md"]
+exclude_patterns = ["_build", "_ext", "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"

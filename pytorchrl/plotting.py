@@ -1,99 +1,142 @@
-"""Plot learning curves from the records of runs with matplotlib (extra `plots`)."""
+"""Plot learning curves and comparisons of runs with matplotlib (extra `plots`)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pytorchrl.analysis import STATISTICS, estimate, optimality_gap, performance_profile, read_curve, summarize_curves
+from pytorchrl.analysis.aggregates import Array, Statistic, iqm
 from pytorchrl.errors import ConfigError, install_hint
-from pytorchrl.run_directory import METRICS_FILE, no_run
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return two columns of numbers from a run's records, skipping records that lack one of the two numbers.
-
-    Args:
-        run_dir: Directory of the run.
-        x: Name of a number, with `/` between levels, such as "algorithm/loss".
-        y: Name of the other number.
-
-    Raises:
-        ConfigError: There are no records, or no record has both numbers.
-    """
-    path = run_dir / METRICS_FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
-    except OSError as error:
-        raise ConfigError(f"{str(run_dir)!r} contains no run: {error}") from error
-    points, names = [], set()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if number == len(lines):  # the run was killed while writing this line
-                break
-            raise ConfigError(f"{path}:{number} is not JSON") from None
-        names.update(_names(record))
-        point = _number(record, x), _number(record, y)
-        if None not in point:
-            points.append(point)
-    if not points:
-        raise ConfigError(f"{path} has no record with {x!r} and {y!r}; it has {', '.join(sorted(names)) or 'nothing'}")
-    return [x for x, _ in points if x is not None], [y for _, y in points if y is not None]
+__all__ = ["plot_comparison", "plot_groups", "plot_runs", "read_curve"]
 
 
 def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y: str = "return_mean") -> None:
-    """Draw one line per run into a PNG file.
+    """Draw one line per run into a PNG file; see `plot_groups`."""
+    plot_groups({label: [run_dir] for label, run_dir in zip(labels(run_dirs), run_dirs, strict=True)}, output, x=x, y=y)
+
+
+def plot_groups(
+    groups: Mapping[str, Sequence[Path]], output: Path, *, x: str = "env_steps", y: str = "return_mean",
+    statistic: Statistic = iqm, smoothing: float = 0.0, confidence: float = 0.95,
+) -> None:
+    """Draw one line per group of runs into a PNG file, with a band that shows the confidence interval.
+
+    Args:
+        groups: Label -> directories of runs on one task. A group with a single run has no band.
+        output: The file: SVG if its name ends in `.svg`, else PNG.
+        x: Name of a number in the records, for the horizontal axis.
+        y: Name of another number in the records, for the vertical axis.
+        statistic: The statistic over runs that the line shows.
+        smoothing: Width of the window in which each run is smoothed, as a fraction of the curve.
+        confidence: Confidence of the intervals.
 
     Raises:
         ConfigError: A directory has no record with both numbers, the file cannot be written, or matplotlib is missing.
     """
+    figure = _figure(7, 4.5)
+    axes = figure.subplots()
+    for label, run_dirs in groups.items():
+        curves = [read_curve(run_dir, x, y) for run_dir in run_dirs]
+        grid, found = summarize_curves(curves, statistic=statistic, smoothing=smoothing, confidence=confidence)
+        count = f" ({len(run_dirs)} runs)" if len(run_dirs) > 1 else ""
+        line, = axes.plot(grid, found.value, label=_plain(label) + count, marker="." if len(grid) == 1 else None)
+        if len(run_dirs) > 1:
+            axes.fill_between(grid, found.low, found.high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel=_plain(x.replace("_", " ")), ylabel=_plain(y.replace("_", " ")))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, output)
+
+
+def plot_comparison(
+    groups: Mapping[str, Array], output: Path, *, confidence: float = 0.95, gap: bool = False, unit: str = "score",
+) -> None:
+    """Draw the statistics of groups with their intervals, and the performance profiles, into a PNG file.
+
+    Args:
+        groups: Label -> scores of shape (runs, tasks).
+        output: The file: SVG if its name ends in `.svg`, else PNG.
+        confidence: Confidence of the intervals.
+        gap: Whether to draw the optimality gap, which needs normalized scores.
+        unit: Text at the axes of scores.
+
+    Raises:
+        ConfigError: The file cannot be written, or matplotlib is missing.
+    """
+    statistics: dict[str, Statistic] = {"IQM": STATISTICS["iqm"], "median": STATISTICS["median"],
+                                        "mean": STATISTICS["mean"]}
+    if gap:
+        statistics["optimality gap"] = optimality_gap
+    figure = _figure(9, 3.4 + 0.35 * len(groups))
+    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=[1 + 0.35 * len(groups), 3])[:, 0]
+    for axes, (title, statistic) in zip(top.subplots(1, len(statistics), sharey=True, squeeze=False)[0],
+                                        statistics.items(), strict=True):
+        for row, scores in enumerate(groups.values()):
+            found = estimate(statistic, scores, confidence=confidence)
+            axes.plot([found.low, found.high], [row, row], color=f"C{row}", linewidth=8, alpha=0.4,
+                      solid_capstyle="butt")
+            axes.plot(found.value, row, "|", color=f"C{row}", markersize=14, markeredgewidth=2)
+        axes.set(title=title, yticks=range(len(groups)), yticklabels=[_plain(label) for label in groups],
+                 ylim=(len(groups) - 0.5, -0.5))
+        axes.grid(alpha=0.3, axis="x")
+    _draw_profiles(bottom.subplots(), groups, confidence, unit)
+    _save(figure, output)
+
+
+def _draw_profiles(axes: Axes, groups: Mapping[str, Array], confidence: float, unit: str) -> None:
+    """Draw the fraction of runs with a score above each threshold."""
+    everything = np.concatenate([scores.ravel() for scores in groups.values()])
+    margin = 0.05 * (np.ptp(everything) or 1.0)
+    thresholds = np.linspace(everything.min() - margin, everything.max() + margin, 201)
+    for row, (label, scores) in enumerate(groups.items()):
+        found = estimate(lambda drawn: performance_profile(drawn, thresholds), scores, confidence=confidence,
+                         bounds=(0.0, 1.0))
+        axes.plot(thresholds, found.value, color=f"C{row}", label=_plain(label))
+        axes.fill_between(thresholds, found.low, found.high, color=f"C{row}", alpha=0.2, linewidth=0)
+    axes.set(xlabel=_plain(f"{unit} threshold"), ylabel="fraction of runs above",
+             ylim=(-0.03, 1.03))
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _figure(width: float, height: float) -> Figure:
     try:
         # This avoids pyplot, which would choose a display backend and keep references to all figures.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(f"plots need the extra `plots`: {install_hint('plots')}") from None
-    curves = [(label, *read_curve(run_dir, x, y)) for label, run_dir in zip(_labels(run_dirs), run_dirs, strict=True)]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for name, xs, ys in curves:
-        axes.plot(xs, ys, label=name)
-    axes.set_xlabel(x.replace("_", " "))
-    axes.set_ylabel(y.replace("_", " "))
-    axes.grid(alpha=0.3)
-    axes.legend()
+    return figure
+
+
+def _save(figure: Figure, output: Path) -> None:
     try:
-        figure.savefig(output, format="png", dpi=120)
+        figure.savefig(output, format="svg" if output.suffix.lower() == ".svg" else "png", dpi=120,
+                       metadata={"Date": None} if output.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
 
 
-def _labels(run_dirs: Sequence[Path]) -> list[str]:
+def _plain(text: str) -> str:
+    """Return text in which matplotlib recognizes no formula."""
+    return text.replace("$", r"\$")
+
+
+def labels(run_dirs: Sequence[Path]) -> list[str]:
     """Return a label for each run: the last components of its path, with the fewest that make all labels different."""
     for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
-        labels = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
-        if len(set(labels)) == len(set(run_dirs)):
-            return labels
+        found = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
+        if len(set(found)) == len(set(run_dirs)):
+            return found
     return [str(run_dir) for run_dir in run_dirs]
-
-
-def _number(record: object, name: str) -> float | None:
-    for key in name.split("/"):
-        if not isinstance(record, dict) or key not in record:
-            return None
-        record = record[key]
-    return float(record) if isinstance(record, (int, float)) and not isinstance(record, bool) else None
-
-
-def _names(record: object, prefix: str = "") -> list[str]:
-    if not isinstance(record, dict):
-        return []
-    found: list[str] = []
-    for key, value in record.items():
-        found += _names(value, f"{prefix}{key}/") if isinstance(value, dict) else [f"{prefix}{key}"]
-    return found

@@ -1,4 +1,4 @@
-"""Run the command `pytorchrl`: train, profile, enjoy or plot.
+"""Run the command `pytorchrl`: train, profile, enjoy, plot or compare.
 
 Exit codes: 0 for success; 1 for an error after training began; 2 for an error before that; 130 after Ctrl-C;
 143 after SIGTERM.
@@ -26,10 +26,11 @@ _COMMANDS = {
     "profile": "train for a few seconds, and show where the time goes",
     "enjoy": "play episodes with a trained agent",
     "plot": "draw learning curves",
+    "compare": "compare groups of runs",
 }
 Handler = Callable[[int, FrameType | None], object] | int | None
 """A signal handler, of the type that `signal.signal` accepts and returns."""
-_USAGE = "usage: pytorchrl {train,profile,enjoy,plot} ... | --help | --version"
+_USAGE = "usage: pytorchrl {train,profile,enjoy,plot,compare} ... | --help | --version"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        lines = [f"  {name:<8}{text}" for name, text in _COMMANDS.items()]
+        lines = [f"  {name:<9}{text}" for name, text in _COMMANDS.items()]
         show(_USAGE, "", *lines, "", "`pytorchrl COMMAND --help` lists the flags of a command.")
         return 0
     if command == "--version":

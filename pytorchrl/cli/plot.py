@@ -1,33 +1,57 @@
-"""Implement `pytorchrl plot RUN_DIR...`: draw learning curves as a PNG."""
+"""Implement `pytorchrl plot RUNS...`: draw learning curves as a PNG."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytorchrl.analysis import STATISTICS, Run
+from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.plotting import plot_runs
+from pytorchrl.plotting import plot_groups
 
 
 def run(arguments: Sequence[str]) -> int:
     """Plot the runs and return the exit code."""
     given = _parse(arguments)
-    output = Path(given.output) if given.output else Path(given.run_dirs[0]) / "curve.png"
-    plot_runs([Path(run_dir) for run_dir in given.run_dirs], output, x=given.x, y=given.y)
+    groups = groups_of(given.runs, given.by)
+    first = next(iter(groups.values()))[0].path
+    output = Path(given.output) if given.output else first / "curve.png"
+    plot_groups(_by_task(groups), output, x=given.x, y=given.y, statistic=STATISTICS[given.statistic],
+                smoothing=given.smooth, confidence=given.confidence)
     show(f"wrote {output}")
     return 0
 
 
+def _by_task(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Path]]:
+    """Return label -> directories of runs; a group with runs on several tasks becomes one group per task."""
+    tasks = {run.task for runs in groups.values() for run in runs}
+    found: dict[str, list[Path]] = {}
+    for label, runs in groups.items():
+        for run in runs:
+            found.setdefault(label if len(tasks) == 1 else f"{label} {run.task}", []).append(run.path)
+    return found
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="pytorchrl plot", usage="pytorchrl plot RUN_DIR... [flags]",
-                    description="Draw learning curves of one or more runs into one picture.")
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, the --log-dir of training")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG file [curve.png in the first RUN_DIR]")
+    parser = Parser(
+        prog="pytorchrl plot", usage="pytorchrl plot RUN_DIR... | NAME=PATTERN... [flags]",
+        formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP,
+        description="Draw learning curves into one picture: one line per group of runs, with its confidence interval.")
+    add_group_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [curve.png in the first RUN_DIR]")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="horizontal axis [env_steps]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
                         help="vertical axis: the name of a number in metrics.jsonl, e.g. algorithm/loss [return_mean]")
+    parser.add_argument("--statistic", default="iqm", choices=tuple(STATISTICS),
+                        help="statistic over the runs of a group; iqm is the interquartile mean [iqm]")
+    parser.add_argument("--smooth", type=float, default=0.02, metavar="FRACTION",
+                        help="each run is averaged in a moving window of this fraction of its length; 0: no smoothing "
+                             "[0.02]")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="FRACTION",
+                        help="confidence of the intervals [0.95]")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser.parse(arguments)

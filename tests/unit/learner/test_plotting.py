@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from pytorchrl.plotting import _labels
+from pytorchrl.plotting import labels, plot_runs
 
 
-@pytest.mark.parametrize(("paths", "labels"), [
+@pytest.mark.parametrize(("paths", "expected"), [
     (["runs/ppo"], ["ppo"]), (["runs/ppo", "runs/a2c"], ["ppo", "a2c"]),
     (["runs/ppo/seed1", "runs/a2c/seed1"], ["ppo/seed1", "a2c/seed1"]),
     (["here/ppo/seed1", "there/ppo/seed1", "runs/dqn"], ["here/ppo/seed1", "there/ppo/seed1", "runs/dqn"]),
     (["seed1", "runs/seed1"], ["seed1", "runs/seed1"]), (["runs/ppo", "runs/ppo"], ["ppo", "ppo"])])
-def test_curves_have_unique_labels_with_the_names_of_runs(paths, labels):
-    assert _labels([Path(path) for path in paths]) == labels
+def test_curves_have_uniquelabels_with_the_names_of_runs(paths, expected):
+    assert labels([Path(path) for path in paths]) == expected
+
+
+@pytest.mark.parametrize(("name", "start"), [("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml"), ("curve", b"\x89PNG")])
+def test_the_name_of_a_figure_determines_its_format(tmp_path, name, start):
+    pytest.importorskip("matplotlib")
+    records = [{"env_steps": steps, "return_mean": float(steps)} for steps in (10, 20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    plot_runs([tmp_path], tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)

@@ -19,7 +19,7 @@ DISTRIBUTIONS = importlib.metadata.packages_distributions()
 # All of these tests read the same modules, so they run in one process.
 pytestmark = pytest.mark.xdist_group("dependencies")
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
-PEERS = {"stable-baselines3", "sample-factory"}
+PEERS = {"stable-baselines3", "sample-factory", "rliable"}
 # Required packages that no module imports by name -> reason.
 INDIRECT = {
     "imageio-ffmpeg": "moviepy uses it to write videos",
@@ -27,8 +27,6 @@ INDIRECT = {
     "opencv-python-headless": "Gymnasium's preprocessing and video recording use it",
     "tensorboard": "torch.utils.tensorboard writes its files",
 }
-# Core requirements that the package does not import -> folder whose modules import them.
-ELSEWHERE = {"scipy": "benchmarks"}
 
 
 def listed_in(*extras):
@@ -104,10 +102,7 @@ def test_type_checking_imports_are_of_packages_that_checks_install():
 
 
 def test_every_core_requirement_is_imported():
-    used = foreign("pytorchrl")
-    assert CORE - set(used) == set(ELSEWHERE)
-    for name, folder in ELSEWHERE.items():
-        assert name in foreign(folder)
+    assert CORE - set(foreign("pytorchrl")) == set()
 
 
 @pytest.mark.parametrize("extra", OF_USERS)

@@ -37,7 +37,7 @@ ALLOWED = {
 LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
                  "recipes",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
-                 "measurements", "work_shares", "configuration", "option_text"}
+                 "measurements", "work_shares", "configuration", "option_text", "analysis"}
 
 
 def layer_of(module):
@@ -115,7 +115,7 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "import pytorchrl\n"
         "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
         "ratio = (time.perf_counter() - start) / torch_s\n"
-        "import pytorchrl.cli.train\n"
+        "import pytorchrl.analysis, pytorchrl.cli.compare, pytorchrl.cli.train\n"
         "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', "
         "'pettingzoo')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")

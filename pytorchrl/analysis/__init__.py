@@ -1,0 +1,30 @@
+"""Statistics over runs: aggregates of scores, confidence intervals, comparisons, and summaries of learning curves.
+
+Everything here reads scores or the directories of runs, and imports SciPy when it is first needed.
+"""
+
+from __future__ import annotations
+
+from pytorchrl.analysis.aggregates import (
+    STATISTICS,
+    area_under_curve,
+    difference,
+    iqm,
+    mean,
+    median,
+    normalize,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+)
+from pytorchrl.analysis.bootstrap import Estimate, estimate
+from pytorchrl.analysis.comparison import Comparison, compare, required_seeds
+from pytorchrl.analysis.curves import on_grid, smooth, summarize_curves, without_steps
+from pytorchrl.analysis.runs import Run, Scores, group_runs, read_curve, read_run, read_scores
+
+__all__ = [
+    "STATISTICS", "Comparison", "Estimate", "Run", "Scores", "area_under_curve", "compare", "difference", "estimate",
+    "group_runs", "iqm", "mean", "median", "normalize", "on_grid", "optimality_gap", "performance_profile",
+    "probability_of_improvement", "read_curve", "read_run", "read_scores", "required_seeds", "smooth",
+    "summarize_curves", "without_steps",
+]

@@ -1,0 +1,247 @@
+"""Read runs from their directories, group them by their settings, and read their scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pytorchrl.analysis.aggregates import Array, area_under_curve
+from pytorchrl.errors import ConfigError
+from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
+
+# Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
+_IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
+            "log_every", "eval_every", "eval_episodes"}
+# Runs on the same task must end at env steps that differ by at most this fraction, unless `at` is given.
+_LENGTH_TOLERANCE = 0.1
+SCORES = ("last", "area")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The description of a run.
+
+    Attributes:
+        path: Directory of the run.
+        task: Id of the environment.
+        seed: Seed of the run; None if it is unknown.
+        settings: Name -> value of all settings, except the seed and settings of files and of the display.
+    """
+
+    path: Path
+    task: str
+    seed: int | None
+    settings: Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The scores of a group of runs.
+
+    Attributes:
+        values: Array of shape (runs, tasks).
+        tasks: The tasks, sorted.
+        seeds: For each task, the seeds of its runs, in the order of the rows of `values`.
+    """
+
+    values: Array
+    tasks: tuple[str, ...]
+    seeds: tuple[tuple[int | None, ...], ...]
+
+    def is_paired_with(self, other: Scores) -> bool:
+        """Return whether each task has the same known seeds in both groups, and each seed once."""
+        return self.seeds == other.seeds and all(None not in seeds and len(set(seeds)) == len(seeds)
+                                                 for seeds in self.seeds)
+
+
+def read_run(run_dir: Path) -> Run:
+    """Return the description of the run in a directory; records without a description are a run without settings.
+
+    Raises:
+        ConfigError: The directory contains no run.
+    """
+    path = run_dir / RUN_FILE
+    if not path.exists() and (run_dir / METRICS_FILE).is_file():
+        return Run(run_dir, "env", None, {})
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(no_run(run_dir, RUN_FILE)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
+    recipe, scheme = (part if isinstance(part, dict) else {} for part in (found.get("recipe"), found.get("scheme")))
+    options = recipe.get("options")
+    settings = {**scheme, **(options if isinstance(options, dict) else {}), "algorithm": recipe.get("algorithm")}
+    seed, task = found.get("seed"), recipe.get("env")
+    return Run(run_dir, "env" if task is None else str(task), seed if isinstance(seed, int) else None,
+               {name: value for name, value in settings.items() if name not in _IGNORED})
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
+    """Group runs by algorithm and by the settings in which they differ; the keys are labels such as "ppo lr=0.001".
+
+    Runs on different environments can be in the same group. A setting counts only if runs of the same algorithm on the
+    same environment differ in it, because other algorithms and environments have other presets.
+
+    Args:
+        runs: The runs.
+        by: Names of the settings by which to group; None: all in which runs differ.
+
+    Raises:
+        ConfigError: No run has a setting of that name.
+    """
+    if by is None:
+        by = ["algorithm", *_differing(runs)]
+    else:
+        known = set().union(*(run.settings for run in runs))
+        for name in by:
+            if name not in known:
+                raise ConfigError(f"no run has the setting {name!r}; the settings are {', '.join(sorted(known))}")
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        values = [(name, run.settings.get(name)) for name in by]
+        label = " ".join(_text(value) if name == "algorithm" else f"{name}={_text(value)}"
+                         for name, value in values if value is not None)
+        groups.setdefault(label or "runs", []).append(run)
+    return groups
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the settings in which runs of the same algorithm and environment differ."""
+    alike: dict[tuple[object, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.settings.get("algorithm"), run.task), []).append(run)
+    names = sorted(set().union(*(run.settings for run in runs)))
+    return [name for name in names
+            if any(len({_text(run.settings.get(name)) for run in some}) > 1 for some in alike.values())]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def read_scores(
+    groups: Mapping[str, Sequence[Run]], *, x: str = "env_steps", y: str = "return_mean", score: str = "last",
+    at: float | None = None,
+) -> dict[str, Scores]:
+    """Return the scores of groups of runs.
+
+    All runs on a task are scored at the same position, by default the smallest last position of these runs.
+
+    Args:
+        groups: Label -> runs.
+        x: Name of the position in the records, such as "env_steps".
+        y: Name of the value in the records.
+        score: "last": the value at the position, interpolated between records; "area": the mean of the value up to the
+            position, see `area_under_curve`.
+        at: The position at which all runs are scored.
+
+    Raises:
+        ConfigError: Groups have different tasks, tasks of a group have different numbers of runs, runs have no records,
+            or, without `at`, the runs on a task end at positions that differ by more than 10 %.
+    """
+    if score not in SCORES:
+        raise ConfigError(f"score must be one of {', '.join(SCORES)}; got {score!r}")
+    by_task = {label: _by_task(label, runs) for label, runs in groups.items()}
+    first, *others = by_task
+    for label in others:
+        if by_task[label].keys() != by_task[first].keys():
+            raise ConfigError(f"the groups must have the same tasks; {first!r} has {', '.join(by_task[first])}, and "
+                              f"{label!r} has {', '.join(by_task[label])}; leave out the other tasks")
+    tasks = tuple(by_task[first])
+    columns: dict[str, list[list[float]]] = {label: [] for label in by_task}
+    for task in tasks:
+        curves = {label: [read_curve(run.path, x, y) for run in found[task]] for label, found in by_task.items()}
+        end = _end(task, x, [xs[-1] for some in curves.values() for xs, _ in some], at)
+        for label, some in curves.items():
+            columns[label].append([_score(xs, ys, score, end) for xs, ys in some])
+    return {label: Scores(np.array(columns[label]).T, tasks,
+                          tuple(tuple(run.seed for run in found[task]) for task in tasks))
+            for label, found in by_task.items()}
+
+
+def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of a group by task, each sorted by seed; refuse tasks with different numbers of runs."""
+    found: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.task, run.seed is None, run.seed or 0, str(run.path))):
+        found.setdefault(run.task, []).append(run)
+    if len({len(some) for some in found.values()}) > 1:
+        counts = ", ".join(f"{task}: {len(some)}" for task, some in found.items())
+        raise ConfigError(f"{label!r} has different numbers of runs on its tasks ({counts}); leave out runs, or train "
+                          "the missing ones")
+    return found
+
+
+def _end(task: str, x: str, ends: Sequence[float], at: float | None) -> float:
+    """Return the position at which the runs on a task are scored."""
+    shortest, longest = min(ends), max(ends)
+    if at is not None:
+        if at > shortest:
+            raise ConfigError(f"a run on {task} ends at {shortest:,.0f} {x}, before {at:,.0f}")
+        return at
+    if shortest < (1.0 - _LENGTH_TOLERANCE) * longest:
+        raise ConfigError(f"the runs on {task} end between {shortest:,.0f} and {longest:,.0f} {x}; leave out the short "
+                          f"ones, or compare all runs at --at {shortest:.0f}")
+    return shortest
+
+
+def _score(xs: Sequence[float], ys: Sequence[float], score: str, end: float) -> float:
+    if score == "area" and len(xs) > 1:
+        return area_under_curve(xs, ys, end)
+    return float(np.interp(end, xs, ys))
+
+
+def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
+    """Return two columns of numbers from a run's records, skipping records that lack one of the two numbers.
+
+    Args:
+        run_dir: Directory of the run.
+        x: Name of a number, with `/` between levels, such as "algorithm/loss".
+        y: Name of the other number.
+
+    Raises:
+        ConfigError: There are no records, or no record has both numbers.
+    """
+    path = run_dir / METRICS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
+    except OSError as error:
+        raise ConfigError(f"{str(run_dir)!r} contains no run: {error}") from error
+    points, names = [], set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # the run was killed while writing this line
+                break
+            raise ConfigError(f"{path}:{number} is not JSON") from None
+        names.update(_names(record))
+        point = _number(record, x), _number(record, y)
+        if None not in point:
+            points.append(point)
+    if not points:
+        raise ConfigError(f"{path} has no record with {x!r} and {y!r}; it has {', '.join(sorted(names)) or 'nothing'}")
+    return [x for x, _ in points if x is not None], [y for _, y in points if y is not None]
+
+
+def _number(record: object, name: str) -> float | None:
+    for key in name.split("/"):
+        if not isinstance(record, dict) or key not in record:
+            return None
+        record = record[key]
+    return float(record) if isinstance(record, (int, float)) and not isinstance(record, bool) else None
+
+
+def _names(record: object, prefix: str = "") -> list[str]:
+    if not isinstance(record, dict):
+        return []
+    found: list[str] = []
+    for key, value in record.items():
+        found += _names(value, f"{prefix}{key}/") if isinstance(value, dict) else [f"{prefix}{key}"]
+    return found

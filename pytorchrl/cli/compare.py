@@ -1,0 +1,157 @@
+"""Implement `pytorchrl compare RUNS...`: compare the scores of groups of runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytorchrl.analysis import (
+    STATISTICS,
+    Comparison,
+    Estimate,
+    Scores,
+    compare,
+    estimate,
+    normalize,
+    optimality_gap,
+    read_scores,
+)
+from pytorchrl.analysis.aggregates import Array
+from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
+from pytorchrl.cli.output import show, show_table
+from pytorchrl.cli.parsing import Parser
+from pytorchrl.errors import ConfigError
+from pytorchrl.plotting import plot_comparison
+from pytorchrl.reporting import to_json
+
+_TITLES = {"iqm": "IQM", "median": "median", "mean": "mean", "gap": "optimality gap"}
+_HELP = HELP + """
+The runs on a task are scored at the same number of env steps. With runs on several tasks, --reference gives the scores
+that count as 0 and 1, such as those of a random policy and of a human. Each group is compared with the first one, or
+with --baseline. Runs are compared in pairs if both groups have the same seeds.
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compare the groups and return the exit code."""
+    given = _parse(arguments)
+    groups = groups_of(given.runs, given.by)
+    baseline = given.baseline if given.baseline is not None else next(iter(groups))
+    if baseline not in groups:
+        raise ConfigError(f"--baseline must be one of the groups {', '.join(map(repr, groups))}; got {baseline!r}")
+    scores = read_scores(groups, x=given.x, y=given.y, score=given.score, at=given.at)
+    values = _normalized(scores, dict(given.reference))
+    found = {label: _aggregates(array, given.confidence, gap=bool(given.reference)) for label, array in values.items()}
+    compared = {}
+    for label, own in scores.items():
+        if label != baseline:
+            paired = not given.unpaired and own.is_paired_with(scores[baseline])
+            compared[label] = compare(values[label], values[baseline], statistic=STATISTICS[given.statistic],
+                                      paired=paired, confidence=given.confidence)
+    if given.json:
+        show(to_json(_as_dict(scores, found, compared, baseline, given)))
+    else:
+        _show(scores, found, compared, baseline, given)
+    if given.output or not given.json:
+        output = Path(given.output or "comparison.png")
+        plot_comparison(values, output, confidence=given.confidence, gap=bool(given.reference),
+                        unit="normalized score" if given.reference else given.y.replace("_", " "))
+        if not given.json:
+            show("", f"wrote {output}")
+    return 0
+
+
+def _normalized(scores: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Array]:
+    """Return label -> scores, normalized if there are references."""
+    tasks = next(iter(scores.values())).tasks
+    missing = [task for task in tasks if task not in references]
+    unknown = [task for task in references if task not in tasks]
+    if unknown:
+        raise ConfigError(f"--reference names the task {unknown[0]!r}; the tasks are {', '.join(tasks)}")
+    if not references and len(tasks) == 1:
+        return {label: own.values for label, own in scores.items()}
+    if missing:
+        raise ConfigError("scores of several tasks are averaged only if they are normalized; pass --reference "
+                          f"TASK=LOW:HIGH, with the scores that count as 0 and 1, for {', '.join(missing)}")
+    bounds = [references[task] for task in tasks]
+    return {label: normalize(own.values, bounds) for label, own in scores.items()}
+
+
+def _aggregates(values: Array, confidence: float, *, gap: bool) -> dict[str, Estimate]:
+    found = {name: estimate(statistic, values, confidence=confidence) for name, statistic in STATISTICS.items()}
+    if gap:
+        found["gap"] = estimate(optimality_gap, values, confidence=confidence, bounds=(0.0, math.inf))
+    return found
+
+
+def _as_dict(scores: Mapping[str, Scores], found: Mapping[str, Mapping[str, Estimate]],
+             compared: Mapping[str, Comparison], baseline: str, given: argparse.Namespace) -> dict[str, object]:
+    groups = {label: {"runs": len(own.values), "tasks": own.tasks, "seeds": own.seeds, "scores": own.values.T.tolist(),
+                      **{name: value.as_dict() for name, value in found[label].items()}}
+              for label, own in scores.items()}
+    comparisons = {label: {
+        "paired": one.paired, "statistic": given.statistic, "difference": one.difference.as_dict(),
+        "mean_difference": one.mean_difference.as_dict(), "probability_of_improvement": one.improvement.as_dict(),
+        "p_value": one.p_value, "seeds_needed": one.seeds_needed} for label, one in compared.items()}
+    return {"confidence": given.confidence, "score": given.score, "y": given.y, "groups": groups, "baseline": baseline,
+            "comparisons": comparisons}
+
+
+def _show(scores: Mapping[str, Scores], found: Mapping[str, Mapping[str, Estimate]],
+          compared: Mapping[str, Comparison], baseline: str, given: argparse.Namespace) -> None:
+    titles = [_TITLES[name] for name in next(iter(found.values()))]
+    tasks = next(iter(scores.values())).tasks
+    show(f"{given.confidence:.0%} confidence intervals in brackets; tasks: {', '.join(tasks)}", "")
+    show_table(["group", "runs", *titles], [
+        [label, str(own.values.size), *(f"{value:.4g}" for value in found[label].values())]
+        for label, own in scores.items()])
+    if compared:
+        show("", f"compared with {baseline}:")
+        title = f"difference of {_TITLES[given.statistic]}"
+        show_table(["group", title, "difference of mean", "P(improvement)", "p", "test", "seeds for power 80 %"], [
+            [label, f"{one.difference:.4g}", f"{one.mean_difference:.4g}", f"{one.improvement:.2f}",
+             "-" if math.isnan(one.p_value) else f"{one.p_value:.3g}", "paired t" if one.paired else "Welch's t",
+             "-" if one.seeds_needed is None else str(one.seeds_needed)] for label, one in compared.items()])
+    if min(len(own.values) for own in scores.values()) < 2:
+        show("", "A group with a single run per task has no interval; train more seeds.")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="pytorchrl compare", usage="pytorchrl compare RUN_DIR... | NAME=PATTERN... [flags]", epilog=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Compare groups of runs: statistics with confidence intervals, differences, tests, and a picture.")
+    add_group_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [comparison.png; none with --json]")
+    parser.add_argument("--y", default="return_mean", metavar="NAME",
+                        help="the score: the name of a number in metrics.jsonl, e.g. eval_return [return_mean]")
+    parser.add_argument("--score", default="last", choices=("last", "area"),
+                        help="last: the number at the end; area: its mean over the run (area under the curve) [last]")
+    parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
+                        help="runs are scored at the same value of this number [env_steps]")
+    parser.add_argument("--at", type=float, metavar="NUMBER", help="score runs at this value of --x [their end]")
+    parser.add_argument("--statistic", default="iqm", choices=tuple(STATISTICS),
+                        help="statistic whose difference is shown; iqm is the interquartile mean [iqm]")
+    parser.add_argument("--baseline", metavar="GROUP", help="the group with which others are compared [the first]")
+    parser.add_argument("--reference", type=_reference, action="append", default=[], metavar="TASK=LOW:HIGH",
+                        help="scores that count as 0 and as 1 on a task; one flag per task")
+    parser.add_argument("--unpaired", action="store_true", help="do not pair runs with equal seeds")
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="FRACTION",
+                        help="confidence of the intervals [0.95]")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser.parse(arguments)
+
+
+def _reference(text: str) -> tuple[str, tuple[float, float]]:
+    task, _, bounds = text.rpartition("=")
+    try:
+        low, high = map(float, bounds.split(":"))
+    except ValueError:
+        low = high = math.nan
+    if not task or not low < high:
+        raise argparse.ArgumentTypeError(f"expected TASK=LOW:HIGH with LOW < HIGH, such as CartPole-v1=20:500; got "
+                                         f"{text!r}")
+    return task, (low, high)

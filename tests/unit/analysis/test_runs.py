@@ -1,0 +1,88 @@
+"""Tests of grouping runs by their settings, and of reading their scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl.analysis import group_runs, read_run, read_scores
+from pytorchrl.errors import ConfigError
+
+
+def groups_of(*run_dirs, by=None):
+    return {label: [run.path.name for run in runs] for label, runs in group_runs(list(map(read_run, run_dirs)),
+                                                                                 by).items()}
+
+
+def test_runs_that_differ_only_by_seed_and_files_are_one_group(make_run):
+    runs = [make_run(f"a-{seed}", seed=seed, lr=1e-3, progress=seed == 1) for seed in (1, 2)]
+    assert groups_of(*runs) == {"ppo": ["a-1", "a-2"]}
+
+
+def test_groups_are_named_after_the_settings_in_which_runs_differ(make_run):
+    runs = [make_run(f"{lr}-{seed}", seed=seed, lr=lr, gamma=0.9) for lr in (0.1, 0.2) for seed in (1, 2)]
+    assert groups_of(*runs) == {"ppo lr=0.1": ["0.1-1", "0.1-2"], "ppo lr=0.2": ["0.2-1", "0.2-2"]}
+    runs.append(make_run("scheme", lr=0.1, gamma=0.9, scheme={"num_col_workers": 2}))
+    assert list(groups_of(*runs)) == ["ppo lr=0.1", "ppo lr=0.2", "ppo lr=0.1 num_col_workers=2"]
+
+
+def test_presets_of_algorithms_and_environments_do_not_make_groups(make_run):
+    runs = [make_run("a", lr=0.1), make_run("b", lr=0.2, env="Pong"), make_run("c", algorithm="dqn", size=5)]
+    assert groups_of(*runs) == {"ppo": ["a", "b"], "dqn": ["c"]}
+
+
+def test_settings_that_make_groups_can_be_chosen(make_run):
+    runs = [make_run("a", lr=0.1, gamma=0.9), make_run("b", lr=0.1, gamma=0.8), make_run("c", lr=0.3, gamma=0.8)]
+    assert groups_of(*runs, by=["gamma"]) == {"gamma=0.9": ["a"], "gamma=0.8": ["b", "c"]}
+    with pytest.raises(ConfigError, match="no run has the setting 'gama'; the settings are algorithm, gamma, lr"):
+        groups_of(*runs, by=["gama"])
+
+
+def test_scores_have_a_row_per_seed_and_a_column_per_task(make_run):
+    runs = [make_run(f"{env}-{seed}", env=env, seed=seed, final=seed * 10.0 + len(env))
+            for env in ("long", "at") for seed in (2, 1)]
+    found = read_scores(group_runs(list(map(read_run, runs))))["ppo"]
+    assert found.tasks == ("at", "long")
+    assert found.seeds == ((1, 2), (1, 2))
+    assert found.values.tolist() == [[12.0, 14.0], [22.0, 24.0]]
+
+
+def test_runs_are_scored_at_the_same_number_of_env_steps(make_run):
+    runs = [read_run(make_run("a", final=100.0, steps=100)), read_run(make_run("b", final=95.0, steps=95))]
+    groups = {"a": runs[:1], "b": runs[1:]}
+    assert [float(of.values[0, 0]) for of in read_scores(groups).values()] == [95.0, 95.0]
+    assert [float(of.values[0, 0]) for of in read_scores(groups, at=50).values()] == [50.0, 50.0]
+    assert [float(of.values[0, 0]) for of in read_scores(groups, score="area", at=50).values()] == [25.0, 25.0]
+
+
+def test_groups_are_paired_if_their_tasks_have_the_same_distinct_seeds(make_run):
+    def scores(name, seeds):
+        runs = [read_run(make_run(f"{name}-{index}", seed=seed)) for index, seed in enumerate(seeds)]
+        return read_scores({name: runs})[name]
+    first = scores("a", (1, 2))
+    assert first.is_paired_with(scores("b", (2, 1)))
+    assert not first.is_paired_with(scores("c", (1, 3)))
+    assert not first.is_paired_with(scores("d", (1, 2, 3)))
+    assert not scores("e", (1, 1)).is_paired_with(scores("f", (1, 1)))
+    assert not scores("g", (None,)).is_paired_with(scores("h", (None,)))
+
+
+def test_groups_that_cannot_be_compared_are_refused(make_run):
+    long, short = read_run(make_run("long")), read_run(make_run("short", steps=50))
+    with pytest.raises(ConfigError, match=r"between 50 and 100 env_steps.*--at 50"):
+        read_scores({"a": [long, short]})
+    with pytest.raises(ConfigError, match="ends at 50 env_steps, before 70"):
+        read_scores({"a": [long, short]}, at=70)
+    other = read_run(make_run("other", env="Pong"))
+    with pytest.raises(ConfigError, match="same tasks; 'a' has CartPole-v1, and 'b' has Pong"):
+        read_scores({"a": [long], "b": [other]})
+    with pytest.raises(ConfigError, match=r"different numbers of runs on its tasks \(CartPole-v1: 2, Pong: 1\)"):
+        read_scores({"a": [long, short, other]})
+    with pytest.raises(ConfigError, match="score must be one of last, area; got 'best'"):
+        read_scores({"a": [long]}, score="best")
+
+
+def test_a_damaged_description_is_refused(make_run):
+    run_dir = make_run("a")
+    (run_dir / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json' cannot be read"):
+        read_run(run_dir)
