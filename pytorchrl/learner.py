@@ -112,7 +112,7 @@ class Learner:
         if self.options.checkpoint_every is not None and is_recorded:
             raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
         if run_name is not None and (log_dir is None or not is_directory_of_runs(log_dir)):
-            raise ConfigError(f"run_name={run_name!r} needs a log_dir for several runs, such as 'runs/', got {log_dir!r}")
+            raise ConfigError(f"run_name={run_name!r} needs log_dir to be a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None
         self._resumed: StateDict | None = None
         if log_dir is not None:

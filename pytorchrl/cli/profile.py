@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.cli.values import positive_seconds
 from pytorchrl.learner import Learner
 from pytorchrl.reporting import to_json
-from pytorchrl.time_shares import shares
+from pytorchrl.time_shares import Settings, shares
 from pytorchrl.untyped import MetricsDict
 
 _SECONDS = 20.0
@@ -60,7 +59,7 @@ def _measure(learner: Learner, seconds: float) -> MetricsDict:
             "env_steps_per_s": steps / elapsed, "work_shares": sampler.shares()}
 
 
-def _show(measured: profiling.Settings, learner: Learner, *, as_json: bool) -> None:
+def _show(measured: Settings, learner: Learner, *, as_json: bool) -> None:
     """Print a table and the bottleneck, or one line of JSON with `--json`."""
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:

@@ -20,7 +20,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, metavar="NUMBER",
                         help="seconds between two frames [1]")
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="with --once: columns of the frame [the terminal's]")
+    parser.add_argument("--width", type=int, metavar="COLUMNS",
+                        help="with --once: columns of the frame [the terminal's]")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     given = parser.parse(arguments)
     if given.width is not None and (not given.once or given.width < 40):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from pytorchrl.monitor.reading import check_run
 from pytorchrl.monitor.screen import check_rich, frame
 from pytorchrl.monitor.view import Reader
 
@@ -32,6 +33,7 @@ def show_once(run_dir: Path, *, width: int | None = None, stream: IO[str] | None
     check_rich()
     from rich.console import Console
 
+    check_run(run_dir)
     console = Console(file=stream, width=width, highlight=False)
     console.print(frame(Reader(run_dir, only_latest=True).read(), console.width, _PAGE_LINES))
 
@@ -48,6 +50,7 @@ def watch(run_dir: Path, *, interval_s: float = 1.0) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    check_run(run_dir)
     console, reader = Console(highlight=False), Reader(run_dir, only_latest=True)
     view = reader.read()
     with contextlib.suppress(KeyboardInterrupt), _keys() as keyboard, Live(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -195,15 +196,11 @@ class Reader:
     """Reader of one run, which may still be running.
 
     Args:
-        run_dir: The directory of the run.
+        run_dir: The directory of the run, which `reading.check_run` accepts.
         only_latest: Whether to keep only the latest records, for callers that need no whole curve.
-
-    Raises:
-        ConfigError: The directory contains no run.
     """
 
     def __init__(self, run_dir: Path, *, only_latest: bool = False) -> None:
-        check_run(run_dir)
         self._run_dir, self._only_latest = run_dir, only_latest
         self._source = Records(run_dir, only_latest=only_latest)
         self._records: list[Record] = []
@@ -223,6 +220,7 @@ class Reader:
 
 def read_run(run_dir: Path) -> RunView:
     """Return the view of a run with all its records; raise `ConfigError` if the directory contains no run."""
+    check_run(run_dir)
     return Reader(run_dir).read()
 
 
@@ -247,7 +245,7 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
     if not records or age_s is None:
         return "starting"
     times = [number(record, "seconds") or 0.0 for record in records[-10:]]
-    longest = max((after - before for before, after in zip(times, times[1:], strict=False)), default=0.0)
+    longest = max((after - before for before, after in itertools.pairwise(times)), default=0.0)
     return "silent" if age_s > max(_SILENT_S, _SILENT_FACTOR * longest) else "running"
 
 
@@ -328,7 +326,7 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
     collect = "room in the queue" if is_full else "requests from their gradient worker"
     causes = (
         ("update", "wait", "gradients"), ("update", "idle", "the program that calls step()"),
-        ("gradients", "wait", data), ("gradients", "average", "the slowest gradient worker (with the averaging itself)"),
+        ("gradients", "wait", data), ("gradients", "average", "the slowest of them, averaging included"),
         ("gradients", "idle", "the update worker"), ("collection", "idle", collect))
     found = [Wait(_WHO[level], whom, shares.get(level, {}).get(part, 0.0)) for level, part, whom in causes]
     return tuple(sorted((wait for wait in found if wait.share >= _MIN_WAIT_SHARE), key=lambda wait: -wait.share))
