@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.composition import known_names, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
@@ -22,21 +23,31 @@ from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
 # Arguments of the command itself, which are not options of `train`.
-_OWN = ("algorithm", "env", "json", "debug")
-_WITHOUT_VALUE = ("--json", "--debug", "--help", "--help-all")
+_OWN = ("algorithm", "env", "json", "debug", "watch")
+_WITHOUT_VALUE = ("--json", "--debug", "--watch", "--help", "--help-all")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train and return the exit code."""
-    given = parse("train", "Train", arguments)
+    given = parse("train", "Train", arguments, _add_flags)
+    if given.watch:
+        check_watching(vars(given).get("log_dir"))
+        vars(given).setdefault("progress", False)
+        vars(given).setdefault("log_every_s", 1.0)
     learner = learner_of(given)
     try:
-        _train(learner)
+        with contextlib.nullcontext() if learner.log_dir is None or not given.watch else watching(learner.log_dir):
+            _train(learner)
     except (KeyboardInterrupt, SystemExit):
         _show(learner, given)
         raise
     _show(learner, given)
     return 0
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("--watch", action="store_true",
+                        help="show the worker tree live instead of the progress line (see `pytorchrl watch`)")
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
@@ -52,7 +63,7 @@ def learner_of(given: argparse.Namespace) -> Learner:
         raise StartError(str(error)) from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
     """Convert an `EnvError` before the first update to a `StartError`, because the environment has never worked."""
     try:

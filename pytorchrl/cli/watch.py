@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.values import positive_seconds
+from pytorchrl.errors import ConfigError
 from pytorchrl.monitor.live import show_once, watch
+from pytorchrl.monitor.screen import check_rich
+from pytorchrl.run_directory import RUN_FILE
+
+# Time that the view gets to show the last frame after the end of training.
+_LAST_FRAME_S = 5.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,12 +32,37 @@ def run(arguments: Sequence[str]) -> int:
                         help="seconds between two frames [1]")
     parser.add_argument("--width", type=int, metavar="COLUMNS",
                         help="with --once: columns of the frame [the terminal's]")
+    parser.add_argument("--wait", action="store_true", help="wait until a run starts in RUN_DIR")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     given = parser.parse(arguments)
     if given.width is not None and (not given.once or given.width < 40):
         parser.error(f"--width needs --once and at least 40 columns, got {given.width}")
+    while given.wait and not (Path(given.run_dir) / RUN_FILE).exists():
+        time.sleep(given.interval)
     if given.once:
         show_once(Path(given.run_dir), width=given.width)
     else:
         watch(Path(given.run_dir), interval_s=given.interval)
     return 0
+
+
+def check_watching(log_dir: object) -> None:
+    """Raise `ConfigError` if a run with this `log_dir` cannot be watched in this terminal."""
+    if log_dir is None:
+        raise ConfigError("--watch shows the files of the run, so it needs --log-dir")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("--watch needs a terminal; leave it out, or use `pytorchrl watch RUN_DIR` in another terminal")
+    check_rich()
+
+
+@contextlib.contextmanager
+def watching(run_dir: Path) -> Iterator[None]:
+    """Show a run of this process in its terminal, from a process of its own, which costs the run no time."""
+    process = subprocess.Popen([sys.executable, "-m", "pytorchrl", "watch", "--wait", str(run_dir)])
+    try:
+        yield
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_FRAME_S)
+    finally:
+        process.terminate()
+        process.wait()

@@ -15,7 +15,7 @@ Points = Sequence[tuple[float, float]]
 COLORS = 8
 _MOST_POINTS = 400
 _WIDTH, _HEIGHT = 560, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 28
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 12, 28
 
 
 def escape(text: object) -> str:
@@ -30,7 +30,10 @@ def curves(lines: Sequence[tuple[str, Points]], x_name: str) -> str:
         return '<p class="none">no data</p>'
     x_ticks = _ticks(min(x for x, _ in points), max(x for x, _ in points))
     y_ticks = _ticks(min(y for _, y in points), max(y for _, y in points))
-    (x0, x1), (y0, y1) = (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1])
+    x0, x1 = min(x for x, _ in points), max(x for x, _ in points)
+    if x1 <= x0:
+        x0, x1 = x_ticks[0], x_ticks[-1]
+    y0, y1 = y_ticks[0], y_ticks[-1]
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (_LEFT + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT - _RIGHT),
@@ -40,7 +43,7 @@ def curves(lines: Sequence[tuple[str, Points]], x_name: str) -> str:
         _, y = place(x0, tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
                      f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(compact(tick))}</text>')
-    for tick in x_ticks:
+    for tick in (tick for tick in x_ticks if x0 <= tick <= x1):
         x, _ = place(tick, y0)
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(compact(tick))}</text>')
     for number, (label, line) in enumerate(lines):

@@ -164,7 +164,8 @@ def _workers(view: RunView) -> str:
     if not view.workers:
         return '<p class="none">no figures by worker in these records</p>'
     rows = [(worker.name, compact(worker.rate), f"{worker.total:,}",
-             "env steps" if worker.is_collector else "gradients", *_lag_cells(worker.lag), str(worker.restarts)) for worker in view.workers[:_MOST_WORKERS]]
+             "env steps" if worker.is_collector else "gradients",
+             *_lag_cells(worker.lag), str(worker.restarts)) for worker in view.workers[:_MOST_WORKERS]]
     drawn = table(("worker", "per s", "total", "of", "lag mean", "p90", "max", "restarts"), rows,
                   frozenset((1, 2, 4, 5, 6, 7)))
     hidden = len(view.workers) - len(rows)
