@@ -51,7 +51,7 @@ def check_watching(log_dir: object) -> None:
     if log_dir is None:
         raise ConfigError("--watch shows the files of the run, so it needs --log-dir")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("--watch needs a terminal; leave it out, or use `pytorchrl watch RUN_DIR` in another terminal")
+        raise ConfigError("--watch needs a terminal; leave it out, or use `pytorchrl watch RUN_DIR` in another one")
     check_rich()
 
 

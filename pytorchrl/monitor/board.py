@@ -95,13 +95,14 @@ class Board(ThreadingHTTPServer):
 
 def _row(key: str, view: RunView) -> str:
     lag, rate = view.policy_lag, view.rates.get("collected_steps")
+    started = str(view.run.get("started", ""))[:16].replace("T", " ")
     share = min(1.0, view.env_steps / view.target_steps) if view.target_steps else 0.0
     cells = (
         ("k", f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{escape(key)}</a>'), ("k", state_of(view)),
         ("", escape(view.algorithm)), ("", escape(view.env)), ("n", f"{view.env_steps:,}"), ("n", percent(share)),
         ("n", escape(compact(rate))), ("n", "-" if view.return_mean is None else f"{view.return_mean:.1f}"),
         ("", sparkline(view.curve("return_mean"))), ("n", "-" if lag is None else f"{lag.mean:.1f}"),
-        ("n", str(view.metric("workers_restarted"))), ("k", escape(str(view.run.get("started", ""))[:16].replace("T", " "))))
+        ("n", str(view.metric("workers_restarted"))), ("k", escape(started)))
     return "<tr>" + "".join(f'<td{f" class={kind}" if kind else ""}>{html}</td>' for kind, html in cells) + "</tr>"
 
 

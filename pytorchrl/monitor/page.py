@@ -190,8 +190,8 @@ def _ledger(view: RunView) -> str:
 
 
 def _events(view: RunView) -> str:
-    totals = (f"{view.metric('workers_restarted')} workers replaced, {view.metric('envs_restarted')} environments "
-              f"restarted, {view.metric('updates_skipped_nan')} updates skipped")
+    totals = (f"Workers replaced: {view.metric('workers_restarted')}, environments restarted: "
+              f"{view.metric('envs_restarted')}, updates skipped: {view.metric('updates_skipped_nan')}.")
     rows = [(f"{event.env_steps:,}", clock(event.seconds), event.text) for event in view.events[-_MOST_EVENTS:]]
     return f"<p>{escape(totals)}</p>" + (
         table(("env steps", "time", "event"), rows, frozenset((0, 1))) if rows else "")

@@ -206,12 +206,11 @@ def _waits(view: RunView) -> Table:
 def _facts(view: RunView) -> Table:
     table = _table(("", "left"), ("", "left"), title="run")
     table.add_row(_plain("policy lag"), _plain(_lag_text(view.policy_lag) or "-"))
-    dropped = {name: value for name, value in sorted((view.latest.get("ledger") or {}).get("dropped", {}).items())
-               if value} if isinstance(view.latest.get("ledger"), dict) else {}
-    table.add_row(_plain("dropped"), _plain(", ".join(f"{name} {value}" for name, value in dropped.items()) or "0"))
+    table.add_row(_plain("dropped"), _plain(", ".join(
+        f"{name} {steps:,}" for name, steps in view.dropped.items()) or "0 steps"))
     restarted = view.metric("workers_restarted")
-    faults = (f"{restarted} workers replaced, {view.metric('envs_restarted')} environments restarted, "
-              f"{view.metric('updates_skipped_nan')} updates skipped")
+    faults = (f"workers replaced: {restarted}, environments restarted: {view.metric('envs_restarted')}, "
+              f"updates skipped: {view.metric('updates_skipped_nan')}")
     table.add_row(_plain("faults"), _plain(faults, "yellow" if restarted else ""))
     for event in view.events[-3:]:
         table.add_row(_plain(f"  at {compact(event.env_steps)}"), _plain(event.text, "yellow"))

@@ -173,6 +173,12 @@ class RunView:
         return tuple((lag, number) for lag, number in found)
 
     @property
+    def dropped(self) -> dict[str, int]:
+        """Reason -> env steps that were dropped for this reason; reasons without steps are missing."""
+        reasons = mapping(self.latest, "ledger", "dropped")
+        return {reason: steps for reason in reasons if (steps := count(reasons, reason))}
+
+    @property
     def queue(self) -> tuple[int, int, float | None]:
         """Train batches that are queued now, the size of the queue, and the mean level."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
@@ -335,7 +341,7 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
 def _events(records: Sequence[Record]) -> tuple[Event, ...]:
     """Return the increases of counters of faults between consecutive records."""
     names = (("workers_restarted", "lost workers replaced"), ("envs_restarted", "environments restarted"),
-             ("updates_skipped_nan", "updates skipped, not finite"))
+             ("updates_skipped_nan", "updates skipped as not finite"))
     found: list[Event] = []
     before: Record = {}
     for record in records:
@@ -344,7 +350,7 @@ def _events(records: Sequence[Record]) -> tuple[Event, ...]:
             if more > 0:
                 who = _restarted(before, record) if name == "workers_restarted" else ""
                 found.append(Event(count(record, "env_steps"), number(record, "seconds") or 0.0,
-                                   f"{more} {what}{f': {who}' if who else ''}"))
+                                   f"{what}: {more}{f' ({who})' if who else ''}"))
         missing = count(record, "scheme", "workers_missing")
         if missing > count(before, "scheme", "workers_missing"):
             found.append(Event(count(record, "env_steps"), number(record, "seconds") or 0.0,

@@ -7,7 +7,7 @@ import pytest
 
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.transport.messages import Gradients
-from pytorchrl.scheme.updates.lags import Lags, summary
+from pytorchrl.scheme.updates.lags import Lags, binned, summary
 
 
 def gradients(version=0, **fields):
@@ -54,3 +54,17 @@ def test_a_saved_state_has_all_lags():
     lags.apply(gradients(), 2)
     other.restore(lags.state())
     assert other.metrics() == lags.metrics()
+
+
+def test_lags_are_counted_by_worker():
+    lags = Lags()
+    lags.receive(gradients(lags=((1, 1, 3), (2, 0, 1), (1, 0, 1)), drawn_lags=(np.array([[1, 4]]),)))
+    assert lags.of_worker(1, 1) == {"mean": 2.0, "max": 3, "p50": 1, "p90": 3}
+    assert lags.of_worker(1, 2) == {"mean": 1.0, "max": 1, "p50": 1, "p90": 1}
+    assert lags.of_worker(0, 1) is lags.of_worker(1, 3) is None
+
+
+def test_bins_of_lags_double_in_size():
+    assert binned({}) == []
+    assert binned({0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 7: 32, 8: 64, 1000: 128}) == [
+        (0, 1), (1, 2), (2, 12), (4, 48), (8, 64), (512, 128)]
