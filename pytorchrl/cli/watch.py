@@ -28,8 +28,8 @@ def run(arguments: Sequence[str]) -> int:
                                 "ends, or with q or Ctrl-C.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run, the --log-dir of training")
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
-    parser.add_argument("--interval", type=positive_seconds, default=1.0, metavar="NUMBER",
-                        help="seconds between two frames [1]")
+    parser.add_argument("--interval", type=positive_seconds, default=2.0, metavar="NUMBER",
+                        help="seconds between two frames [2]")
     parser.add_argument("--width", type=int, metavar="COLUMNS",
                         help="with --once: columns of the frame [the terminal's]")
     parser.add_argument("--wait", action="store_true", help="wait until a run starts in RUN_DIR")

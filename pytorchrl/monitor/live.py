@@ -38,7 +38,7 @@ def show_once(run_dir: Path, *, width: int | None = None, stream: IO[str] | None
     console.print(frame(Reader(run_dir, only_latest=True).read(), console.width, _PAGE_LINES))
 
 
-def watch(run_dir: Path, *, interval_s: float = 1.0) -> None:
+def watch(run_dir: Path, *, interval_s: float = 2.0) -> None:
     """Redraw the run every `interval_s` seconds, until it ends or the user presses q or Ctrl-C.
 
     The last frame stays in the terminal.

@@ -78,7 +78,7 @@ def test_the_short_help_lists_common_flags_and_the_long_one_all(capsys, algorith
 def test_common_flags_are_flags_of_some_algorithm_and_groups_have_titles():
     specs = [spec for algorithm in registered() for spec in option_specs(algorithm).values()]
     assert {spec.name for spec in specs} >= parsing._COMMON
-    assert {spec.group for spec in specs} == set(parsing.TITLES)
+    assert {spec.group for spec in specs} == set(parsing.titles())
 
 
 @pytest.mark.parametrize(("flag", "values"), [
