@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
-from pytorchrl.untyped import Json
 
-Record = dict[str, Json]
+Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
 
 _TAIL_BYTES = 1 << 20
@@ -84,14 +83,14 @@ def _record(line: bytes) -> Record:
     return found if isinstance(found, dict) else {}
 
 
-def item(record: Json, *path: str) -> Json:
+def item(record: object, *path: str) -> object:
     """Return the value at a path of keys; None if there is none."""
     for key in path:
         record = record.get(key) if isinstance(record, dict) else None
     return record
 
 
-def number(record: Json, *path: str) -> float | None:
+def number(record: object, *path: str) -> float | None:
     """Return the finite number at a path of keys; None if there is none."""
     value = item(record, *path)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -99,24 +98,24 @@ def number(record: Json, *path: str) -> float | None:
     return float(value)
 
 
-def count(record: Json, *path: str) -> int:
+def count(record: object, *path: str) -> int:
     """Return the number at a path of keys as a whole number; 0 if there is none."""
     return int(number(record, *path) or 0)
 
 
-def text(record: Json, *path: str) -> str:
+def text(record: object, *path: str) -> str:
     """Return the text or number at a path of keys as text; empty if there is none."""
     value = item(record, *path)
     return str(value) if isinstance(value, (str, int, float)) else ""
 
 
-def mapping(record: Json, *path: str) -> Record:
+def mapping(record: object, *path: str) -> Record:
     """Return the object at a path of keys; empty if there is none."""
     value = item(record, *path)
     return value if isinstance(value, dict) else {}
 
 
-def rows(record: Json, *path: str) -> list[Json]:
+def rows(record: object, *path: str) -> list[object]:
     """Return the list at a path of keys; empty if there is none."""
     value = item(record, *path)
     return value if isinstance(value, list) else []

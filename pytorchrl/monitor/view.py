@@ -22,7 +22,6 @@ from pytorchrl.monitor.reading import (
     text,
 )
 from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
-from pytorchrl.untyped import Json
 
 # Rates and time shares cover the records of this many seconds before the latest record.
 _WINDOW_S = 10.0
@@ -87,7 +86,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunView:
-    """What the files of a run say. All texts are untrusted, and every renderer escapes them.
+    """View of a run, made from its files. All texts are untrusted, and every renderer escapes them.
 
     Attributes:
         run_dir: The directory.
@@ -295,7 +294,7 @@ def _workers(before: Record, latest: Record, seconds: float) -> tuple[Worker, ..
                  for row in rows(latest, "scheme", "by_worker") if isinstance(row, dict))
 
 
-def _worker(row: Record, before: Json, seconds: float) -> Worker:
+def _worker(row: Record, before: object, seconds: float) -> Worker:
     total = "env_steps" if "env_steps" in row else "gradients"
     return Worker(
         name=text(row, "worker"), is_collector=total == "env_steps", total=count(row, total),
@@ -303,7 +302,7 @@ def _worker(row: Record, before: Json, seconds: float) -> Worker:
         lag=_lag(item(row, "policy_lag")))
 
 
-def _lag(summary: Json) -> Lag | None:
+def _lag(summary: object) -> Lag | None:
     mean, p90, largest = (number(summary, name) for name in ("mean", "p90", "max"))
     return None if mean is None or p90 is None or largest is None else Lag(mean, p90, largest)
 

@@ -61,7 +61,7 @@ def test_help_of_train_groups_flags_and_shows_defaults(capsys):
 
 def flags_in(out):
     return set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", out, re.MULTILINE)) - {"--help", "--help-all", "--env",
-                                                                                "--json", "--debug"}
+                                                                                "--json", "--debug", "--watch"}
 
 
 @pytest.mark.parametrize("algorithm", registered())

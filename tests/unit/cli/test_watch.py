@@ -38,7 +38,8 @@ def test_one_frame_is_printed(tmp_path, capsys, width):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["watch", "{none}"], "contains no run"), (["report", "{none}"], "contains no run"),
-    (["board", "{none}/x"], "needs a directory of runs"), (["watch", "{none}", "--width", "80"], "--width needs --once"),
+    (["board", "{none}/x"], "needs a directory of runs"),
+    (["watch", "{none}", "--width", "80"], "--width needs --once"),
     (["watch", "{none}", "--interval", "0"], "expected a number of seconds above 0"),
     (["train", "ppo", "--env", "CartPole-v1", "--watch"], "it needs --log-dir"),
     (["train", "ppo", "--env", "CartPole-v1", "--watch", "--log-dir", "{none}/a"], "--watch needs a terminal")])

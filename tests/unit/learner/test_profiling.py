@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl import ASYNC, Scheme, profiling
+from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.cli.values import parser_for
 from pytorchrl.agent.algorithms.registry import registered

@@ -62,8 +62,8 @@ def test_the_rows_follow_the_runs(board):
 
 
 @pytest.mark.parametrize("path", [
-    "/run/../secret", "/run/..%2Fsecret", "/run/%2e%2e/secret", "/run/%2Fetc%2Fpasswd", "/run/link", "/run/", "/run/none",
-    "/run/a%00", "/run/%ff", "/etc/passwd", "/rows/"])
+    "/run/../secret", "/run/..%2Fsecret", "/run/%2e%2e/secret", "/run/%2Fetc%2Fpasswd", "/run/link", "/run/",
+    "/run/none", "/run/a%00", "/run/%ff", "/etc/passwd", "/rows/"])
 def test_other_paths_are_not_found(board, path):
     answer, body = ask(board, path)
     assert answer.status == 404

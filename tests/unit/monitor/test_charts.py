@@ -10,7 +10,8 @@ from pytorchrl.monitor.charts import curves, escape, histogram, sparkline, stack
 
 
 def test_texts_are_escaped_for_html():
-    assert escape("<a href='x' id=\"y\">&\x1b\u202e") == "&lt;a href=&#x27;x&#x27; id=&quot;y&quot;&gt;&amp;\\x1b\\u202e"
+    text = "<a href='x' id=\"y\">&\x1b\u202e"
+    assert escape(text) == "&lt;a href=&#x27;x&#x27; id=&quot;y&quot;&gt;&amp;\\x1b\\u202e"
 
 
 def drawn(svg):

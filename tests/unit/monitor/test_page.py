@@ -15,9 +15,11 @@ from pytorchrl.monitor.view import read_run
 from tests.unit.monitor.runs import HOSTILE, hostile_run, make_run, usual_records
 
 # Every tag that a page may contain.
-TAGS = {"html", "head", "meta", "link", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "i", "br", "span",
-        "div", "section", "button", "script", "svg", "text", "line", "polyline", "circle", "details", "summary", "table",
-        "thead", "tbody", "tr", "th", "td", "video", "img", "a"}
+TAGS = {
+    "html", "head", "meta", "link", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b",
+    "i", "br", "span", "div", "section", "button", "script", "svg", "text", "line", "polyline", "circle", "details",
+    "summary", "table", "thead", "tbody", "tr", "th", "td", "video", "img", "a",
+}
 
 
 class Page(html.parser.HTMLParser):
@@ -39,9 +41,9 @@ class Page(html.parser.HTMLParser):
 def test_a_report_contains_the_parts_of_a_run(tmp_path):
     page = Page(report([read_run(make_run(tmp_path / "a", usual_records(), result={"seconds": 30.0}))]))
     text = " ".join(page.text)
-    for part in ("training: mean return", "ledger, in env steps", "time of each level, at the end", "GWorker 0/CWorker 2",
-                 "policy lag, in updates", "faults and restarts", "versions", "num_col_workers", "2 to 3",
-                 "lost workers replaced: 1 (GWorker 0/CWorker 2)", "dropped: worker_lost", "loss"):
+    for part in ("training: mean return", "ledger, in env steps", "time of each level, at the end",
+                 "GWorker 0/CWorker 2", "policy lag, in updates", "faults and restarts", "versions", "num_col_workers",
+                 "2 to 3", "lost workers replaced: 1 (GWorker 0/CWorker 2)", "dropped: worker_lost", "loss"):
         assert part in text
     assert set(page.tags) <= TAGS
     assert page.tags.count("polyline") >= 4
@@ -58,7 +60,8 @@ def test_a_report_needs_nothing_else(tmp_path):
 
 
 def test_hostile_texts_become_no_markup(tmp_path):
-    page = Page(report([read_run(hostile_run(tmp_path / "a")), read_run(hostile_run(tmp_path / HOSTILE.replace("/", "")))]))
+    names = ("a", HOSTILE.replace("/", ""))
+    page = Page(report([read_run(hostile_run(tmp_path / name)) for name in names]))
     assert set(page.tags) <= TAGS - {"img"}
     assert page.tags.count("script") == 1
     assert not [name for name, _ in page.attributes if name.startswith("on")]
