@@ -170,7 +170,7 @@ def _workers(view: RunView) -> str:
                   frozenset((1, 2, 4, 5, 6, 7)))
     hidden = len(view.workers) - len(rows)
     more = f'<p class="dim">and {hidden} more workers</p>' if hidden else ""
-    return f'<details open class="wide"><summary>{len(view.workers)} workers</summary>{drawn}{more}</details>'
+    return f'<details open class="wide rows"><summary>{len(view.workers)} workers</summary>{drawn}{more}</details>'
 
 
 def _lags(view: RunView) -> str:

@@ -33,7 +33,7 @@ svg .curve{{fill:none;stroke-width:1.8;stroke-linejoin:round}}
 th,td{{text-align:left;padding:.2rem .9rem .2rem 0;border-bottom:1px solid var(--line);vertical-align:top;
 overflow-wrap:anywhere}}
 th{{color:var(--dim);font-weight:500;white-space:nowrap}}td.n,th.n{{text-align:right;white-space:nowrap}}
-td.k{{white-space:nowrap}}.wide table{{width:100%}}
+td.k,.rows td{{white-space:nowrap}}.wide table{{width:100%}}
 .bars{{display:grid;grid-template-columns:max-content 1fr max-content;gap:.2rem .7rem;align-items:center}}
 .track{{background:var(--line);height:.8rem;border-radius:3px;overflow:hidden}}
 .bar{{display:block;height:100%;background:var(--c0)}}.figure,.dim,.none{{color:var(--dim)}}
