@@ -21,6 +21,11 @@ def test_rates_cover_the_last_ten_seconds(tmp_path):
     assert [worker.rate for worker in view.workers] == [10.0, 100.0, 100.0]
 
 
+def test_several_records_within_the_window_do_not_shorten_it(tmp_path):
+    records = [record(seconds, steps) for seconds, steps in ((5, 0), (20, 1000), (24, 5000), (29, 6000), (31, 7600))]
+    assert read_run(make_run(tmp_path / "a", records)).rates["collected_steps"] == 600.0
+
+
 def test_the_first_record_is_compared_with_the_start(tmp_path):
     view = read_run(make_run(tmp_path / "a", usual_records()[:1]))
     assert view.rates["collected_steps"] == 510 / 5
