@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, NoReturn
 
-from pytorchrl import checkpoints, run_directory
+from pytorchrl import checkpoints
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
@@ -20,7 +19,7 @@ from pytorchrl.evaluations import Evaluations
 from pytorchrl.interrupts import Interrupts, Unblocked
 from pytorchrl.measurements import Measurements
 from pytorchrl.reporting import Progress, to_json
-from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, prepare_log_dir
+from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.run_files import RunFiles
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -74,6 +73,8 @@ class Learner:
         eval_episodes: int = option(10, help="episodes per evaluation", low=1)
         log_every: int | None = option(
             None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
+        log_every_s: float | None = option(
+            None, help="longest time between two records, in seconds; none: no limit", low=0.0, exclusive=True)
         tensorboard: bool = option(True, help="also write TensorBoard files, if TensorBoard is installed")
         overwrite: bool = option(False, help="rename a run that log_dir already contains, instead of failing")
         progress: bool = option(True, help="show a progress line on stderr")
@@ -110,9 +111,8 @@ class Learner:
         is_recorded = not (scheme.settings["record"] is scheme.settings["replay"] is None)
         if self.options.checkpoint_every is not None and is_recorded:
             raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
-        if run_name is not None and (log_dir is None or not run_directory.is_directory_of_runs(log_dir)):
-            raise ConfigError(f"run_name={run_name!r} needs a log_dir that ends in a slash and is a directory of runs, "
-                              f"got {log_dir!r}")
+        if run_name is not None and (log_dir is None or not is_directory_of_runs(log_dir)):
+            raise ConfigError(f"run_name={run_name!r} needs log_dir to be a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None
         self._resumed: StateDict | None = None
         if log_dir is not None:
@@ -125,7 +125,8 @@ class Learner:
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False
         self._target = Target(scheme, target_steps)
-        self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every)
+        self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
+                        self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
         self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
         self._progress: Progress | None = None
@@ -152,9 +153,9 @@ class Learner:
         self._started = True
         self._files.begin(self.scheme, self._recipe, self.target_steps, tensorboard=self.options.tensorboard,
                           after=None if self._resumed is None else self._resumed["env_steps"])
-        resumed, self._next_look = self._resumed, time.perf_counter()
-        self._measured.start(self._next_look, resumed)
-        if resumed is not None:
+        self._next_look = time.perf_counter()
+        self._measured.start(self._next_look, self._resumed)
+        if (resumed := self._resumed) is not None:
             self._due.resume(self.env_steps, resumed["recorded_steps"])
             self._files.last_checkpoint = {"env_steps": self.env_steps}
             logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
@@ -182,7 +183,7 @@ class Learner:
                 self._look(now)
             if self.env_steps >= self._due.evaluation:
                 self._start_evaluation()
-            if self.env_steps >= self._due.record:
+            if self._due.is_record(self.env_steps):
                 self._record()
             if self.env_steps >= self._due.checkpoint and (
                     not self._target.takes_turns or self.scheme.is_between_items):
@@ -415,8 +416,7 @@ class Learner:
     def __enter__(self) -> Learner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
         elif not self._abandoned:

@@ -6,6 +6,7 @@ import argparse
 import collections.abc
 import enum
 import json
+import math
 import os
 import re
 import types
@@ -54,6 +55,17 @@ def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
 def form_of(hint: TypeHint) -> str:
     """Return the placeholder that the help shows for a value, such as `NUMBER|none`."""
     return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a finite number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 class _NotThisError(ConfigError):

@@ -1,55 +1,25 @@
 """Find the bottleneck of a run, and the option that would remove it, from the seconds that each level reports.
 
-The seconds of each level (collection, gradients and update) are in `metrics()["time_s"]`. If two levels take turns,
-each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
-level that is never idle counts.
+`pytorchrl.time_shares` finds the bottleneck; this module contains the advice for each part of the work.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from pytorchrl.scheme import ASYNC, PARALLEL, Scheme
+from pytorchrl.scheme import PARALLEL, Scheme
+from pytorchrl.time_shares import Settings, TimeS, bottleneck, grads_are_free, is_async, shares
 from pytorchrl.untyped import MetricsDict, OptionValue
 
-TimeS = Mapping[str, Mapping[str, float]]
-Settings = Mapping[str, OptionValue]
-"""Values of options, or of metrics, by name."""
 _Condition = Callable[[Settings], bool]
 
-# A level that waits for less than this share of its time is not limited by the level below.
-_MIN_WAIT_SHARE = 0.1
 # Smallest rollout, in bytes, for which compression saves time.
 _LARGE_ROLLOUT = 1e6
-
-_WORK: Mapping[str, str] = {
-    "collection/environment": "stepping environments",
-    "collection/inference": "choosing actions",
-    "collection/store": "storing steps and checking rollouts",
-    "collection/encode": "packing rollouts",
-    "collection/decode": "loading new weights into collection workers",
-    "collection/send": "requests and rollouts in transit",
-    "collection/idle": "collection workers without a request",
-    "gradients/wait": "waiting for batches from replay",
-    "gradients/decode": "unpacking rollouts and weights in gradient workers",
-    "gradients/copy": "preparing batches: returns, advantages, copies",
-    "gradients/grad": "computing gradients",
-    "gradients/average": "averaging among gradient workers, including the wait for the slowest",
-    "gradients/apply": "applying updates in each gradient worker",
-    "gradients/encode": "packing gradients",
-    "gradients/send": "weights and gradients in transit",
-    "gradients/idle": "gradient workers that wait for other gradient workers",
-    "update/decode": "unpacking gradients and taking their mean",
-    "update/apply": "applying updates",
-    "update/push": "copying and publishing new weights",
-    "update/idle": "your own program between two steps",
-}
-"""Part -> description of its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +40,17 @@ class Rule:
     when: _Condition = lambda options: True
 
 
-def _is_async(options: Settings) -> bool:
-    return bool(options.get("col_communication") == ASYNC)
-
-
 def _has_free_cores(options: Settings) -> bool:
     num_collectors = max(1, options.get("num_col_workers", 1)) * max(1, options.get("num_grad_workers", 1))
     return bool(num_collectors < options["cores"])
 
 
 def _can_distribute(options: Settings) -> bool:
-    return not options.get("distribute_gradients") and not _grads_are_free(options)
-
-
-def _grads_are_free(options: Settings) -> bool:
-    """Return whether gradient workers continue without waiting for an update."""
-    return bool(options.get("grad_communication") == ASYNC and options.get("grad_execution") == PARALLEL)
+    return not options.get("distribute_gradients") and not grads_are_free(options)
 
 
 def _can_aggregate(options: Settings) -> bool:
-    return _grads_are_free(options) and bool(options.get("aggregate", 1) < options.get("num_grad_workers", 1))
+    return grads_are_free(options) and bool(options.get("aggregate", 1) < options.get("num_grad_workers", 1))
 
 
 def _is_on(name: str) -> _Condition:
@@ -134,15 +95,15 @@ RULES: tuple[Rule, ...] = (
          _is_on("compress_data_to_send")),
     Rule("collection/encode", "num_col_workers", "let more processes pack in parallel: raise {flag}, now {value}"),
     Rule("collection/decode", "broadcast_interval", "send workers new weights less often: raise {flag}, now {value}",
-         _is_async),
+         is_async),
     Rule("collection/decode", "num_steps", "longer rollouts need new weights less often: raise {flag}, now {value}"),
     Rule("collection/send", "compress_data_to_send", "rollouts are large and not compressed: {flag}",
          lambda options: not options.get("compress_data_to_send") and options["rollout_bytes"] >= _LARGE_ROLLOUT),
     Rule("collection/send", "num_steps", "longer rollouts need fewer messages: raise {flag}, now {value}"),
     Rule("collection/idle", "max_policy_lag",
          "workers wait so that rollouts do not become too old: raise {flag}, now {value}",
-         lambda options: _is_async(options) and options.get("on_policy_lag") == "wait"),
-    Rule("collection/idle", "col_in_flight", "send the next requests earlier: raise {flag}, now {value}", _is_async),
+         lambda options: is_async(options) and options.get("on_policy_lag") == "wait"),
+    Rule("collection/idle", "col_in_flight", "send the next requests earlier: raise {flag}, now {value}", is_async),
     Rule("collection/idle", "col_fraction_workers",
          "do not wait for the slowest workers: {flag} 0.75 stops them, and --col-communication asynchronous replaces "
          "rounds",
@@ -172,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gradients/grad", "num_grad_workers", "more processes on more cores: raise {flag}, now {value}"),
     Rule("gradients/average", "col_fraction_workers",
          "do not wait for the ranks with the slowest environments: {flag} 0.75 stops their collection",
-         lambda options: not _is_async(options) and options.get("col_fraction_workers", 1.0) == 1.0),
+         lambda options: not is_async(options) and options.get("col_fraction_workers", 1.0) == 1.0),
     *_fewer_updates("gradients/average"),
     *_fewer_updates("gradients/apply"),
     Rule("gradients/encode", "compress_grads_to_send", "compression costs more than it saves here: {flag} no",
@@ -241,68 +202,10 @@ def explain(
         "gpus": torch.cuda.device_count() if gpus is None else gpus,
         "rollout_bytes": metrics.get("bytes_in", 0) / rollouts,
     }
-    candidates = critical_parts(metrics["time_s"], known)
-    part = max(candidates, key=lambda name: candidates[name])
+    part, share, sentence = bottleneck(metrics["time_s"], known)
     rule = next(rule for rule in RULES if rule.part == part and rule.when(known))
-    sentence = f"{candidates[part]:.0%} of {_time_description(candidates)} is {_WORK[part]} ({part})"
     advice = rule.advice.format(flag="--" + rule.option.replace("_", "-"), value=known.get(rule.option))
-    return Finding(part, candidates[part], sentence, rule.option, advice)
-
-
-def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
-    """Return the parts that an update waits for, and the share of the update's time that each part takes.
-
-    If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
-    lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the
-    share of its time that the upper level spends waiting is above a tenth, and above the idle share of the lower level.
-    Otherwise, the upper level counts.
-
-    Args:
-        time_s: Seconds by level and part.
-        options: All options in force.
-    """
-    share = shares(time_s)
-    if not share["update"]:
-        raise ValueError("time_s is empty: no update has been made yet; train first")
-    found = _own(share["update"], "update") | {"update/idle": share["update"]["idle"]}
-    levels = (("update", "gradients", _grads_are_free(options)), ("gradients", "collection", _is_async(options)))
-    for above, level, is_free in levels:
-        wait, idle = share[above]["wait"], share[level]["idle"]
-        if level == "collection" and options.get("num_replay_workers"):
-            return found | {"gradients/wait": wait}
-        if is_free:
-            if not _is_held_up(wait, idle):
-                return found
-            found.clear()
-        else:
-            idle = max(0.0, wait - (1.0 - idle))
-        found |= _own(share[level], level) | {f"{level}/idle": idle}
-    return found
-
-
-def _own(parts: Mapping[str, float], level: str) -> dict[str, float]:
-    return {f"{level}/{part}": share for part, share in parts.items() if part not in ("wait", "idle")}
-
-
-def _is_held_up(wait: float, idle_below: float) -> bool:
-    return wait > max(_MIN_WAIT_SHARE, idle_below)
-
-
-def _time_description(candidates: Mapping[str, float]) -> str:
-    """Return a description of the time to which the shares refer."""
-    levels = {part.split("/")[0] for part in candidates}
-    if "update" in levels:
-        return "the time from update to update"
-    if "gradients" in levels:
-        return "the time of gradient workers"
-    return "the time of collection workers, for which learning waits,"
-
-
-def shares(time_s: TimeS) -> dict[str, dict[str, float]]:
-    """Return each part's share of its level's time, by level and part; empty for a level without any time."""
-    totals = {level: sum(parts.values()) for level, parts in time_s.items()}
-    return {level: {part: seconds / totals[level] for part, seconds in parts.items()} if totals[level] > 0 else {}
-            for level, parts in time_s.items()}
+    return Finding(part, share, sentence, rule.option, advice)
 
 
 def between(before: Settings, after: Settings) -> MetricsDict:

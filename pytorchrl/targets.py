@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
+
 from pytorchrl.reporting import next_multiple
 from pytorchrl.scheme import Scheme
 from pytorchrl.untyped import MetricsDict
@@ -62,11 +66,16 @@ class Due:
         log_every: Env steps between two records; None: 200 records per run.
         eval_every: Env steps between two evaluations; None: never.
         checkpoint_every: Env steps between two checkpoints; None: never.
+        log_every_s: Seconds between two records at most; None: no limit.
+        now: The clock, in seconds.
     """
 
     def __init__(
         self, target_steps: int, log_every: int | None, eval_every: int | None, checkpoint_every: int | None,
+        log_every_s: float | None = None, now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._log_every_s, self._now = log_every_s or math.inf, now
+        self._recorded_at = now()
         self._target_steps, self._eval_every, self._checkpoint_every = target_steps, eval_every, checkpoint_every
         self._record_every = log_every or max(1, target_steps // _RECORDS_PER_RUN)
         self.recorded_steps = 0
@@ -84,8 +93,14 @@ class Due:
         self.checkpoint = next_multiple(self._checkpoint_every, env_steps)
         self.after_record(recorded_steps)
 
+    def is_record(self, env_steps: int) -> bool:
+        """Return whether a record is due: enough env steps or seconds have passed since the last record."""
+        return env_steps >= self.record or (
+            env_steps > self.recorded_steps and self._now() - self._recorded_at >= self._log_every_s)
+
     def after_record(self, env_steps: int) -> None:
         """Plan the next record after a record at `env_steps`."""
+        self._recorded_at = self._now()
         self.recorded_steps = env_steps
         self.record = env_steps + float(self._record_every)
         self._plan()

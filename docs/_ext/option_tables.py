@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 
 import pytorchrl
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES, Here
-from pytorchrl.cli.parsing import TITLES, flag_of, values_of
+from pytorchrl.cli.parsing import flag_of, titles, values_of
 from pytorchrl.composition import OptionSpec, option_specs
 from pytorchrl.option_text import parser_for
 from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
@@ -60,7 +60,7 @@ class FlagTable(Directive):
         """Return the nodes of one title and one table per group of flags."""
         specs = [spec for spec in option_specs(self.arguments[0]).values() if parser_for(spec.hint) is not None]
         found: list[nodes.Node] = []
-        for group, title in TITLES.items():
+        for group, title in titles().items():
             rows = [_flag_row(spec) for spec in specs if spec.group == group]
             table = _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)
             found += [nodes.rubric(text=title[0].upper() + title[1:]), table]

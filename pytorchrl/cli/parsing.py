@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.option_text import form_of, parser_for
-from pytorchrl.scheme_options import GROUPS
 from pytorchrl.terminal import printable
 
 if TYPE_CHECKING:
     from pytorchrl.composition import OptionSpec
-
-TITLES: Mapping[str, str] = {
-    "learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
-    "actor": "actor", "environments": "environments", **GROUPS,
-}
-"""Group of options -> its title in `--help`, which lists the groups in this order."""
 
 _COMMON = frozenset((
     "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
@@ -86,6 +79,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"pytorchrl: error: {printable(message)}\n")
 
 
+def titles() -> dict[str, str]:
+    """Return group of options -> its title in `--help`, which lists the groups in this order."""
+    # Imported here because it imports torch, which commands that only read files do not need.
+    from pytorchrl.scheme_options import GROUPS
+
+    return {"learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
+            "actor": "actor", "environments": "environments", **GROUPS}
+
+
 def add_option_flags(
     parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, object], *, show_all: bool,
 ) -> None:
@@ -97,7 +99,7 @@ def add_option_flags(
         preset: Values of the preset, which the help shows in place of defaults.
         show_all: Whether the help lists all flags instead of the common flags only.
     """
-    groups = {group: parser.add_argument_group(title) for group, title in TITLES.items()}
+    groups = {group: parser.add_argument_group(title) for group, title in titles().items()}
     for name, spec in specs.items():
         parse = parser_for(spec.hint)
         if parse is None:

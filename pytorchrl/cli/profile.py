@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import math
 import time
 from collections.abc import Sequence
 
@@ -14,7 +12,9 @@ from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
+from pytorchrl.option_text import positive_seconds
 from pytorchrl.reporting import to_json
+from pytorchrl.time_shares import Settings, shares
 from pytorchrl.untyped import MetricsDict
 
 _SECONDS = 20.0
@@ -38,18 +38,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _add_flags(parser: Parser) -> None:
-    parser.add_argument("--seconds", type=_seconds, default=_SECONDS, metavar="NUMBER",
+    parser.add_argument("--seconds", type=positive_seconds, default=_SECONDS, metavar="NUMBER",
                         help=f"seconds to measure, after a warm-up of a quarter of that time [{_SECONDS:g}]")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
 
 
 def _measure(learner: Learner, seconds: float) -> MetricsDict:
@@ -72,13 +62,13 @@ def _measure(learner: Learner, seconds: float) -> MetricsDict:
             "env_steps_per_s": steps / elapsed, "work_shares": sampler.shares()}
 
 
-def _show(measured: profiling.Settings, learner: Learner, *, as_json: bool) -> None:
+def _show(measured: Settings, learner: Learner, *, as_json: bool) -> None:
     """Print a table and the bottleneck, or one line of JSON with `--json`."""
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:
         names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s", "work_shares")
         show(to_json({
-            **{name: measured[name] for name in names}, "shares": profiling.shares(measured["time_s"]),
+            **{name: measured[name] for name in names}, "shares": shares(measured["time_s"]),
             "bottleneck": finding.part, "share": finding.share, "sentence": finding.sentence, "option": finding.option,
             "advice": finding.advice, "seed": learner.scheme.seed, "scheme": learner.scheme.settings}))
         return

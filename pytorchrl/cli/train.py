@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli import sweep
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.composition import known_names, option_specs
 from pytorchrl.configuration import ConfigFile, check_algorithm, save_config
 from pytorchrl.errors import ConfigError, EnvError, StartError
@@ -25,8 +26,8 @@ from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
 # Arguments of the command itself, which are not options of `train`.
-_OWN = ("algorithm", "env", "json", "debug", "config", "save_config", "dry_run", "sweep")
-_WITHOUT_VALUE = ("--json", "--debug", "--help", "--help-all", "--dry-run")
+_OWN = ("algorithm", "env", "json", "debug", "watch", "config", "save_config", "dry_run", "sweep")
+_WITHOUT_VALUE = ("--json", "--debug", "--watch", "--help", "--help-all", "--dry-run")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -43,14 +44,27 @@ def run(arguments: Sequence[str]) -> int:
 
 def train_once(given: argparse.Namespace) -> int:
     """Make one run and return the exit code."""
+    if given.watch:
+        check_watching(vars(given).get("log_dir"))
+        vars(given).setdefault("progress", False)
+        vars(given).setdefault("log_every_s", 1.0)
     learner = learner_of(given)
     try:
-        _train(learner)
+        with contextlib.nullcontext() if learner.log_dir is None or not given.watch else watching(learner.log_dir):
+            _train(learner)
     except (KeyboardInterrupt, SystemExit):
         _show(learner, given)
         raise
     _show(learner, given)
     return 0
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("--watch", action="store_true",
+                        help="show the worker tree live instead of the progress line (see `pytorchrl watch`)")
+    parser.add_argument("--save-config", metavar="FILE",
+                        help="write all options of this run, including those of the preset, to a TOML file")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs of a sweep, and start none")
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
@@ -74,13 +88,7 @@ def options_of(given: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in vars(given).items() if name not in _OWN}
 
 
-def _add_flags(parser: Parser) -> None:
-    parser.add_argument("--save-config", metavar="FILE",
-                        help="write all options of this run, including those of the preset, to a TOML file")
-    parser.add_argument("--dry-run", action="store_true", help="list the runs of a sweep, and start none")
-
-
-@contextmanager
+@contextlib.contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
     """Convert an `EnvError` before the first update to a `StartError`, because the environment has never worked."""
     try:

@@ -50,6 +50,11 @@ class WorkerCounters:
     full_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `full_episodes`.")
     preempted_by_worker: defaultdict[int, int] = field(
         default_factory=_zeros, metadata=_total("Rollouts cut short, by index of the collection worker."))
+    env_steps_by_worker: defaultdict[int, int] = field(
+        default_factory=_zeros,
+        metadata=_total("The env steps counted by `collected_in_use`, by index of the collection worker."))
+    restarts_by_worker: defaultdict[int, int] = field(
+        default_factory=_zeros, metadata=_total("Replacements of lost collection workers, by index of the worker."))
     agent_steps: defaultdict[str, int] = field(
         default_factory=_zeros, metadata=_total("Decisions of each policy's agents, if there are several policies."))
     envs_restarted: int = counter(Kind.TOTAL, "Environments that were replaced because they raised an error.")

@@ -242,6 +242,8 @@ class CollectorThread(threading.Thread):
         counters.weight_pushes += self._weights.num_sent
         counters.bytes_out += self._weights.bytes_out
         counters.restarts += self.supervisor.restarts
+        for index, restarts in self.supervisor.restarts_by_index.items():
+            counters.restarts_by_worker[index + 1] += restarts
         counters.collectors += max(1, self.num_workers)
         counters.workers += self.num_workers
         counters.workers_missing += max(0, self.num_workers - self.strategy.num_live())

@@ -153,6 +153,7 @@ class WorkerStats:
         add_seconds(self._timings, {"collection": header.timings})
         self._num_rollouts += 1
         self.counters.collected_in_use += header.num_env_steps
+        self.counters.env_steps_by_worker[header.worker] += header.num_env_steps
         self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # the worker's total so far
         self.counters.envs_restarted = sum(self._envs_restarted.values())
         self.counters.bytes_raw += header.sent.raw

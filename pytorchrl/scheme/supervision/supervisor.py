@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class Supervisor:
             wait for resources is always limited by `worker_timeout_s`.
 
     Attributes:
-        restarts: Number of workers replaced so far.
+        restarts_by_index: Index of a worker -> number of its replacements so far.
         gone: Indices of the workers that are lost and not (yet) replaced.
     """
 
@@ -84,7 +84,12 @@ class Supervisor:
         self._due: dict[int, float] = {}
         self._untried = set(range(len(workers)))  # workers that have not returned any result yet
         self.gone: set[int] = set()
-        self.restarts = 0
+        self.restarts_by_index: Counter[int] = Counter()
+
+    @property
+    def restarts(self) -> int:
+        """Number of replacements so far."""
+        return self.restarts_by_index.total()
 
     @property
     def ignores_lost(self) -> bool:
@@ -176,7 +181,7 @@ class Supervisor:
         self._replace(index)
         self._untried.add(index)
         self.gone.discard(index)
-        self.restarts += 1
+        self.restarts_by_index[index] += 1
 
     def kill(self, index: int) -> None:
         """Kill a worker."""

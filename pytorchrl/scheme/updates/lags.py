@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,11 +19,14 @@ class Lags:
         self._policy: Counter[int] = Counter()
         self._phases: Counter[str] = Counter()  # phase -> sum of the lags that arose in the phase
         self._gradients: Counter[int] = Counter()
+        # Key: gradient worker and collection worker. Data from replay are not counted here.
+        self._by_worker: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
 
-    def receive(self, report: Report) -> None:
-        """Count the lags of the data from which gradients were computed."""
-        for _, lag_queued, lag_used in report.lags:
+    def receive(self, gradient_worker: int, report: Report) -> None:
+        """Count the lags of the data from which a gradient worker computed gradients."""
+        for worker, lag_queued, lag_used in report.lags:
             self._policy[lag_used] += 1
+            self._by_worker[gradient_worker, worker][lag_used] += 1
             self._phases["collect"] += lag_queued
             self._phases["queue"] += lag_used - lag_queued
         for lags in report.drawn_lags:
@@ -40,7 +43,19 @@ class Lags:
         num_lags = max(1, self._policy.total())
         return {"policy_lag": summary(self._policy),
                 **{f"policy_lag_{phase}_mean": self._phases[phase] / num_lags for phase in _PHASES},
-                "grad_lag": summary(self._gradients)}
+                "policy_lag_histogram": binned(self._policy), "grad_lag": summary(self._gradients)}
+
+    def of_worker(self, parent: int, worker: int) -> dict[str, float] | None:
+        """Return the summary of the lags of one collection worker's rollouts; None if none was counted since the start.
+
+        Lags of data from replay are not known by worker.
+
+        Args:
+            parent: Index of the gradient worker.
+            worker: Index of its collection worker.
+        """
+        histogram = self._by_worker.get((parent, worker))
+        return summary(histogram) if histogram else None
 
     def state(self) -> dict[str, dict[int, int] | dict[str, int]]:
         """Return the state for a checkpoint."""
@@ -62,3 +77,14 @@ def summary(histogram: Mapping[int, int]) -> dict[str, float]:
     cumulated = counts.cumsum()
     p50, p90 = (int(values[np.searchsorted(cumulated, q * cumulated[-1])]) for q in (0.5, 0.9))
     return {"mean": float((values * counts).sum() / cumulated[-1]), "max": int(values[-1]), "p50": p50, "p90": p90}
+
+
+def binned(histogram: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return (smallest lag, count) of each non-empty bin, in order.
+
+    The bins are 0, 1, 2 to 3, 4 to 7, 8 to 15, and so on, so that their number stays small for lags of any size.
+    """
+    bins: Counter[int] = Counter()
+    for lag, count in histogram.items():
+        bins[1 << (lag.bit_length() - 1) if lag > 0 else 0] += count
+    return sorted(bins.items())

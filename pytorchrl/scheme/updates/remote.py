@@ -114,7 +114,7 @@ class RemoteUpdates:
 
     def _on_replaced(self, index: int) -> None:
         """Count the replacement of a worker."""
-        self._statistics.counters.restarts = self.supervisor.restarts
+        self._statistics.counters.restarts_by_worker[index + 1] += 1
 
     def _gather_all(self) -> list[Any]:  # the result type depends on the method
         """Wait for all requests in flight, and return the answers in worker order; raise the first error."""

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import CollectionError
@@ -23,7 +23,7 @@ from pytorchrl.scheme.updates.times import Rates, Times
 from pytorchrl.scheme.updates.tree_ledger import TreeLedger
 from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.untyped import MetricsDict, StateDict
-from pytorchrl.worker_names import collection_worker
+from pytorchrl.worker_names import collection_worker, gradient_worker
 
 # An error is raised after this many gradients in a row without samples. Probably, all agents that act have policies
 # that do not learn.
@@ -55,8 +55,8 @@ class UpdateCounters:
     """Transfers of weights to gradient workers."""
     bytes_out: int = 0
     """Bytes of weights sent to gradient workers."""
-    restarts: int = 0
-    """Lost gradient workers that were replaced."""
+    restarts_by_worker: Counter[int] = field(default_factory=Counter)
+    """Replacements of lost gradient workers, by index of the worker."""
     regroups: int = 0
     """Groups of decentralised gradient workers that were formed after the first group."""
 
@@ -128,7 +128,7 @@ class Statistics:
         with self._lock:
             self._workers[sender] = report.counters
             self._traffic[sender], self._shards[sender[0]] = report.traffic, report.shards
-            self._lags.receive(report)
+            self._lags.receive(sender[0], report)
             self._times.receive(report)
             for level in report.queue_levels:
                 self._queue_levels.push(level)
@@ -324,11 +324,12 @@ class Statistics:
                 "grads_by_worker": {str(worker): n for worker, n in sorted(self._grads_by_worker.items())},
                 "weight_pushes": workers.weight_pushes + own.weight_pushes,
                 **self._levels(latest),
-                "workers_restarted": workers.restarts + own.restarts, "envs_restarted": workers.envs_restarted,
-                "regroups": own.regroups,
+                "workers_restarted": workers.restarts + own.restarts_by_worker.total(),
+                "envs_restarted": workers.envs_restarted, "regroups": own.regroups,
                 "backward_passes": workers.backward_passes,
                 **{f"agent_steps/{policy}": steps for policy, steps in sorted(workers.agent_steps.items())},
                 "microbatch_steps": workers.microbatch_steps,
+                "by_worker": self._by_worker(),
                 **self._inference(workers),
                 "rollouts": workers.rollouts, "rollouts_preempted": workers.preempted, **self._preemption(workers),
                 "bytes_in": workers.bytes_sent, "bytes_in_raw": workers.bytes_raw,
@@ -360,6 +361,27 @@ class Statistics:
             "queue_size": present.queued_items, "requests_in_flight": present.requests_in_flight,
             "draws_in_flight": present.draws_in_flight,
         }
+
+    def _by_worker(self) -> list[dict[str, object]]:
+        """Return the counts of each gradient worker and, after it, those of each of its collection workers.
+
+        A list is not written to TensorBoard, whose number of curves would otherwise grow with the number of workers.
+        """
+        env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
+        restarts: Counter[tuple[int, int]] = Counter()
+        for (parent, _), counters in self._workers.items():
+            for worker, steps in counters.env_steps_by_worker.items():
+                env_steps[parent, worker] += steps
+            for worker, count in counters.restarts_by_worker.items():
+                restarts[parent, worker] += count
+        rows: list[dict[str, object]] = []
+        for parent in sorted({parent for parent, _ in self._workers}):
+            rows.append({"worker": gradient_worker(parent), "gradients": self._grads_by_worker[parent],
+                         "restarts": self.counters.restarts_by_worker[parent]})
+            rows += [{"worker": collection_worker(*place), "env_steps": env_steps[place], "restarts": restarts[place],
+                      "policy_lag": self._lags.of_worker(*place)}
+                     for place in sorted({*env_steps, *restarts}) if place[0] == parent]
+        return rows
 
     def _inference(self, workers: WorkerCounters) -> dict[str, float | None]:
         """Return the mean size and the mean lag of the batches of actions of central inference."""

@@ -60,7 +60,8 @@ def test_help_of_train_groups_flags_and_shows_defaults(capsys):
 
 
 # Flags of the command itself, which are not options of `train`.
-OF_COMMAND = {"--help", "--help-all", "--env", "--json", "--debug", "--config", "--save-config", "--dry-run"}
+OF_COMMAND = {"--help", "--help-all", "--env", "--json", "--debug", "--watch", "--config", "--save-config",
+              "--dry-run"}
 
 
 def flags_in(out):
@@ -81,7 +82,7 @@ def test_the_short_help_lists_common_flags_and_the_long_one_all(capsys, algorith
 def test_common_flags_are_flags_of_some_algorithm_and_groups_have_titles():
     specs = [spec for algorithm in registered() for spec in option_specs(algorithm).values()]
     assert {spec.name for spec in specs} >= parsing._COMMON
-    assert {spec.group for spec in specs} == set(parsing.TITLES)
+    assert {spec.group for spec in specs} == set(parsing.titles())
 
 
 @pytest.mark.parametrize(("flag", "values"), [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl import ASYNC, Scheme, profiling
+from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.option_text import parser_for
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.composition import option_specs
-from pytorchrl.profiling import RULES, between, critical_parts, explain, options_of, shares, table
+from pytorchrl.profiling import RULES, between, explain, options_of, table
+from pytorchrl.time_shares import WORK, critical_parts, shares
 from pytorchrl.scheme.timing import PARTS
 
 FREE_GRADS = {"grad_communication": "asynchronous", "grad_execution": "Parallel", "num_grad_workers": 4}
@@ -114,7 +115,7 @@ def test_every_rule_has_a_case():
 
 def test_every_part_has_a_rule_that_always_applies():
     own = {f"{level}/{part}" for level, parts in PARTS.items() for part in (*parts, "idle") if part != "wait"}
-    assert {rule.part for rule in RULES} == own | {"gradients/wait"} == set(profiling._WORK)
+    assert {rule.part for rule in RULES} == own | {"gradients/wait"} == set(WORK)
     last = {rule.part: rule for rule in RULES}
     assert all(rule.when({"cores": 1, "gpus": 0, "rollout_bytes": 0}) for rule in last.values())
 

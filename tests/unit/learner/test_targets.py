@@ -57,3 +57,19 @@ def test_a_resumed_run_continues_its_plan():
     due = Due(1000, 100, 150, 400)
     due.resume(400, 330)
     assert (due.recorded_steps, due.record, due.evaluation, due.checkpoint, due.first) == (330, 430, 450, 800, 430)
+
+
+def test_a_record_is_due_after_some_seconds_with_new_steps():
+    now = [0.0]
+    due = Due(1000, 100, None, None, 2.0, lambda: now[0])
+    assert not due.is_record(10)
+    now[0] = 2.0
+    assert due.is_record(10)
+    due.after_record(10)
+    assert not due.is_record(10)
+    now[0] = 3.9
+    assert not due.is_record(20)
+    assert due.is_record(110)
+    now[0] = 4.0
+    assert due.is_record(20)
+    assert not due.is_record(10)

@@ -38,7 +38,7 @@ def test_later_counts_do_not_change_a_copy(copy):
 
 def test_a_copy_has_the_value_of_every_counter():
     counted = WorkerCounters(**{
-        declared.name: Counter(a=place) if declared.name in ("preempted_by_worker", "agent_steps")
+        declared.name: Counter(a=place) if declared.name.endswith("_by_worker") or declared.name == "agent_steps"
         else place for place, declared in enumerate(fields(WorkerCounters), 1)})
     assert counted.copy() == counted
 

@@ -85,6 +85,7 @@ def test_counters_are_sums_over_the_rollouts_in_use(clock, seed):
         rollouts=30, collected_in_use=sum(rollout.num_env_steps for rollout in headers),
         preempted=len(cut), preempted_steps=sum(rollout.num_env_steps for rollout in cut),
         preempted_by_worker=Counter(rollout.worker for rollout in cut),
+        env_steps_by_worker=sum((Counter({rollout.worker: rollout.num_env_steps}) for rollout in headers), Counter()),
         preempted_episodes=sum(len(rollout.episodes) for rollout in cut), preempted_episode_steps=episode_steps(cut),
         full_episodes=sum(len(rollout.episodes) for rollout in full), full_episode_steps=episode_steps(full),
         envs_restarted=sum(restarts[key] for key in {(rollout.worker, rollout.incarnation) for rollout in headers}),

@@ -1,0 +1,121 @@
+"""Read the files of a run while the run may still be writing them.
+
+A reader tolerates what a killed or running writer leaves: files that do not exist yet, and an incomplete last line.
+The contents are untrusted: a value of an unexpected type is treated as missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from pytorchrl.errors import ConfigError
+from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
+
+Record = dict[str, object]
+"""One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
+
+_TAIL_BYTES = 1 << 20
+
+
+def check_run(run_dir: Path) -> None:
+    """Raise `ConfigError` unless `run_dir` contains `run.json`, which every run writes at its start."""
+    try:
+        if not (run_dir / RUN_FILE).is_file():
+            raise ConfigError(no_run(run_dir, RUN_FILE))
+    except OSError as error:
+        raise ConfigError(f"{str(run_dir)!r} contains no run: {error}") from error
+
+
+def read_object(path: Path) -> Record:
+    """Return the JSON object in a file; empty if the file is missing, unreadable, or contains something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Records:
+    """The records of a run; each call of `read` returns those that were written since the previous call.
+
+    If the file was replaced or became shorter, as when a run is resumed, reading begins again.
+
+    Args:
+        run_dir: The directory of the run.
+        only_latest: Whether the first call may skip all but the last megabyte, for callers that need no whole curve.
+    """
+
+    def __init__(self, run_dir: Path, *, only_latest: bool = False) -> None:
+        self._path, self._only_latest = run_dir / METRICS_FILE, only_latest
+        self._inode, self._offset = -1, 0
+        self.written_at: float | None = None
+        """Time of the latest write, in seconds since the epoch by the clock of the file system; None: no file."""
+        self.has_restarted = False
+        """Whether the latest call of `read` began again, so that earlier records no longer count."""
+
+    def read(self) -> list[Record]:
+        """Return the new complete records, in order; lines that are not JSON objects are skipped."""
+        try:
+            with open(self._path, "rb") as file:
+                status = os.fstat(file.fileno())
+                self.written_at = status.st_mtime
+                self.has_restarted = status.st_ino != self._inode or status.st_size < self._offset
+                if self.has_restarted:
+                    self._inode = status.st_ino
+                    self._offset = max(0, status.st_size - _TAIL_BYTES) if self._only_latest else 0
+                file.seek(self._offset)
+                data = file.read(status.st_size - self._offset)
+        except OSError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return [record for line in data[:end].splitlines() if (record := _record(line))]
+
+
+def _record(line: bytes) -> Record:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def item(record: object, *path: str) -> object:
+    """Return the value at a path of keys; None if there is none."""
+    for key in path:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def number(record: object, *path: str) -> float | None:
+    """Return the finite number at a path of keys; None if there is none."""
+    value = item(record, *path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def count(record: object, *path: str) -> int:
+    """Return the number at a path of keys as a whole number; 0 if there is none."""
+    return int(number(record, *path) or 0)
+
+
+def text(record: object, *path: str) -> str:
+    """Return the text or number at a path of keys as text; empty if there is none."""
+    value = item(record, *path)
+    return str(value) if isinstance(value, (str, int, float)) else ""
+
+
+def mapping(record: object, *path: str) -> Record:
+    """Return the object at a path of keys; empty if there is none."""
+    value = item(record, *path)
+    return value if isinstance(value, dict) else {}
+
+
+def rows(record: object, *path: str) -> list[object]:
+    """Return the list at a path of keys; empty if there is none."""
+    value = item(record, *path)
+    return value if isinstance(value, list) else []

@@ -1,0 +1,364 @@
+"""The view of one run: a typed model that the terminal, the report and the board show."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytorchrl import time_shares
+from pytorchrl.monitor.reading import (
+    Record,
+    Records,
+    check_run,
+    count,
+    item,
+    mapping,
+    number,
+    read_object,
+    rows,
+    text,
+)
+from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
+
+# Rates and time shares cover the records of this many seconds before the latest record.
+_WINDOW_S = 10.0
+# A level waits noticeably if it waits for more than this share of its time.
+_MIN_WAIT_SHARE = 0.05
+# A queue is full if its mean level is at least this share of its size; one batch is taken out at each count.
+_FULL = 0.9
+# A run is silent if no record arrives for this many times its longest recent interval between records.
+_SILENT_FACTOR, _SILENT_S = 5.0, 30.0
+
+_LEVELS = ("collection", "gradients", "update")
+_WHO = {"collection": "collection workers", "gradients": "gradient workers", "update": "the update worker"}
+
+
+@dataclass(frozen=True)
+class Lag:
+    """A summary of lags, in updates."""
+
+    mean: float
+    p90: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker of the tree.
+
+    Attributes:
+        name: Its name, such as "GWorker 0/CWorker 3".
+        is_collector: Whether it collects; otherwise it computes gradients.
+        total: Env steps or gradients so far that reached the learner.
+        rate: Env steps or gradients per second in the latest window; None if it is not known yet.
+        restarts: Replacements of the worker after a loss.
+        lag: Policy lag of its rollouts since the start; None if it is not known.
+    """
+
+    name: str
+    is_collector: bool
+    total: int
+    rate: float | None
+    restarts: int
+    lag: Lag | None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A level that waits: who waits, for whom, and the share of its time."""
+
+    who: str
+    whom: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened between two records."""
+
+    env_steps: int
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True)
+class RunView:
+    """View of a run, made from its files. All texts are untrusted, and every renderer escapes them.
+
+    Attributes:
+        run_dir: The directory.
+        state: "starting" (no record yet), "running", "silent" (no record for long; perhaps killed) or "ended".
+        age_s: Seconds since the latest record was written; None before the first record.
+        run: Contents of `run.json`.
+        result: Contents of `result.json`; empty unless the run has ended.
+        latest: The latest record; empty before the first record.
+        workers: Gradient workers, each followed by its collection workers.
+        rates: Name -> rate per second: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
+            bytes_out; a rate that is not known yet is missing.
+        shares: Level -> part -> share of the level's time in the latest window.
+        waits: Levels that wait, the longest wait first.
+        bottleneck: A sentence; empty before the first update.
+        events: Replacements and skipped updates, in order.
+        records: All records that were read, for curves.
+    """
+
+    run_dir: Path
+    state: str
+    age_s: float | None
+    run: Record
+    result: Record
+    latest: Record
+    workers: tuple[Worker, ...]
+    rates: Mapping[str, float]
+    shares: Mapping[str, Mapping[str, float]]
+    waits: tuple[Wait, ...]
+    bottleneck: str
+    events: tuple[Event, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.run_dir.name or str(self.run_dir)
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm; empty if the run was composed in Python."""
+        return text(self.run, "recipe", "algorithm")
+
+    @property
+    def env(self) -> str:
+        """The environment's id; empty if the run was composed in Python."""
+        return text(self.run, "recipe", "env")
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that reached the learner."""
+        return count(self.result, "env_steps") or count(self.latest, "env_steps")
+
+    @property
+    def target_steps(self) -> int:
+        """Env steps of the whole run."""
+        return count(self.run, "target_steps")
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last 100 training episodes."""
+        return number(self.latest, "return_mean")
+
+    @property
+    def eval_return(self) -> float | None:
+        """Mean raw return of the latest evaluation."""
+        return number(self.latest, "evaluation", "return_mean")
+
+    @property
+    def policy_lag(self) -> Lag | None:
+        """The policy lag of all data."""
+        return _lag(item(self.latest, "policy_lag"))
+
+    @property
+    def grad_lag(self) -> Lag | None:
+        """The lag of gradients."""
+        return _lag(item(self.latest, "scheme", "grad_lag"))
+
+    @property
+    def lag_histogram(self) -> tuple[tuple[int, int], ...]:
+        """(Smallest lag, count) of each bin of the policy lag."""
+        found = [row for row in rows(self.latest, "scheme", "policy_lag_histogram")
+                 if isinstance(row, list) and len(row) == 2 and all(type(value) is int for value in row)]
+        return tuple((lag, number) for lag, number in found)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Reason -> env steps that were dropped for this reason; reasons without steps are missing."""
+        reasons = mapping(self.latest, "ledger", "dropped")
+        return {reason: steps for reason in reasons if (steps := count(reasons, reason))}
+
+    @property
+    def queue(self) -> tuple[int, int, float | None]:
+        """Train batches that are queued now, the size of the queue, and the mean level."""
+        return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
+                number(self.latest, "scheme", "queue", "mean"))
+
+    def setting(self, name: str) -> str:
+        """Return a setting of the scheme as text; empty if there is none."""
+        return text(self.run, "scheme", name)
+
+    def metric(self, name: str) -> int:
+        """Return a counter of the scheme."""
+        return count(self.latest, "scheme", name)
+
+    def curve(self, *path: str) -> list[tuple[float, float]]:
+        """Return (env steps, value) of every record that has the number at `path`."""
+        points = ((number(record, "env_steps"), number(record, *path)) for record in self.records)
+        return [(x, y) for x, y in points if x is not None and y is not None]
+
+
+class Reader:
+    """Reader of one run, which may still be running.
+
+    Args:
+        run_dir: The directory of the run, which `reading.check_run` accepts.
+        only_latest: Whether to keep only the latest records, for callers that need no whole curve.
+    """
+
+    def __init__(self, run_dir: Path, *, only_latest: bool = False) -> None:
+        self._run_dir, self._only_latest = run_dir, only_latest
+        self._source = Records(run_dir, only_latest=only_latest)
+        self._records: list[Record] = []
+
+    def read(self, now: float | None = None) -> RunView:
+        """Return the view as of now; `now` is the time in seconds since the epoch, None: the current time."""
+        now = time.time() if now is None else now
+        result, run = read_object(self._run_dir / RESULT_FILE), read_object(self._run_dir / RUN_FILE)
+        new = self._source.read()
+        self._records = new if self._source.has_restarted else self._records + new
+        if self._only_latest:
+            self._records = self._records[-500:]
+        written_at = self._source.written_at
+        age_s = None if written_at is None or not self._records else max(0.0, now - written_at)
+        return view_of(self._run_dir, run, result, self._records, age_s)
+
+
+def read_run(run_dir: Path) -> RunView:
+    """Return the view of a run with all its records; raise `ConfigError` if the directory contains no run."""
+    check_run(run_dir)
+    return Reader(run_dir).read()
+
+
+def view_of(
+    run_dir: Path, run: Record, result: Record, records: Sequence[Record], age_s: float | None,
+) -> RunView:
+    """Return the view of a run from the contents of its files."""
+    latest = records[-1] if records else {}
+    before = _before(records)
+    seconds = (number(latest, "seconds") or 0.0) - (number(before, "seconds") or 0.0)
+    shares = _shares(before, latest)
+    return RunView(
+        run_dir=run_dir, state=_state(result, records, age_s), age_s=age_s, run=run, result=result, latest=latest,
+        workers=_workers(before, latest, seconds), rates=_rates(before, latest, seconds), shares=shares,
+        waits=_waits(shares, mapping(run, "scheme"), latest), bottleneck=_bottleneck(shares, mapping(run, "scheme")),
+        events=_events(records), records=tuple(records))
+
+
+def _state(result: Record, records: Sequence[Record], age_s: float | None) -> str:
+    if result:
+        return "ended"
+    if not records or age_s is None:
+        return "starting"
+    times = [number(record, "seconds") or 0.0 for record in records[-10:]]
+    longest = max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+    return "silent" if age_s > max(_SILENT_S, _SILENT_FACTOR * longest) else "running"
+
+
+def _before(records: Sequence[Record]) -> Record:
+    """Return the newest record that is at least a window older than the latest record, or else the oldest record.
+
+    The result is empty, which stands for the start of the run, if there is only one record, or if the run was resumed
+    in between, because the counts of a resumed run start at 0 again.
+    """
+    if len(records) < 2:
+        return {}
+    latest, found = records[-1], records[0]
+    end = number(latest, "seconds") or 0.0
+    for record in reversed(records[:-1]):
+        if count(record, "scheme", "grads_received") > count(latest, "scheme", "grads_received"):
+            return {}
+        if end - (number(record, "seconds") or 0.0) >= _WINDOW_S:
+            found = record
+            break
+    return found
+
+
+def _rate(before: float | None, after: float | None, seconds: float) -> float | None:
+    if after is None or seconds <= 0 or after < (before or 0.0):
+        return None
+    return (after - (before or 0.0)) / seconds
+
+
+def _rates(before: Record, latest: Record, seconds: float) -> dict[str, float]:
+    names = {"updates": ("updates",), "collected_steps": ("ledger", "collected"),
+             "consumed_steps": ("ledger", "consumed"), "gradients": ("scheme", "grads_received"),
+             "weight_pushes": ("scheme", "weight_pushes"), "bytes_in": ("scheme", "bytes_in"),
+             "bytes_out": ("scheme", "bytes_out")}
+    found = {name: _rate(number(before, *path), number(latest, *path), seconds) for name, path in names.items()}
+    return {name: rate for name, rate in found.items() if rate is not None}
+
+
+def _workers(before: Record, latest: Record, seconds: float) -> tuple[Worker, ...]:
+    earlier = {text(row, "worker"): row for row in rows(before, "scheme", "by_worker")}
+    return tuple(_worker(row, earlier.get(text(row, "worker")), seconds)
+                 for row in rows(latest, "scheme", "by_worker") if isinstance(row, dict))
+
+
+def _worker(row: Record, before: object, seconds: float) -> Worker:
+    total = "env_steps" if "env_steps" in row else "gradients"
+    return Worker(
+        name=text(row, "worker"), is_collector=total == "env_steps", total=count(row, total),
+        rate=_rate(number(before, total), number(row, total), seconds), restarts=count(row, "restarts"),
+        lag=_lag(item(row, "policy_lag")))
+
+
+def _lag(summary: object) -> Lag | None:
+    mean, p90, largest = (number(summary, name) for name in ("mean", "p90", "max"))
+    return None if mean is None or p90 is None or largest is None else Lag(mean, p90, largest)
+
+
+def _shares(before: Record, latest: Record) -> dict[str, dict[str, float]]:
+    time_s = {}
+    for level in _LEVELS:
+        after = mapping(latest, "scheme", "time_s", level)
+        time_s[level] = {part: max(0.0, (number(after, part) or 0.0)
+                                   - (number(before, "scheme", "time_s", level, part) or 0.0)) for part in after}
+    return time_shares.shares(time_s)
+
+
+def _bottleneck(shares: Mapping[str, Mapping[str, float]], settings: Record) -> str:
+    try:
+        return time_shares.bottleneck(shares, settings)[2]
+    except (KeyError, ValueError):  # no update yet, or a record of another version
+        return ""
+
+
+def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: Record) -> tuple[Wait, ...]:
+    """Return the waits of each level; each part of the waiting time has its own cause."""
+    data = "batches from the replay workers" if settings.get("num_replay_workers") else "rollouts"
+    level, size = number(latest, "scheme", "queue", "mean") or 0.0, number(settings, "queue_size")
+    is_full = settings.get("col_communication") == "asynchronous" and size and level >= _FULL * size
+    collect = "room in the queue" if is_full else "requests from their gradient worker"
+    causes = (
+        ("update", "wait", "gradients"), ("update", "idle", "the program that calls step()"),
+        ("gradients", "wait", data), ("gradients", "average", "the slowest of them, averaging included"),
+        ("gradients", "idle", "the update worker"), ("collection", "idle", collect))
+    found = [Wait(_WHO[level], whom, shares.get(level, {}).get(part, 0.0)) for level, part, whom in causes]
+    return tuple(sorted((wait for wait in found if wait.share >= _MIN_WAIT_SHARE), key=lambda wait: -wait.share))
+
+
+def _events(records: Sequence[Record]) -> tuple[Event, ...]:
+    """Return the increases of counters of faults between consecutive records."""
+    names = (("workers_restarted", "lost workers replaced"), ("envs_restarted", "environments restarted"),
+             ("updates_skipped_nan", "updates skipped as not finite"))
+    found: list[Event] = []
+    before: Record = {}
+    for record in records:
+        for name, what in names:
+            more = count(record, "scheme", name) - count(before, "scheme", name)
+            if more > 0:
+                who = _restarted(before, record) if name == "workers_restarted" else ""
+                found.append(Event(count(record, "env_steps"), number(record, "seconds") or 0.0,
+                                   f"{what}: {more}{f' ({who})' if who else ''}"))
+        missing = count(record, "scheme", "workers_missing")
+        if missing > count(before, "scheme", "workers_missing"):
+            found.append(Event(count(record, "env_steps"), number(record, "seconds") or 0.0,
+                               f"{missing} of {count(record, 'scheme', 'workers')} workers missing"))
+        before = record
+    return tuple(found)
+
+
+def _restarted(before: Record, record: Record) -> str:
+    earlier = {text(row, "worker"): count(row, "restarts") for row in rows(before, "scheme", "by_worker")}
+    return ", ".join(text(row, "worker") for row in rows(record, "scheme", "by_worker")
+                     if count(row, "restarts") > earlier.get(text(row, "worker"), 0))

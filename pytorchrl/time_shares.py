@@ -1,0 +1,131 @@
+"""Find the part of a run's work that updates wait for, from the seconds that each level reports.
+
+The seconds of each level (collection, gradients and update) are in `metrics()["time_s"]`. If two levels take turns,
+each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
+level that is never idle counts.
+
+This module imports no torch, so that a program that only reads the files of a run starts quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytorchrl.untyped import OptionValue
+
+TimeS = Mapping[str, Mapping[str, float]]
+Settings = Mapping[str, OptionValue]
+"""Values of options, or of metrics, by name."""
+
+# A level that waits for less than this share of its time is not limited by the level below.
+_MIN_WAIT_SHARE = 0.1
+
+WORK: Mapping[str, str] = {
+    "collection/environment": "stepping environments",
+    "collection/inference": "choosing actions",
+    "collection/store": "storing steps and checking rollouts",
+    "collection/encode": "packing rollouts",
+    "collection/decode": "loading new weights into collection workers",
+    "collection/send": "requests and rollouts in transit",
+    "collection/idle": "collection workers without a request",
+    "gradients/wait": "waiting for batches from replay",
+    "gradients/decode": "unpacking rollouts and weights in gradient workers",
+    "gradients/copy": "preparing batches: returns, advantages, copies",
+    "gradients/grad": "computing gradients",
+    "gradients/average": "averaging among gradient workers, including the wait for the slowest",
+    "gradients/apply": "applying updates in each gradient worker",
+    "gradients/encode": "packing gradients",
+    "gradients/send": "weights and gradients in transit",
+    "gradients/idle": "gradient workers that wait for other gradient workers",
+    "update/decode": "unpacking gradients and taking their mean",
+    "update/apply": "applying updates",
+    "update/push": "copying and publishing new weights",
+    "update/idle": "your own program between two steps",
+}
+"""Part -> description of its work."""
+
+
+def is_async(options: Settings) -> bool:
+    """Return whether collection continues while gradients are computed."""
+    return bool(options.get("col_communication") == "asynchronous")  # ASYNC; importing it would import torch
+
+
+def grads_are_free(options: Settings) -> bool:
+    """Return whether gradient workers continue without waiting for an update."""
+    return bool(options.get("grad_communication") == "asynchronous" and options.get("grad_execution") == "Parallel")
+
+
+def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
+    """Return the part of the work that limits a run, its share of the time, and a sentence that says so.
+
+    Args:
+        time_s: Seconds by level and part.
+        options: The settings in force.
+
+    Returns:
+        "level/part", such as "collection/environment"; the share, in [0, 1], of the time that the sentence names; the
+        sentence.
+
+    Raises:
+        ValueError: No update has been made yet.
+    """
+    candidates = critical_parts(time_s, options)
+    part = max(candidates, key=lambda name: candidates[name])
+    sentence = f"{candidates[part]:.0%} of {time_description(candidates)} is {WORK[part]} ({part})"
+    return part, candidates[part], sentence
+
+
+def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
+    """Return the parts that an update waits for, and the share of the update's time that each part takes.
+
+    If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
+    lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the
+    share of its time that the upper level spends waiting is above a tenth, and above the idle share of the lower level.
+    Otherwise, the upper level counts.
+
+    Args:
+        time_s: Seconds by level and part.
+        options: All options in force.
+    """
+    share = shares(time_s)
+    if not share["update"]:
+        raise ValueError("time_s is empty: no update has been made yet; train first")
+    found = _own(share["update"], "update") | {"update/idle": share["update"]["idle"]}
+    levels = (("update", "gradients", grads_are_free(options)), ("gradients", "collection", is_async(options)))
+    for above, level, is_free in levels:
+        wait, idle = share[above]["wait"], share[level]["idle"]
+        if level == "collection" and options.get("num_replay_workers"):
+            return found | {"gradients/wait": wait}
+        if is_free:
+            if not _is_held_up(wait, idle):
+                return found
+            found.clear()
+        else:
+            idle = max(0.0, wait - (1.0 - idle))
+        found |= _own(share[level], level) | {f"{level}/idle": idle}
+    return found
+
+
+def _own(parts: Mapping[str, float], level: str) -> dict[str, float]:
+    return {f"{level}/{part}": share for part, share in parts.items() if part not in ("wait", "idle")}
+
+
+def _is_held_up(wait: float, idle_below: float) -> bool:
+    return wait > max(_MIN_WAIT_SHARE, idle_below)
+
+
+def time_description(candidates: Mapping[str, float]) -> str:
+    """Return a description of the time to which the shares refer."""
+    levels = {part.split("/")[0] for part in candidates}
+    if "update" in levels:
+        return "the time from update to update"
+    if "gradients" in levels:
+        return "the time of gradient workers"
+    return "the time of collection workers, for which learning waits,"
+
+
+def shares(time_s: TimeS) -> dict[str, dict[str, float]]:
+    """Return each part's share of its level's time, by level and part; empty for a level without any time."""
+    totals = {level: sum(parts.values()) for level, parts in time_s.items()}
+    return {level: {part: seconds / totals[level] for part, seconds in parts.items()} if totals[level] > 0 else {}
+            for level, parts in time_s.items()}

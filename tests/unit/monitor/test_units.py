@@ -1,0 +1,19 @@
+"""Tests of numbers as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl.monitor.units import clock, compact, percent
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (None, "-"), (0, "0"), (0.1234, "0.123"), (999, "999"), (999.9, "1k"), (1234, "1.23k"), (5.6e7, "56M"), (2e9, "2G"),
+    (-4000, "-4k")])
+def test_compact_numbers(value, text):
+    assert compact(value) == text
+
+
+def test_durations_and_shares():
+    assert [clock(seconds) for seconds in (0, 65, 7200)] == ["0:00", "1:05", "2:00:00"]
+    assert percent(0.256) == "26%"
