@@ -229,7 +229,8 @@ def test_a_warning_of_a_scheme_is_escaped():
     assert f"has no effect with {SHOWN}, " in str(caught[0].message)
 
 
-@pytest.mark.parametrize(("name", "homes"), [("print", {"cli/output.py", "monitor/live.py"}), ("getLogger", {"terminal.py"})])
+@pytest.mark.parametrize(("name", "homes"), [
+    ("print", {"cli/output.py", "monitor/live.py"}), ("getLogger", {"terminal.py"})])
 def test_print_and_get_logger_are_each_called_in_their_modules(name, homes):
     found = set()
     for path in PACKAGE.rglob("*.py"):
