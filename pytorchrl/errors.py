@@ -87,6 +87,10 @@ class StartTimeoutError(StartError):
     """A worker did not start within its deadline."""
 
 
+class CallbackError(PyTorchRLError):
+    """A callback raised an error, which is the cause of this error."""
+
+
 class WorkerError(PyTorchRLError):
     """Something failed in a worker."""
 

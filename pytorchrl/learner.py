@@ -6,17 +6,17 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TypeAlias
 
 from pytorchrl import checkpoints
 from pytorchrl.agent.names import checked_names
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import build_options, option
-from pytorchrl.errors import ConfigError, StoppedError
+from pytorchrl.agent.options import build_options
+from pytorchrl.callbacks.base import Callbacks
+from pytorchrl.errors import CallbackError, ConfigError, StoppedError
 from pytorchrl.evaluations import Evaluations
 from pytorchrl.interrupts import Interrupts, Unblocked
+from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.measurements import Measurements
 from pytorchrl.reporting import Progress, to_json
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, is_directory_of_runs, prepare_log_dir
@@ -60,40 +60,7 @@ class Learner:
 
     home: ClassVar[str] = "learner"
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of a learner."""
-
-        target_steps: int = option(help="env steps of the whole experiment; 0 only checks and starts everything", low=0)
-        log_dir: str | os.PathLike[str] | None = option(
-            None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which "
-            "this run gets a new numbered directory; without log_dir, no files are written")
-        eval_every: int | None = option(
-            None, help="env steps between evaluations; the last evaluation follows training; none: never", low=1)
-        eval_episodes: int = option(10, help="episodes per evaluation", low=1)
-        log_every: int | None = option(
-            None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
-        log_every_s: float | None = option(
-            None, help="longest time between two records, in seconds; none: no limit", low=0.0, exclusive=True)
-        tensorboard: bool = option(True, help="also write TensorBoard files, if TensorBoard is installed")
-        overwrite: bool = option(False, help="rename a run that log_dir already contains, instead of failing")
-        progress: bool = option(True, help="show a progress line on stderr")
-        checkpoint_every: int | None = option(
-            None, help="env steps between checkpoints, from which resume continues; none: never", low=1)
-        resume: bool = option(
-            False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
-
-        def __post_init__(self) -> None:
-            """Refuse options that have no effect without another option."""
-            super().__post_init__()
-            if self.log_dir is not None and not os.fspath(self.log_dir):
-                raise ConfigError("log_dir must be a directory or None, got an empty string")
-            if self.overwrite and self.log_dir is None:
-                raise ConfigError("overwrite=True renames the run in log_dir, so it needs a log_dir")
-            if self.resume and (self.log_dir is None or self.overwrite):
-                raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
-            if self.checkpoint_every is not None and self.log_dir is None:
-                raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
+    Options: TypeAlias = LearnerOptions
 
     @checked_names
     def __init__(
@@ -129,6 +96,7 @@ class Learner:
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
         self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
+        self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
         self._progress: Progress | None = None
 
     def start(self) -> None:
@@ -159,6 +127,7 @@ class Learner:
             self._due.resume(self.env_steps, resumed["recorded_steps"])
             self._files.last_checkpoint = {"env_steps": self.env_steps}
             logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
+        self._callbacks.call("on_start")
 
     def step(self) -> dict[str, float]:
         """Call the scheme's `step` once, which makes `updates_per_step` updates.
@@ -175,6 +144,8 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
+        if self._callbacks:
+            self._callbacks.call("on_step", info)
         # Counting steps in the ledger is slow. It is done four times per second, and when `scheme.env_steps`, a cheap
         # upper bound of the count, reaches the number of steps at which something is due.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
@@ -196,6 +167,8 @@ class Learner:
         If collection and learning take turns, the last rollout must also have been used as often as earlier ones. A
         replayed run is done at the end of its record.
         """
+        if self._callbacks.stop_reason is not None:
+            return True
         if self.scheme.replay_is_over is not None:
             return bool(self.scheme.replay_is_over)
         return self.env_steps >= self.target_steps and self._target.is_reached(
@@ -221,14 +194,21 @@ class Learner:
         with Interrupts() as interrupts:
             try:
                 self._train(interrupts)
-            except BaseException:
+            except BaseException as error:
                 self._abandoned = interrupts.twice
                 if self._abandoned:
                     self._close_files()
                 else:
+                    self._report(error)
                     self._stop_after_failure()
                 raise
         return self.summary()
+
+    def request_stop(self, reason: str) -> None:
+        """End training after the current step, as if `target_steps` had been reached; the reason is logged."""
+        if self._callbacks.stop_reason is None:
+            logger.info("training stops after %d env steps: %s", self.env_steps, reason)
+            self._callbacks.stop_reason = reason
 
     def _train(self, interrupts: Interrupts) -> None:
         try:
@@ -265,6 +245,12 @@ class Learner:
             self._record()
         if self.log_dir is not None:
             self.save_model()
+
+    def _report(self, error: BaseException) -> None:
+        try:
+            self._callbacks.call("on_error", error)
+        except CallbackError as another:
+            logger.warning("%s, while it responded to an error", another)
 
     def _stop_after_failure(self) -> None:
         try:
@@ -384,6 +370,7 @@ class Learner:
         self._due.after_checkpoint(self.env_steps)
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps}
         self._files.checkpoint(self.env_steps, {"scheme": state, "learner": own}, start)
+        self._callbacks.call("on_checkpoint")
 
     def stop(self) -> MetricsDict:
         """Stop all workers, check the ledger and close the files within ten seconds; idempotent.
@@ -401,6 +388,7 @@ class Learner:
             self._measured.ledger = self.scheme.stop()
             if self._started:
                 self._files.end(self.summary())
+                self._callbacks.call("on_end", self.summary())
             LedgerSnapshot(**self.ledger).check()
         finally:
             if self._progress is not None and self._started:
@@ -432,6 +420,8 @@ class Learner:
         self._measured.take_episodes()
         if self._evaluations.poll():
             self._record()
+        if self._callbacks:
+            self._callbacks.count_lost(self._measured.of_scheme().get("workers_restarted", 0))
         if self._progress is not None:
             self._progress.show(self._measured.status(self._evaluations.last))
 
@@ -447,4 +437,6 @@ class Learner:
         """Write a record of the metrics, and reset the means of the algorithm's statistics."""
         self._measured.count()
         self._due.after_record(self.env_steps)
-        self._files.record(self._measured.record(self._evaluations.last, self._files.last_checkpoint))
+        self._callbacks.evaluated(self._evaluations.last)
+        record = self._measured.record(self._evaluations.last, self._files.last_checkpoint)
+        self._files.record(self._callbacks.recorded(record))

@@ -36,7 +36,8 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
         raise ConfigError("info_keywords needs a log_dir, because it adds columns to the monitor files there")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
-    recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, options), **options})
+    given = {name: value for name, value in options.items() if name not in ("callbacks", "on_callback_error")}
+    recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, given), **given})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"

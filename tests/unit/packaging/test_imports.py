@@ -37,7 +37,8 @@ ALLOWED = {
 LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
                  "recipes",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
-                 "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor"}
+                 "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor",
+                 "callbacks", "learner_options"}
 
 
 def layer_of(module):

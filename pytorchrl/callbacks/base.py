@@ -1,0 +1,161 @@
+"""The base class of callbacks, and the object through which a learner calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pytorchrl.errors import CallbackError
+from pytorchrl.scheme import Evaluation
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+
+class TrainingRun(Protocol):
+    """The interface of a learner that callbacks use."""
+
+    log_dir: Path | None
+    """Directory of the run; None if no files are written."""
+
+    @property
+    def env_steps(self) -> int:
+        """Number of env steps that have reached the learner."""
+
+    @property
+    def updates(self) -> int:
+        """Number of updates."""
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean return of the last 100 training episodes; None before an episode has ended."""
+
+    def request_stop(self, reason: str) -> None:
+        """End training after the current step, as if `target_steps` had been reached."""
+
+    def update_algorithm_parameter(self, name: str, value: float) -> None:
+        """Change one of the algorithm's updatable parameters in every worker."""
+
+    def save_model(self, name: str) -> str:
+        """Write the agent to `log_dir/name.pt`."""
+
+
+class Callback:
+    """Code that a learner calls at fixed moments of a run; a subclass overrides the methods that it needs.
+
+    All methods are called in the thread that calls `Learner.step`, between two updates. The first argument is the
+    learner, which a callback may ask to stop, or to change a parameter of the algorithm.
+    """
+
+    def check(self, run: TrainingRun) -> None:
+        """Check, before anything starts, that the callback fits the run; raise `ConfigError` if it does not."""
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Respond to the start: all workers are running, and no update has been made since."""
+
+    def on_step(self, run: TrainingRun, info: Mapping[str, float]) -> None:
+        """Respond to a step, that is, to `updates_per_step` updates.
+
+        Args:
+            run: The learner.
+            info: The algorithm's statistics of these updates.
+        """
+
+    def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
+        """Respond to the result of an evaluation; the record that contains it follows."""
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Respond to a record, before it is written to `metrics.jsonl`.
+
+        Args:
+            run: The learner.
+            record: The metrics of the record; see `Learner.get_metrics`.
+
+        Returns:
+            Numbers by name, which are added to the record under the key `callbacks`; None: nothing.
+        """
+
+    def on_checkpoint(self, run: TrainingRun) -> None:
+        """Respond to a checkpoint that has just been written."""
+
+    def on_worker_lost(self, run: TrainingRun, count: int) -> None:
+        """Respond to lost workers, a few times per second at most.
+
+        Args:
+            run: The learner.
+            count: Number of workers that were lost and replaced since the last call.
+        """
+
+    def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
+        """Respond to the end of the run, after all workers have stopped; also called after an error.
+
+        Args:
+            run: The learner.
+            summary: The figures of the run; see `Learner.summary`.
+        """
+
+    def on_error(self, run: TrainingRun, error: BaseException) -> None:
+        """Respond to an error or a signal that ends training, before `on_end`."""
+
+
+class Callbacks:
+    """The callbacks of one learner, which are called in their order.
+
+    Args:
+        callbacks: The callbacks.
+        is_fatal: Whether an error in a callback ends the run; otherwise, it is logged.
+        run: The learner.
+
+    Attributes:
+        stop_reason: Reason for which a callback or the user requested to stop; None: no request.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun) -> None:
+        self._callbacks, self._is_fatal, self._run = tuple(callbacks), is_fatal, run
+        self._evaluation: Evaluation | None = None
+        self._num_lost = 0
+        self.stop_reason: str | None = None
+        for callback in self._callbacks:
+            callback.check(run)
+
+    def __bool__(self) -> bool:
+        """Return whether there are callbacks."""
+        return bool(self._callbacks)
+
+    def call(self, hook: str, *arguments: object) -> list[object]:
+        """Call a method of all callbacks, and return the results.
+
+        Raises:
+            CallbackError: A callback raised an error, and errors are fatal.
+        """
+        results = []
+        for callback in self._callbacks:
+            try:
+                results.append(getattr(callback, hook)(self._run, *arguments))
+            except Exception as error:
+                text = f"{type(callback).__name__}.{hook} raised {type(error).__name__}: {error}"
+                if self._is_fatal:
+                    raise CallbackError(text) from error
+                logger.warning("%s; training continues, because on_callback_error='warn'", text)
+        return results
+
+    def evaluated(self, evaluation: Evaluation | None) -> None:
+        """Call `on_evaluation` if the result is new."""
+        if evaluation is not None and evaluation is not self._evaluation:
+            self._evaluation = evaluation
+            self.call("on_evaluation", evaluation)
+
+    def recorded(self, record: Mapping[str, object]) -> Mapping[str, object]:
+        """Call `on_record`, and return the record with the numbers that callbacks add."""
+        added: dict[str, object] = {}
+        for found in self.call("on_record", record):
+            if isinstance(found, Mapping):
+                added.update(found)
+        return {**record, "callbacks": added} if added else record
+
+    def count_lost(self, num_lost: int) -> None:
+        """Call `on_worker_lost` if the total number of lost workers has increased."""
+        if num_lost > self._num_lost:
+            new, self._num_lost = num_lost - self._num_lost, num_lost
+            self.call("on_worker_lost", new)

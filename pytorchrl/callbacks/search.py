@@ -1,0 +1,51 @@
+"""Callbacks that report to a search for hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pytorchrl.callbacks.base import Callback, TrainingRun
+from pytorchrl.callbacks.shipped import numbers_of
+from pytorchrl.callbacks.trackers import imported
+from pytorchrl.untyped import Untyped
+
+
+class OptunaPruning(Callback):
+    """Report the mean return of the training episodes to an Optuna trial, and stop the run if the trial is pruned.
+
+    After training, raise `optuna.TrialPruned` if `pruned` is true. The step of a report is the number of env steps.
+
+    Args:
+        trial: The `optuna.Trial`.
+    """
+
+    def __init__(self, trial: Untyped) -> None:
+        self._trial = trial
+        self.pruned = False
+        """Whether the trial was pruned."""
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Report the mean return."""
+        if run.return_mean is not None:
+            self._trial.report(run.return_mean, run.env_steps)
+            if self._trial.should_prune():
+                self.pruned = True
+                run.request_stop("Optuna pruned the trial")
+        return None
+
+
+class TuneReport(Callback):
+    """Report the numbers of each record to Ray Tune (extra `tune`); create it inside the function that Tune runs."""
+
+    def __init__(self) -> None:
+        self._report: Callable[[dict[str, float]], None] = lambda metrics: None
+
+    def check(self, run: TrainingRun) -> None:
+        """Refuse a missing package."""
+        self._report = imported("ray.tune", "tune").report
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Report a record, once there is a mean return."""
+        if run.return_mean is not None:
+            self._report(numbers_of(record))
+        return None

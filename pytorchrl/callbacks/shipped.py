@@ -1,0 +1,142 @@
+"""Callbacks that save the best model, stop early, or write a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from typing import TextIO
+
+from pytorchrl.callbacks.base import Callback, TrainingRun
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme import Evaluation
+
+
+def check_number(name: str, value: object, low: float = -math.inf) -> float:
+    """Return a number; raise `ConfigError` if it is not finite or below `low`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < low:
+        bound = "" if low == -math.inf else f" >= {low:g}"
+        raise ConfigError(f"{name} must be a finite number{bound}, got {value!r}")
+    return value
+
+
+class SaveBestModel(Callback):
+    """Save the model after each evaluation that is better than all earlier ones.
+
+    The model may be a few updates newer than the weights that were evaluated, because evaluations run while training
+    continues.
+
+    Args:
+        name: Name of the model in the run's directory, without `.pt`.
+    """
+
+    def __init__(self, name: str = "best") -> None:
+        self._name = name
+        self.best = -math.inf
+        """Highest mean return of an evaluation so far."""
+
+    def check(self, run: TrainingRun) -> None:
+        """Refuse a run without a directory."""
+        if run.log_dir is None:
+            raise ConfigError("SaveBestModel writes a model, so it needs a log_dir")
+
+    def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
+        """Save the model if the mean return has improved."""
+        if evaluation.return_mean > self.best:
+            self.best = evaluation.return_mean
+            run.save_model(self._name)
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Add the highest mean return to the record."""
+        return None if self.best == -math.inf else {"best_return": self.best}
+
+
+class StopAtScore(Callback):
+    """Stop when the mean return reaches a score.
+
+    Args:
+        score: The score.
+        evaluated: Whether the mean return of evaluations counts; otherwise, that of the last 100 training episodes.
+    """
+
+    def __init__(self, score: float, *, evaluated: bool = False) -> None:
+        self._score, self._evaluated = check_number("score", score), evaluated
+
+    def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
+        """Stop if the evaluation has reached the score."""
+        if self._evaluated and evaluation.return_mean >= self._score:
+            run.request_stop(f"an evaluation reached the score {self._score:g}")
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Stop if the training episodes have reached the score."""
+        if not self._evaluated and run.return_mean is not None and run.return_mean >= self._score:
+            run.request_stop(f"the training episodes reached the score {self._score:g}")
+        return None
+
+
+class StopOnPlateau(Callback):
+    """Stop when the mean return of the training episodes has not improved for some env steps.
+
+    Args:
+        patience: Number of env steps without an improvement.
+        min_improvement: Smallest increase of the mean return that counts as an improvement.
+    """
+
+    def __init__(self, patience: int, min_improvement: float = 0.0) -> None:
+        self._patience = check_number("patience", patience, 1)
+        self._min_improvement = check_number("min_improvement", min_improvement, 0)
+        self._best, self._best_at = -math.inf, 0
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Compare the mean return with the highest one so far."""
+        if run.return_mean is not None:
+            if run.return_mean > self._best + self._min_improvement:
+                self._best, self._best_at = run.return_mean, run.env_steps
+            elif run.env_steps - self._best_at >= self._patience:
+                run.request_stop(f"the mean return has not improved for {self._patience:,} env steps")
+        return None
+
+
+class CsvLog(Callback):
+    """Write the numbers of each record to `metrics.csv` in the run's directory.
+
+    The first record determines the columns; numbers in nested tables have names such as `policy_lag/mean`.
+    """
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+        self._writer: csv.DictWriter[str] | None = None
+
+    def check(self, run: TrainingRun) -> None:
+        """Refuse a run without a directory."""
+        if run.log_dir is None:
+            raise ConfigError("CsvLog writes a file, so it needs a log_dir")
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Append a row."""
+        row = numbers_of(record)
+        if self._writer is None:
+            assert run.log_dir is not None
+            self._file = (run.log_dir / "metrics.csv").open("a", newline="", encoding="utf-8", buffering=1)
+            self._writer = csv.DictWriter(self._file, list(row), restval="", extrasaction="ignore")
+            if self._file.tell() == 0:
+                self._writer.writeheader()
+        self._writer.writerow(row)
+        return None
+
+    def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = self._writer = None
+
+
+def numbers_of(record: Mapping[str, object], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a record by name; a number in a nested table has a name such as `policy_lag/mean`."""
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found.update(numbers_of(value, f"{prefix}{name}/"))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = value
+    return found

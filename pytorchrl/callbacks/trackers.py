@@ -1,0 +1,98 @@
+"""Callbacks that send records to experiment trackers; each tracker is imported when the run starts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from types import ModuleType
+
+from pytorchrl.callbacks.base import Callback, TrainingRun
+from pytorchrl.callbacks.shipped import numbers_of
+from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.run_directory import RUN_FILE
+from pytorchrl.untyped import Untyped
+
+
+def imported(package: str, extra: str) -> ModuleType:
+    """Return an optional package; raise `ConfigError` with the command that installs it if it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"this callback needs the extra `{extra}`: {install_hint(extra)}") from error
+
+
+def settings_of(run: TrainingRun) -> dict[str, object]:
+    """Return the contents of the run's `run.json`; empty if no files are written."""
+    return {} if run.log_dir is None else dict(json.loads((run.log_dir / RUN_FILE).read_text(encoding="utf-8")))
+
+
+class WandbLog(Callback):
+    """Send the numbers of each record to Weights & Biases (extra `wandb`); the step is the number of env steps.
+
+    Args:
+        **settings: Arguments of `wandb.init`, such as `project` and `mode="offline"`.
+    """
+
+    def __init__(self, **settings: object) -> None:
+        self._settings = settings
+        self._run: Untyped = None
+
+    def check(self, run: TrainingRun) -> None:
+        """Refuse a missing package."""
+        imported("wandb", "wandb")
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Start a run of the tracker with the settings of the run."""
+        self._run = imported("wandb", "wandb").init(config=settings_of(run), **self._settings)
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Send a record."""
+        self._run.log(numbers_of(record), step=run.env_steps)
+        return None
+
+    def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
+        """Finish the run of the tracker."""
+        if self._run is not None:
+            self._run.finish()
+
+
+class MlflowLog(Callback):
+    """Send the numbers of each record to MLflow (extra `mlflow`); the step is the number of env steps.
+
+    Args:
+        experiment: Name of the experiment; None: MLflow's current experiment.
+        **settings: Arguments of `mlflow.start_run`, such as `run_name`.
+    """
+
+    def __init__(self, experiment: str | None = None, **settings: object) -> None:
+        self._experiment, self._settings = experiment, settings
+        self._mlflow: Untyped = None
+
+    def check(self, run: TrainingRun) -> None:
+        """Refuse a missing package."""
+        imported("mlflow", "mlflow")
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Start a run of the tracker with the settings of the run."""
+        self._mlflow = imported("mlflow", "mlflow")
+        if self._experiment is not None:
+            self._mlflow.set_experiment(self._experiment)
+        self._mlflow.start_run(**self._settings)
+        if settings := settings_of(run):
+            self._mlflow.log_dict(settings, RUN_FILE)
+
+    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
+        """Send a record."""
+        self._mlflow.log_metrics(numbers_of(record), step=run.env_steps)
+        return None
+
+    def on_error(self, run: TrainingRun, error: BaseException) -> None:
+        """Mark the run of the tracker as failed."""
+        if self._mlflow is not None:
+            self._mlflow.end_run(status="FAILED")
+
+    def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
+        """Finish the run of the tracker."""
+        if self._mlflow is not None and self._mlflow.active_run() is not None:
+            self._mlflow.end_run()

@@ -1,0 +1,55 @@
+"""Options of a learner."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pytorchrl.agent.options import Options, option
+from pytorchrl.callbacks.base import Callback
+from pytorchrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerOptions(Options):
+    """Options of a learner."""
+
+    target_steps: int = option(help="env steps of the whole experiment; 0 only checks and starts everything", low=0)
+    log_dir: str | os.PathLike[str] | None = option(
+        None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which "
+        "this run gets a new numbered directory; without log_dir, no files are written")
+    eval_every: int | None = option(
+        None, help="env steps between evaluations; the last evaluation follows training; none: never", low=1)
+    eval_episodes: int = option(10, help="episodes per evaluation", low=1)
+    log_every: int | None = option(
+        None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
+    log_every_s: float | None = option(
+        None, help="longest time between two records, in seconds; none: no limit", low=0.0, exclusive=True)
+    tensorboard: bool = option(True, help="also write TensorBoard files, if TensorBoard is installed")
+    overwrite: bool = option(False, help="rename a run that log_dir already contains, instead of failing")
+    progress: bool = option(True, help="show a progress line on stderr")
+    checkpoint_every: int | None = option(
+        None, help="env steps between checkpoints, from which resume continues; none: never", low=1)
+    resume: bool = option(
+        False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
+    callbacks: tuple[Callback, ...] = option((), help="code that is called at fixed moments of the run")
+    on_callback_error: str = option(
+        "raise", choices=("raise", "warn"), help="response to an error in a callback: raise ends the run")
+
+    def __post_init__(self) -> None:
+        """Refuse options that have no effect without another option."""
+        super().__post_init__()
+        if self.log_dir is not None and not os.fspath(self.log_dir):
+            raise ConfigError("log_dir must be a directory or None, got an empty string")
+        if self.overwrite and self.log_dir is None:
+            raise ConfigError("overwrite=True renames the run in log_dir, so it needs a log_dir")
+        if self.resume and (self.log_dir is None or self.overwrite):
+            raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
+        if self.checkpoint_every is not None and self.log_dir is None:
+            raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
+        if self.on_callback_error != "raise" and not self.callbacks:
+            raise ConfigError("on_callback_error needs callbacks, of which there are none")
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                hint = "; create an object of the class" if isinstance(callback, type) else ""
+                raise ConfigError(f"callbacks must be objects of classes derived from Callback, got {callback!r}{hint}")
