@@ -12,7 +12,8 @@ project = "pytorchrl"
 author = "the pytorchrl authors"
 version = release = pytorchrl.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb", "option_tables"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
+              "sphinx_copybutton", "option_tables", "offline_math"]
 exclude_patterns = ["_build", "_ext", "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
@@ -29,6 +30,12 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"exclude-members": "Options"}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+# Formulas are MathML, so that the site shows them without a network.
+html_math_renderer = "offline_math"
+# Copy buttons leave out prompts and outputs.
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import pytorchrl
+from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.agent.names_elsewhere import OF_OTHER_LIBRARIES
 from pytorchrl.scheme.settings import known_keywords
 from tests.conftest import ROOT, process_environment
@@ -55,6 +56,21 @@ def names(site):
 
     inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
     return {name for kind, entries in inventory.data.items() if kind.startswith("py:") for name in entries}
+
+
+@pytest.mark.parametrize("name", list(registered()))
+def test_every_algorithm_has_a_page_with_formulas_and_options(site, name):
+    page = (site / "algorithms" / f"{name}.html").read_text(encoding="utf-8")
+    assert "<math" in page
+    assert "\\mathbb" not in page  # all formulas are MathML, which needs neither a script nor a network
+    assert "mathjax" not in page.lower()
+    options = dataclasses.fields(getattr(pytorchrl, name.upper()).Options)
+    assert all(f">{field.name}<" in page for field in options)
+
+
+def test_code_can_be_copied(site):
+    page = (site / "quickstart.html").read_text(encoding="utf-8")
+    assert "copybutton.js" in page
 
 
 def test_notebook_was_executed(site):

@@ -165,7 +165,7 @@ class VecEnv(Part):
 
     @classmethod
     def _probe(cls, options: Options) -> tuple[Self, Arrays]:
-        """Build and close a vector of one environment in this process; return the vector and its first observation."""
+        """Build and close a vectorized environment of size 1 in this process; return it and its first observation."""
         backend = "sync" if options.backend == "async" else options.backend
         probe = cls(dataclasses.replace(options, vec_env_size=1, log_dir=None, backend=backend), seed=0)
         try:
