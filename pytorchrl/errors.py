@@ -11,6 +11,7 @@
     │ ├ InsufficientResourcesError      no node has the requested resources
     │ ├ RayConnectionError              the cluster cannot be reached
     │ └ StartTimeoutError               a worker did not start in time
+    ├ CallbackError                     a callback raised an error
     ├ WorkerError                       something failed in a worker
     │ ├ EnvError                        an environment raised an error or broke its contract
     │ ├ CollectionError                 workers sent no rollout in time

@@ -96,6 +96,7 @@ class Learner:
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
         self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
+        self._reported: BaseException | None = None
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
         self._progress: Progress | None = None
 
@@ -127,6 +128,7 @@ class Learner:
             self._due.resume(self.env_steps, resumed["recorded_steps"])
             self._files.last_checkpoint = {"env_steps": self.env_steps}
             logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
+            self._callbacks.load_state(resumed.get("callbacks", ()))
         self._callbacks.call("on_start")
 
     def step(self) -> dict[str, float]:
@@ -247,6 +249,9 @@ class Learner:
             self.save_model()
 
     def _report(self, error: BaseException) -> None:
+        if error is self._reported:
+            return
+        self._reported = error
         try:
             self._callbacks.call("on_error", error)
         except CallbackError as another:
@@ -368,7 +373,8 @@ class Learner:
         self._measured.count()
         self._measured.take_episodes()
         self._due.after_checkpoint(self.env_steps)
-        own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps}
+        own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
+               "callbacks": self._callbacks.state()}
         self._files.checkpoint(self.env_steps, {"scheme": state, "learner": own}, start)
         self._callbacks.call("on_checkpoint")
 
@@ -388,8 +394,9 @@ class Learner:
             self._measured.ledger = self.scheme.stop()
             if self._started:
                 self._files.end(self.summary())
-                self._callbacks.call("on_end", self.summary())
             LedgerSnapshot(**self.ledger).check()
+            if self._started:
+                self._callbacks.call("on_end", self.summary())
         finally:
             if self._progress is not None and self._started:
                 self._progress.show(self._measured.status(self._evaluations.last), last=True)
@@ -404,10 +411,11 @@ class Learner:
     def __enter__(self) -> Learner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if error is None:
             self.stop()
         elif not self._abandoned:
+            self._report(error)
             self._stop_after_failure()
 
     def __reduce__(self) -> NoReturn:

@@ -49,7 +49,3 @@ class LearnerOptions(Options):
             raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
         if self.on_callback_error != "raise" and not self.callbacks:
             raise ConfigError("on_callback_error needs callbacks, of which there are none")
-        for callback in self.callbacks:
-            if not isinstance(callback, Callback):
-                hint = "; create an object of the class" if isinstance(callback, type) else ""
-                raise ConfigError(f"callbacks must be objects of classes derived from Callback, got {callback!r}{hint}")

@@ -82,7 +82,7 @@ _ENTRIES = _no_option("its entries are options themselves: `hidden_sizes` for ne
 _OWN_STORAGE = _no_option("give a storage's factory to `Scheme`, such as ReplayBuffer.create_factory(...)")
 _TRACKING = _no_option("`log_dir` contains metrics.jsonl and TensorBoard files, which trackers can follow")
 _VIDEO = _no_option("`pytorchrl enjoy RUN_DIR --video DIR` records videos of a trained agent")
-_CALLBACK = _no_option("call Learner.step() in a loop, and run the code of a callback between the steps")
+_CALLBACK = _at("learner.callbacks", note="objects of classes derived from pytorchrl.callbacks.Callback")
 _FILES = _no_option("`pytorchrl train --config FILE` reads a configuration file")
 _DISTRIBUTIONAL = _no_option("there is no distributional Q-learning")
 _LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's logging")

@@ -88,7 +88,7 @@ class Callback:
         """
 
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Respond to the end of the run, after all workers have stopped; also called after an error.
+        """Respond to the end of a run that has started, after all workers have stopped; also called after an error.
 
         Args:
             run: The learner.
@@ -97,6 +97,13 @@ class Callback:
 
     def on_error(self, run: TrainingRun, error: BaseException) -> None:
         """Respond to an error or a signal that ends training, before `on_end`."""
+
+    def state(self) -> dict[str, float]:
+        """Return numbers that a resumed run needs; they are stored in checkpoints."""
+        return {}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Restore a `state()`; called before `on_start` if a run is resumed."""
 
 
 class Callbacks:
@@ -127,18 +134,32 @@ class Callbacks:
         """Call a method of all callbacks, and return the results.
 
         Raises:
-            CallbackError: A callback raised an error, and errors are fatal.
+            CallbackError: A callback raised an error, and errors are fatal. The others have been called nevertheless.
         """
-        results = []
+        results, first = [], None
         for callback in self._callbacks:
             try:
                 results.append(getattr(callback, hook)(self._run, *arguments))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001, PERF203 - the callback is code of the user
                 text = f"{type(callback).__name__}.{hook} raised {type(error).__name__}: {error}"
-                if self._is_fatal:
-                    raise CallbackError(text) from error
-                logger.warning("%s; training continues, because on_callback_error='warn'", text)
+                if not self._is_fatal:
+                    logger.warning("%s; training continues, because on_callback_error='warn'", text)
+                elif first is None:
+                    first = CallbackError(text)
+                    first.__cause__ = error
+        if first is not None:
+            raise first
         return results
+
+    def state(self) -> list[dict[str, float]]:
+        """Return the states of all callbacks, for a checkpoint."""
+        return [callback.state() for callback in self._callbacks]
+
+    def load_state(self, states: Sequence[Mapping[str, float]]) -> None:
+        """Restore a `state()` if the run has as many callbacks as before; otherwise, callbacks start anew."""
+        if len(states) == len(self._callbacks):
+            for callback, state in zip(self._callbacks, states, strict=True):
+                callback.load_state(state)
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
         """Call `on_evaluation` if the result is new."""

@@ -21,12 +21,14 @@ class OptunaPruning(Callback):
 
     def __init__(self, trial: Untyped) -> None:
         self._trial = trial
+        self._reported = -1
         self.pruned = False
         """Whether the trial was pruned."""
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Report the mean return."""
-        if run.return_mean is not None:
+        if run.return_mean is not None and run.env_steps > self._reported:
+            self._reported = run.env_steps
             self._trial.report(run.return_mean, run.env_steps)
             if self._trial.should_prune():
                 self.pruned = True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping
-from typing import TextIO
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.errors import ConfigError
+from pytorchrl.run_directory import METRICS_FILE
 from pytorchrl.scheme import Evaluation
 
 
@@ -45,6 +46,14 @@ class SaveBestModel(Callback):
         if evaluation.return_mean > self.best:
             self.best = evaluation.return_mean
             run.save_model(self._name)
+
+    def state(self) -> dict[str, float]:
+        """Return the highest mean return; see `Callback`."""
+        return {"best": self.best}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Restore the highest mean return; see `Callback`."""
+        self.best = state["best"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Add the highest mean return to the record."""
@@ -85,7 +94,15 @@ class StopOnPlateau(Callback):
     def __init__(self, patience: int, min_improvement: float = 0.0) -> None:
         self._patience = check_number("patience", patience, 1)
         self._min_improvement = check_number("min_improvement", min_improvement, 0)
-        self._best, self._best_at = -math.inf, 0
+        self._best, self._best_at = -math.inf, 0.0
+
+    def state(self) -> dict[str, float]:
+        """Return the highest mean return and its number of env steps; see `Callback`."""
+        return {"best": self._best, "best_at": self._best_at}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Restore a `state()`; see `Callback`."""
+        self._best, self._best_at = state["best"], state["best_at"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Compare the mean return with the highest one so far."""
@@ -98,37 +115,26 @@ class StopOnPlateau(Callback):
 
 
 class CsvLog(Callback):
-    """Write the numbers of each record to `metrics.csv` in the run's directory.
+    """Write the numbers of each record to `metrics.csv` in the run's directory, when the run ends.
 
-    The first record determines the columns; numbers in nested tables have names such as `policy_lag/mean`.
+    There is a column for each number that any record contains; numbers in nested tables have names such as
+    `policy_lag/mean`. The file is made from `metrics.jsonl`, so it also contains the records before a run was resumed.
     """
-
-    def __init__(self) -> None:
-        self._file: TextIO | None = None
-        self._writer: csv.DictWriter[str] | None = None
 
     def check(self, run: TrainingRun) -> None:
         """Refuse a run without a directory."""
         if run.log_dir is None:
             raise ConfigError("CsvLog writes a file, so it needs a log_dir")
 
-    def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Append a row."""
-        row = numbers_of(record)
-        if self._writer is None:
-            assert run.log_dir is not None
-            self._file = (run.log_dir / "metrics.csv").open("a", newline="", encoding="utf-8", buffering=1)
-            self._writer = csv.DictWriter(self._file, list(row), restval="", extrasaction="ignore")
-            if self._file.tell() == 0:
-                self._writer.writeheader()
-        self._writer.writerow(row)
-        return None
-
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = self._writer = None
+        """Write the file."""
+        assert run.log_dir is not None
+        lines = (run.log_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+        rows = [numbers_of(json.loads(line)) for line in lines]
+        with (run.log_dir / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def numbers_of(record: Mapping[str, object], prefix: str = "") -> dict[str, float]:

@@ -1,0 +1,185 @@
+"""Check the callbacks of this library; trackers and searches are replaced by objects that record their calls."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pytorchrl import ConfigError, train
+from pytorchrl.callbacks import (
+    Callback,
+    CsvLog,
+    MlflowLog,
+    OptunaPruning,
+    SaveBestModel,
+    StopAtScore,
+    StopOnPlateau,
+    TuneReport,
+    WandbLog,
+)
+from pytorchrl.scheme import Evaluation
+
+TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (8,), "progress": False,
+        "tensorboard": False, "seed": 1}
+
+
+class Run:
+    """A learner whose figures a test sets."""
+
+    def __init__(self, log_dir="runs"):
+        self.log_dir, self.return_mean, self.env_steps, self.reasons, self.saved = log_dir, None, 0, [], []
+
+    def request_stop(self, reason):
+        self.reasons.append(reason)
+
+    def save_model(self, name):
+        self.saved.append((name, self.env_steps))
+
+
+def evaluation(value):
+    return Evaluation(0, (value,), (1,))
+
+
+def test_the_best_model_is_saved_also_after_a_resume():
+    run, callback = Run(), SaveBestModel()
+    assert callback.on_record(run, {}) is None
+    for run.env_steps, value in enumerate((1.0, 3.0, 2.0, 3.0, 4.0)):
+        callback.on_evaluation(run, evaluation(value))
+    assert run.saved == [("best", 0), ("best", 1), ("best", 4)]
+    assert callback.on_record(run, {}) == {"best_return": 4.0}
+    resumed = SaveBestModel("top")
+    resumed.load_state(callback.state())
+    resumed.on_evaluation(run, evaluation(4.0))
+    resumed.on_evaluation(run, evaluation(5.0))
+    assert run.saved[3:] == [("top", 4)]
+
+
+@pytest.mark.parametrize("callback", [SaveBestModel(), CsvLog()])
+def test_callbacks_that_write_need_a_directory(callback):
+    with pytest.raises(ConfigError, match="needs a log_dir"):
+        train("ppo", "CartPole-v1", target_steps=64, callbacks=[callback], **TINY)
+
+
+def test_a_run_stops_at_a_score():
+    run, trained, evaluated = Run(), StopAtScore(10), StopAtScore(10, evaluated=True)
+    for run.return_mean in (None, 9.9):
+        trained.on_record(run, {})
+    evaluated.on_evaluation(run, evaluation(9.9))
+    run.return_mean = 10.0
+    evaluated.on_record(run, {})
+    trained.on_evaluation(run, evaluation(10.0))
+    assert not run.reasons
+    trained.on_record(run, {})
+    evaluated.on_evaluation(run, evaluation(10.0))
+    assert run.reasons == ["the training episodes reached the score 10", "an evaluation reached the score 10"]
+
+
+def test_a_run_stops_on_a_plateau_also_after_a_resume():
+    run, callback = Run(), StopOnPlateau(100, min_improvement=1.0)
+    for run.env_steps, run.return_mean in ((0, None), (50, 1.0), (100, 2.1), (199, 3.0)):
+        callback.on_record(run, {})
+    resumed = StopOnPlateau(100, min_improvement=1.0)
+    resumed.load_state(callback.state())
+    assert not run.reasons
+    run.env_steps = 200
+    resumed.on_record(run, {})
+    assert run.reasons == ["the mean return has not improved for 100 env steps"]
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: StopAtScore(float("nan")), "score must be a finite number, got nan"),
+    (lambda: StopAtScore("high"), "score must be a finite number, got 'high'"),
+    (lambda: StopOnPlateau(0), "patience must be a finite number >= 1, got 0"),
+    (lambda: StopOnPlateau(5, -1.0), "min_improvement must be a finite number >= 0"),
+])
+def test_wrong_arguments_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_csv_file_has_all_numbers_of_all_records(tmp_path):
+    class Late(Callback):
+        def on_record(self, run, record):
+            return {"late": 1.5} if run.env_steps > 64 else None
+    train("ppo", "CartPole-v1", target_steps=128, log_every=32, log_dir=tmp_path / "run", callbacks=[Late(), CsvLog()],
+          **TINY)
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    with open(tmp_path / "run/metrics.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["env_steps"]) for row in rows] == [record["env_steps"] for record in records]
+    assert [row["policy_lag/mean"] for row in rows] == [str(record["policy_lag"]["mean"]) for record in records]
+    assert rows[0]["callbacks/late"] == ""
+    assert rows[-1]["callbacks/late"] == "1.5"
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Return a function that installs a package made of recorded calls, and returns the list of calls."""
+    def install(name, methods):
+        calls = []
+
+        def record(method):
+            def call(*args, **kwargs):
+                calls.append((method, args, kwargs))
+                return package
+            return call
+        package = SimpleNamespace(**{method: record(method) for method in methods})
+        monkeypatch.setitem(sys.modules, name, package)
+        return calls
+    return install
+
+
+def run_with(tmp_path, callback):
+    return train("ppo", "CartPole-v1", target_steps=128, log_every=64, log_dir=tmp_path / "run", callbacks=[callback],
+                 **TINY)
+
+
+def test_records_are_sent_to_wandb(tmp_path, fake):
+    calls = fake("wandb", ["init", "log", "finish"])
+    run_with(tmp_path, WandbLog(project="p", mode="offline"))
+    assert [name for name, *_ in calls] == ["init", "log", "log", "finish"]
+    init = calls[0][2]
+    assert (init["project"], init["mode"], init["config"]["recipe"]["env"]) == ("p", "offline", "CartPole-v1")
+    assert [call[2]["step"] for call in calls[1:3]] == [64, 128]
+    assert calls[1][1][0]["env_steps"] == 64
+    assert calls[1][1][0]["ledger/collected"] == 64
+
+
+def test_records_are_sent_to_mlflow(tmp_path, fake):
+    calls = fake("mlflow", ["set_experiment", "start_run", "log_dict", "log_metrics", "end_run", "active_run"])
+    run_with(tmp_path, MlflowLog("e", run_name="r"))
+    assert [name for name, *_ in calls] == [
+        "set_experiment", "start_run", "log_dict", "log_metrics", "log_metrics", "active_run", "end_run"]
+    assert calls[1][2] == {"run_name": "r"}
+    assert calls[3][2] == {"step": 64}
+
+
+def test_records_are_sent_to_tune(tmp_path, fake):
+    calls = fake("ray.tune", ["report"])
+    run_with(tmp_path, TuneReport())
+    assert calls
+    assert all(call[1][0]["return_mean"] > 0 for call in calls)
+
+
+@pytest.mark.parametrize(("callback", "package"), [(WandbLog(), "wandb"), (MlflowLog(), "mlflow"),
+                                                   (TuneReport(), "ray.tune")])
+def test_a_missing_package_is_an_error_before_anything_starts(monkeypatch, callback, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"needs the extra `{package.split('.')[-1]}`: pip install"):
+        train("ppo", "CartPole-v1", target_steps=64, callbacks=[callback], **TINY)
+
+
+def test_a_pruned_trial_stops_the_run():
+    reports, run = [], Run()
+    trial = SimpleNamespace(report=lambda value, step: reports.append((value, step)),
+                            should_prune=lambda: len(reports) == 2)
+    callback = OptunaPruning(trial)
+    for run.env_steps, run.return_mean in ((10, None), (20, 1.0), (20, 1.0), (30, 2.0)):
+        callback.on_record(run, {})
+    assert reports == [(1.0, 20), (2.0, 30)]
+    assert callback.pruned
+    assert run.reasons == ["Optuna pruned the trial"]
