@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
 from pytorchrl.callbacks.trackers import imported
-from pytorchrl.untyped import Untyped
+
+
+class Trial(Protocol):
+    """The interface of an `optuna.Trial` that `OptunaPruning` uses."""
+
+    def report(self, value: float, step: int) -> None:
+        """Record an intermediate value."""
+
+    def should_prune(self) -> bool:
+        """Return whether the trial should end early."""
 
 
 class OptunaPruning(Callback):
@@ -19,7 +29,7 @@ class OptunaPruning(Callback):
         trial: The `optuna.Trial`.
     """
 
-    def __init__(self, trial: Untyped) -> None:
+    def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._reported = -1
         self.pruned = False

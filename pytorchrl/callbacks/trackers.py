@@ -6,12 +6,12 @@ import importlib
 import json
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Protocol
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.run_directory import RUN_FILE
-from pytorchrl.untyped import Untyped
 
 
 def imported(package: str, extra: str) -> ModuleType:
@@ -27,6 +27,16 @@ def settings_of(run: TrainingRun) -> dict[str, object]:
     return {} if run.log_dir is None else dict(json.loads((run.log_dir / RUN_FILE).read_text(encoding="utf-8")))
 
 
+class _WandbRun(Protocol):
+    """The interface of a run of Weights & Biases."""
+
+    def log(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """Record numbers by name."""
+
+    def finish(self) -> None:
+        """Finish the run."""
+
+
 class WandbLog(Callback):
     """Send the numbers of each record to Weights & Biases (extra `wandb`); the step is the number of env steps.
 
@@ -36,7 +46,7 @@ class WandbLog(Callback):
 
     def __init__(self, **settings: object) -> None:
         self._settings = settings
-        self._run: Untyped = None
+        self._run: _WandbRun | None = None
 
     def check(self, run: TrainingRun) -> None:
         """Refuse a missing package."""
@@ -48,6 +58,7 @@ class WandbLog(Callback):
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Send a record."""
+        assert self._run is not None, "there is no record before the start"
         self._run.log(numbers_of(record), step=run.env_steps)
         return None
 
@@ -67,7 +78,7 @@ class MlflowLog(Callback):
 
     def __init__(self, experiment: str | None = None, **settings: object) -> None:
         self._experiment, self._settings = experiment, settings
-        self._mlflow: Untyped = None
+        self._mlflow: ModuleType | None = None
 
     def check(self, run: TrainingRun) -> None:
         """Refuse a missing package."""
@@ -75,15 +86,16 @@ class MlflowLog(Callback):
 
     def on_start(self, run: TrainingRun) -> None:
         """Start a run of the tracker with the settings of the run."""
-        self._mlflow = imported("mlflow", "mlflow")
+        self._mlflow = mlflow = imported("mlflow", "mlflow")
         if self._experiment is not None:
-            self._mlflow.set_experiment(self._experiment)
-        self._mlflow.start_run(**self._settings)
+            mlflow.set_experiment(self._experiment)
+        mlflow.start_run(**self._settings)
         if settings := settings_of(run):
-            self._mlflow.log_dict(settings, RUN_FILE)
+            mlflow.log_dict(settings, RUN_FILE)
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Send a record."""
+        assert self._mlflow is not None, "there is no record before the start"
         self._mlflow.log_metrics(numbers_of(record), step=run.env_steps)
         return None
 
