@@ -12,7 +12,9 @@ THREADS := OMP_NUM_THREADS=1
 # mostly waits for the processes of Ray's workers.
 JOBS ?= 3
 # PYTHONDONTWRITEBYTECODE is cleared, so that bytecode is written, and processes that tests start can load it.
-PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# If one of the processes crashes, the run ends: pytest-xdist may wait for ever for the tests of its replacement.
+PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --max-worker-restart 0 \
+	--dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-all lint docs bench clean

@@ -1,9 +1,9 @@
 """Sample the threads of this process while it trains, and find which share of the time each kind of work takes.
 
-A timer interrupts the main thread every two milliseconds. At each interrupt, the functions that a thread is running,
-from the outermost to the innermost, determine the kind of work. The sample weighs as much as the time since the
-previous interrupt, so a long call into native code counts with its whole length. The time of the interrupts themselves,
-1 to 3 % of the run, is left out. Otherwise, all functions run at full speed, so the shares need no correction.
+A timer interrupts the main thread two milliseconds after the end of the previous interrupt. At each interrupt, the
+functions that a thread is running, from the outermost to the innermost, determine the kind of work. The sample weighs
+as much as the time since the previous interrupt, so a long call into native code counts with its whole length. The time
+of the interrupts themselves, 1 to 3 % of the run, is left out. Otherwise, all functions run at full speed, so the shares need no correction.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ class WorkSampler:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(KINDS, 0.0)
+        self._is_sampling = False
 
     @staticmethod
     def is_supported() -> bool:
@@ -131,13 +132,15 @@ class WorkSampler:
     def __enter__(self) -> WorkSampler:
         self._handler = signal.signal(signal.SIGALRM, self._sample)
         signal.siginterrupt(signal.SIGALRM, False)  # native code need not handle interrupted system calls
+        self._is_sampling = True
         self._start = self._last = time.perf_counter()
-        self._timer = signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S, _INTERVAL_S)
+        self._timer = signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
     ) -> None:
+        self._is_sampling = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if self._handler is None else self._handler)
         delay, interval = self._timer
@@ -154,6 +157,9 @@ class WorkSampler:
             if kind is not None:
                 self.seconds[kind] += passed
         self._last = time.perf_counter()
+        # A timer that repeats itself could leave a slow machine no time between interrupts.
+        if self._is_sampling:
+            signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S)
 
 
 def table(shares: Mapping[str, float]) -> str:

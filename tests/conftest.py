@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -89,7 +90,31 @@ class Failures:
             reporter.write_line(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}", red=True)
 
 
+class Watchdog:
+    """A plugin that ends this process with the stacks of all threads if a test hangs beyond its timeout.
+
+    The plugin pytest-timeout raises an exception in the main thread once, at the timeout. The test goes on if code
+    catches this exception, if the cleanup after it hangs, or if the main thread is not executing Python code. The
+    watchdog waits twice as long, needs no Python code, and names the test. pytest-xdist then reports that the process
+    crashed in this test, and runs the other tests in a new process.
+    """
+
+    def __init__(self):
+        self._stderr = os.dup(sys.__stderr__.fileno())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        marker = item.get_closest_marker("timeout")
+        timeout_s = marker.args[0] if marker else float(item.config.getoption("timeout") or item.config.getini("timeout"))
+        faulthandler.dump_traceback_later(2 * timeout_s + 60, exit=True, file=self._stderr)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
 def pytest_configure(config):
+    config.pluginmanager.register(Watchdog())
     if not hasattr(config, "workerinput"):  # only the main process writes to the terminal
         config.pluginmanager.register(Failures(config))
         return

@@ -16,7 +16,7 @@ from pytorchrl.monitor.screen import check_rich
 from pytorchrl.option_text import positive_seconds
 from pytorchrl.run_directory import RUN_FILE
 
-# Time that the view gets to show the last frame after the end of training.
+# Time that the view gets to show the last frame after the end of training, and then to end.
 _LAST_FRAME_S = 5.0
 
 
@@ -65,4 +65,8 @@ def watching(run_dir: Path) -> Iterator[None]:
             process.wait(_LAST_FRAME_S)
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(_LAST_FRAME_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -199,6 +199,18 @@ def test_a_long_call_counts_with_its_whole_length(monkeypatch):
     assert sampler.seconds == {"environment": 0.0, "network": 5.0, "optimizer": 0.0, "storage": 1.0, "ours": 0.0}
 
 
+def test_training_goes_on_if_a_sample_takes_longer_than_the_interval(monkeypatch):
+    numbers = []
+    monkeypatch.setattr(work_shares, "kind_of", lambda frame: time.sleep(3 * work_shares._INTERVAL_S))
+    with WorkSampler() as sampler:
+        end = time.perf_counter() + 40 * work_shares._INTERVAL_S
+        while time.perf_counter() < end:
+            numbers.append(0)
+    assert signal.getitimer(signal.ITIMER_REAL)[1] == 0.0
+    assert sampler.seconds == dict.fromkeys(work_shares.KINDS, 0.0)
+    assert len(numbers) > 1000
+
+
 def test_nothing_sampled_has_no_shares():
     assert WorkSampler().shares() == {}
 
