@@ -3,7 +3,8 @@
 A timer interrupts the main thread two milliseconds after the end of the previous interrupt. At each interrupt, the
 functions that a thread is running, from the outermost to the innermost, determine the kind of work. The sample weighs
 as much as the time since the previous interrupt, so a long call into native code counts with its whole length. The time
-of the interrupts themselves, 1 to 3 % of the run, is left out. Otherwise, all functions run at full speed, so the shares need no correction.
+of the interrupts themselves, 1 to 3 % of the run, is left out. Otherwise, all functions run at full speed, so the
+shares need no correction.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class Watchdog:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):
         marker = item.get_closest_marker("timeout")
-        timeout_s = marker.args[0] if marker else float(item.config.getoption("timeout") or item.config.getini("timeout"))
+        usual_s = float(item.config.getoption("timeout") or item.config.getini("timeout"))
+        timeout_s = marker.args[0] if marker else usual_s
         faulthandler.dump_traceback_later(2 * timeout_s + 60, exit=True, file=self._stderr)
         try:
             return (yield)
