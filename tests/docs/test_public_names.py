@@ -21,7 +21,8 @@ pytest.importorskip("myst_nb")
 pytest.importorskip("furo")
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
 
-_BLOCK = re.compile(r"^```(?:python|\{code-cell\}[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^```(?:python|\{code-cell\}[^\n]*)\n(?:---\n.*?^---\n)?(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def value_of(name):
