@@ -24,7 +24,8 @@ h1{{font-size:1.5rem;margin:.5rem 0}}h2{{font-size:1.15rem;margin:2rem 0 .5rem;b
 h3{{font-size:1rem;margin:1rem 0 .35rem}}a{{color:var(--c0)}}
 button{{background:var(--card);color:var(--fg);border:1px solid var(--line);border-radius:6px;padding:.25rem .7rem;
 cursor:pointer}}
-.grid2{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1rem}}
+.grid2{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:1rem}}
+.grid2+.grid2{{margin-top:1rem}}body:has(.wide){{max-width:1500px}}
 .card{{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.75rem 1rem;min-width:0}}
 .card h3{{margin-top:0}}.chart{{width:100%;height:auto;display:block}}.spark{{width:120px;height:24px;display:block}}
 svg text{{fill:var(--dim);font-size:11px}}svg .grid{{stroke:var(--line)}}
@@ -45,6 +46,7 @@ td.k,.rows td{{white-space:nowrap}}.wide table{{width:100%}}
 .node{{border:1px solid var(--c0);border-radius:6px;padding:.35rem .7rem;text-align:center;background:var(--bg)}}
 .edge{{text-align:center;color:var(--dim);font-size:.85rem;line-height:1.25}}
 details{{margin:.5rem 0}}summary{{cursor:pointer}}video,img{{max-width:100%}}
+@media (max-width:1000px){{svg text{{font-size:15px}}}}@media (max-width:520px){{svg text{{font-size:17px}}}}
 """
 
 # The choice lasts as long as the page; a page without scripts follows the system.
