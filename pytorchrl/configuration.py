@@ -19,11 +19,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytorchrl import recipes
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.names import suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.composition import OptionSpec, known_names, option_specs
+from pytorchrl.descriptions import code_in, from_json
 from pytorchrl.errors import ConfigError
 from pytorchrl.option_text import parser_for
 
@@ -231,7 +231,7 @@ def _entries_of_run(path: str, text: str) -> dict[str, object]:
         raise ConfigError(f"{path} is not the run.json of a run: {error!r}") from error
     if not recipe:
         raise ConfigError(f"the run of {path} was composed in Python, so its settings are not those of `train`")
-    if code := [name for name, value in given.items() if recipes.has_code(value)]:
+    if code := [name for name, value in given.items() if code_in(value)]:
         raise ConfigError(f"the run of {path} was given code in Python, which a configuration cannot contain: "
                           f"{', '.join(code)}")
     options = {name: value for name, value in given.items() if name not in _OF_RUN}
@@ -261,7 +261,7 @@ def _value(spec: OptionSpec, raw: object) -> object:
         pairs = [tuple(item) for item in raw if isinstance(item, list)]
         return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
     if isinstance(raw, dict):
-        return recipes.from_json(raw)
+        return from_json(raw)
     return _Problem(f"expected a text, a number, a list or a table, got {raw!r}")
 
 

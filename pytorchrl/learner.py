@@ -27,7 +27,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
-from pytorchrl.untyped import Json, MetricsDict, OptionValue, StateDict
+from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
 
@@ -49,7 +49,7 @@ class Learner:
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None: no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
-        recipe: Description from which the agent can be rebuilt; it is stored in `run.json`.
+        recipe: The arguments of `train`, as JSON, for `run.json`; an agent composed in Python needs none.
         run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
@@ -65,7 +65,7 @@ class Learner:
     @checked_names
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
-        recipe: Mapping[str, Json] | None = None, run_name: str | None = None, **options: OptionValue,
+        recipe: Mapping[str, object] | None = None, run_name: str | None = None, **options: OptionValue,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -120,7 +120,7 @@ class Learner:
                 self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
-        self._files.begin(self.scheme, self._recipe, self.target_steps, tensorboard=self.options.tensorboard,
+        self._files.begin(self.scheme, self._recipe, self.options,
                           after=None if self._resumed is None else self._resumed["env_steps"])
         self._next_look = time.perf_counter()
         self._measured.start(self._next_look, self._resumed)

@@ -68,8 +68,8 @@ def write_json(path: Path, value: object) -> None:
 def description(
     recipe: Mapping[str, object], target_steps: int, seed: int, settings: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the contents of `run.json` for a run that starts now."""
-    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, "scheme": settings,
+    """Return the contents of `run.json` for a run that starts now; `settings` has the parts of the run."""
+    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, **settings,
             "versions": versions(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 

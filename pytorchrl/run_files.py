@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl import checkpoints
+from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import ConfigError
+from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.scheme import Scheme
@@ -39,22 +41,23 @@ class RunFiles:
             self._lock = Lock(self._log_dir)
 
     def begin(
-        self, scheme: Scheme, recipe: Mapping[str, object], target_steps: int, *, tensorboard: bool, after: int | None,
+        self, scheme: Scheme, recipe: Mapping[str, object], options: LearnerOptions, *, after: int | None,
     ) -> None:
         """Write `run.json` and open the records.
 
         Args:
             scheme: The scheme of the run, which must have started.
-            recipe: The description of the agent.
-            target_steps: Env steps of the run.
-            tensorboard: Whether to write TensorBoard files, too.
+            recipe: The options that were given to `train`, as JSON; empty for an agent that was composed in Python.
+            options: Options of the learner.
             after: Env steps at which the run is resumed; None: the run is new.
         """
         if self._log_dir is None:
             return
-        write_json(self._log_dir / RUN_FILE, description(recipe, target_steps, scheme.seed, scheme.settings))
+        settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
+                    "learner": describe_learner(options)}
+        write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result of a resumed run is outdated
-        self._recorder = Recorder(self._log_dir, tensorboard=tensorboard, after=after)
+        self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard, after=after)
 
     def record(self, metrics: Mapping[str, object]) -> None:
         """Append a record of metrics."""

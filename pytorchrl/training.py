@@ -110,22 +110,25 @@ def train(
 @brief_errors
 def load(
     run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
+    trust: bool = False,
 ) -> TrainedAgent:
-    """Return the agent that was saved by `train` or `pytorchrl train` with a `log_dir`.
+    """Return the agent of a run with a `log_dir`, which `train`, `pytorchrl train` or a `Learner` has written.
 
     Args:
         run_dir: Directory of the run.
         model: Name of the model in that directory, without `.pt`.
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
             names, which must be in this package or already imported by this process.
+        trust: Whether to import code that the run names, such as the function of its environments, which executes this
+            code. If not, only classes that this process has already imported are used. Set it only for runs whose
+            author you trust.
 
     Raises:
-        CheckpointError: There is no run or no such model, the files cannot be read, or the run was composed in Python
-            or with an algorithm that is not imported.
+        CheckpointError: There is no run or no such model, the files cannot be read, or the run needs code that is not
+            imported.
         ConfigError: `algorithm` is not an algorithm.
     """
-    recipe = recipes.read(Path(run_dir), algorithm)
-    agent, _, _ = compose(recipe.algorithm, recipe.env, recipe.options)
+    agent, seed = recipes.read(Path(run_dir), algorithm, trust=trust)
     path = Path(run_dir) / f"{model}.pt"
     actor = agent.actor(device="cpu", seed=0)
     state = read_model(path)
@@ -134,7 +137,7 @@ def load(
     except WeightsError as error:
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
-    return TrainedAgent(agent=agent, acting_state=state, seed=recipe.seed, log_dir=Path(run_dir))
+    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=Path(run_dir))
 
 
 def read_model(path: Path) -> dict[str, torch.Tensor]:

@@ -18,9 +18,9 @@ from pytorchrl.video import record_video
 def run(arguments: Sequence[str]) -> int:
     """Play episodes and return the exit code."""
     given = _parse(arguments)
-    if given.algorithm is not None:
+    if given.algorithm is not None or given.trust:
         make_importable()
-    agent = load(given.run_dir, model=given.model, algorithm=given.algorithm)
+    agent = load(given.run_dir, model=given.model, algorithm=given.algorithm, trust=given.trust)
     if given.video is not None:
         evaluation = record_video(agent, given.video, num_episodes=given.episodes, seed=given.seed,
                                   deterministic=not given.stochastic)
@@ -62,6 +62,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
     parser.add_argument("--algorithm", metavar="MODULE:CLASS",
                         help="class of the run's algorithm, to import if it is your own")
+    parser.add_argument("--trust", action="store_true",
+                        help="import code that the run names, such as a function of environments, and execute it")
     parser.add_argument("--video", metavar="DIR", help="also film every episode into this directory (extra `video`)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, in the last line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")

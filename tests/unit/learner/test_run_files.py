@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.run_files import RunFiles
 
 
@@ -20,7 +21,8 @@ def open_run(fake_scheme, tmp_path):
         files = RunFiles(tmp_path)
         files.lock()
         opened.append(files)
-        files.begin(fake_scheme(), {"algorithm": "PPO"}, 100, tensorboard=False, after=after)
+        options = LearnerOptions(target_steps=100, tensorboard=False)
+        files.begin(fake_scheme(), {"algorithm": "PPO"}, options, after=after)
         return files
     yield open_
     for files in opened:
@@ -35,7 +37,7 @@ def test_without_a_directory_nothing_is_written(fake_scheme, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     files = RunFiles(None)
     files.lock()
-    files.begin(fake_scheme(), {}, 100, tensorboard=True, after=None)
+    files.begin(fake_scheme(), {}, LearnerOptions(target_steps=100), after=None)
     files.record({"env_steps": 1})
     files.checkpoint(1, {"x": 1}, 0.0)
     files.end({"env_steps": 1})
