@@ -7,7 +7,6 @@ Python, and `load` builds the agent from it. `recipe` has only the options that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from pytorchrl.descriptions import (
 )
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import RUN_FILE, no_run
+from pytorchrl.saved_files import read_json
 from pytorchrl.untyped import OptionValue
 
 Described = Mapping[str, object]
@@ -69,12 +69,12 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
     given = None if algorithm is None else registration_of(algorithm)
     path = run_dir / RUN_FILE
     try:
-        run = json.loads(path.read_text(encoding="utf-8"))
+        run = mapping(read_json(path))
         recipe, agent, seed = run["recipe"], run.get("agent"), check_seed(run["seed"])
     except FileNotFoundError:
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} does not describe a run: {error!r}") from error
+        raise CheckpointError(f"{str(path)!r} does not describe a run: {error}") from error
     if not (agent or recipe):
         raise CheckpointError(
             f"the run in {str(run_dir)!r} was composed in Python by a version that did not describe such agents; "

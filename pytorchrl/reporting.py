@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.run_directory import METRICS_FILE, open_no_follow, put_in_place
+from pytorchrl.run_directory import METRICS_FILE
+from pytorchrl.saved_files import open_no_follow, put_in_place, with_checksum
 from pytorchrl.terminal import get_logger, printable
 from pytorchrl.untyped import Json, MetricsDict, StateDict, Untyped
 
@@ -59,10 +60,10 @@ def to_json(value: object, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), allow_nan=False, indent=indent).replace("\x7f", "\\u007f")
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write `value` to `path` atomically: a reader sees either the old file or the complete new file."""
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write an object with its checksum atomically: a reader sees either the old file or the complete new file."""
     with put_in_place(path) as file:
-        file.write((to_json(value, indent=2) + "\n").encode("ascii"))
+        file.write((to_json(with_checksum(plain(value)), indent=2) + "\n").encode("ascii"))
 
 
 def description(

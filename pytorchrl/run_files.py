@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -74,13 +73,7 @@ class RunFiles:
             raise ConfigError("save_model needs a log_dir; pass one to the Learner")
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
-        path, temporary = self._log_dir / f"{name}.pt", self._log_dir / f".{name}.pt.{os.getpid()}"
-        try:
-            scheme.save_model(str(temporary))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return str(path)
+        return scheme.save_model(str(self._log_dir / f"{name}.pt"))
 
     def checkpoint(self, env_steps: int, state: Mapping[str, object], started_at: float) -> None:
         """Write a checkpoint; a failure to write is logged.

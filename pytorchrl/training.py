@@ -19,12 +19,17 @@ from pytorchrl.composition import Agent, EnvSource, compose
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
 from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
+from pytorchrl.saved_files import acting_state_of, read_sealed, save
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import MetricsDict, OptionValue
+
+# A model may have as many bytes as this factor times its tensors, for example in another precision, plus a constant.
+_MODEL_FACTOR = 2
+_MODEL_BYTES = 1 << 20
 
 
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
@@ -130,32 +135,16 @@ def load(
     """
     agent, seed = recipes.read(Path(run_dir), algorithm, trust=trust)
     path = Path(run_dir) / f"{model}.pt"
-    actor = agent.actor(device="cpu", seed=0)
-    state = read_model(path)
+    algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
+    expected = algorithm_for_acting.acting_state().values()
+    largest = _MODEL_FACTOR * sum(tensor.nbytes for tensor in expected) + _MODEL_BYTES
+    state = acting_state_of(read_sealed(path, "model", largest), f"model {str(path)!r}")
     try:
-        agent.algorithm(device="cpu", actor=actor, seed=0).load_acting_state(state)
+        algorithm_for_acting.load_acting_state(state)
     except WeightsError as error:
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
     return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=Path(run_dir))
-
-
-def read_model(path: Path) -> dict[str, torch.Tensor]:
-    """Return the acting state in a saved model. Nothing in the file is executed.
-
-    Raises:
-        CheckpointError: The file is missing, or is not a model of this package.
-    """
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no model {str(path)!r}") from None
-    except Exception as error:
-        raise CheckpointError(f"{str(path)!r} is not a saved model: {error}") from error
-    state = saved.get("acting_state") if isinstance(saved, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{str(path)!r} contains no acting state; only files of save_model can be loaded")
-    return state
 
 
 class TrainedAgent:
@@ -213,8 +202,7 @@ class TrainedAgent:
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""
-        torch.save({"format": 1, "version": self._version, "acting_state": self.acting_state}, path)
-        return os.fspath(path)
+        return save(path, {"format": 1, "version": self._version, "acting_state": self.acting_state})
 
     @property
     def _version(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
+from pytorchrl.saved_files import read_json
 
 Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
@@ -30,10 +31,10 @@ def check_run(run_dir: Path) -> None:
 
 
 def read_object(path: Path) -> Record:
-    """Return the JSON object in a file; empty if the file is missing, unreadable, or contains something else."""
+    """Return the JSON object in a file; empty if the file is missing, damaged, or contains something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(path)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gymnasium as gym
@@ -25,6 +23,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Options, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.saved_files import acting_state_of, read_sealed
 from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
@@ -249,17 +248,11 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
     other entries are buffers, by name.
 
     Raises:
-        CheckpointError: The file cannot be read, or does not contain the state of an actor with the same networks.
+        CheckpointError: The file cannot be read, is damaged, or belongs to an actor with other networks.
     """
-    if not Path(path).is_file():
-        raise CheckpointError(f"checkpoint {path!r} is not a file; pass a file written by save_model")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"checkpoint {path!r} cannot be read: {error}") from error
-    state = saved.get("acting_state") if isinstance(saved, dict) else None
+    state = acting_state_of(read_sealed(path, "model"), f"model {path!r}")
     networks = {name: list(network.parameters()) for name, network in actor.acting_networks().items()}
-    if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in networks):
+    if not all(name in state for name in networks):
         raise CheckpointError(f"checkpoint {path!r} must contain the acting_state of an actor with the networks "
                               f"{', '.join(networks)}; pass a file written by save_model for such an actor")
     for name, parameters in networks.items():

@@ -12,6 +12,7 @@ import torch
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import CallOrderError
 from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
+from pytorchrl.saved_files import save
 from pytorchrl.scheme.base.worker import Communication, Execution, Worker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
@@ -359,8 +360,7 @@ class GWorker(Worker):
         """Save the actor to a file in an existing folder, as plain values for `torch.load`; return the file's path."""
         with self._journal.lock:
             state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
-        torch.save(state, fname)
-        return fname
+        return save(fname, state)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:
         """Change one of the algorithm's updatable parameters; an unknown name raises `KeyError`."""

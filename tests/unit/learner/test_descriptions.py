@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import pytorchrl
+from pytorchrl.saved_files import read_json
 from pytorchrl import (
     DQN,
     PPO,
@@ -119,7 +120,7 @@ def test_a_script_is_named_by_its_file(tmp_path):
     (tmp_path / "own_script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.fspath(Path(pytorchrl.__file__).parents[1])}
     subprocess.run([sys.executable, "own_script.py"], cwd=tmp_path, env=environment, check=True, timeout=300)
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    run = read_json(tmp_path / "run" / "run.json")
     assert run["agent"]["train_envs_factory"]["options"]["env_fn"] == {"__code__": "own_script:make_env"}
     code = "import sys; sys.path.insert(0, ''); import pytorchrl as prl; print(prl.load('run', trust=True).evaluate(1))"
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=300,
@@ -159,7 +160,7 @@ def test_an_agent_composed_in_python_is_loaded_and_acts_as_before(tmp_path, name
         assert (agent.agent.algorithm == algorithm) == (trust or name != "ppo")
         assert agent.evaluate(3, seed=4).returns == expected.returns
     assert agent.seed == 4
-    run = json.loads((tmp_path / "run.json").read_text())
+    run = read_json(tmp_path / "run.json")
     assert run["learner"]["log_every_s"] == 9.0
     assert run["recipe"] == {}
     for part, factory in scheme.agent.as_dict().items():
@@ -200,7 +201,7 @@ def test_own_code_is_imported_only_if_the_run_is_trusted(tmp_path, module, capsy
 @pytest.mark.parametrize("section", ["agent", "recipe"])
 def test_an_environment_beside_the_run_is_not_imported(tmp_path, module, capsys, env, section):
     trained(tmp_path / "run", VecEnv.create_factory("CartPole-v1"), OnPolicyActor)
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    run = read_json(tmp_path / "run" / "run.json")
     if section == "agent":
         run["agent"]["train_envs_factory"]["options"]["env_fn"] = env
     else:
@@ -217,7 +218,7 @@ def test_an_environment_beside_the_run_is_not_imported(tmp_path, module, capsys,
 @pytest.mark.parametrize("code", ["os:system", "builtins:eval", "subprocess:Popen", "pytorchrl.training:load"])
 def test_functions_are_never_found_without_an_import(tmp_path, code):
     trained(tmp_path, VecEnv.create_factory("CartPole-v1"), OnPolicyActor)
-    run = json.loads((tmp_path / "run.json").read_text())
+    run = read_json(tmp_path / "run.json")
     run["agent"]["train_envs_factory"]["options"]["env_fn"] = {"__partial__": [{"__code__": code}, ["false"], {}]}
     (tmp_path / "run.json").write_text(json.dumps(run))
     with pytest.raises(CheckpointError, match=f"{code} is a function, or a class that this process has not imported"):
@@ -227,7 +228,7 @@ def test_functions_are_never_found_without_an_import(tmp_path, code):
 def test_a_run_of_an_earlier_version_is_loaded_from_its_recipe(tmp_path):
     agent = pytorchrl.train("ppo", "CartPole-v1", log_dir=tmp_path, num_envs=2, num_steps=8, num_mini_batch=1,
                             hidden_sizes=(4,), target_steps=16, progress=False, seed=2)
-    run = json.loads((tmp_path / "run.json").read_text())
+    run = read_json(tmp_path / "run.json")
     del run["agent"], run["learner"]
     (tmp_path / "run.json").write_text(json.dumps(run))
     loaded = load(tmp_path)

@@ -10,6 +10,7 @@ import gymnasium as gym
 import pytest
 
 import pytorchrl
+from pytorchrl.saved_files import read_json
 from pytorchrl import A2C, VecEnv, presets
 from pytorchrl.agent.algorithms import algorithm, registry
 from pytorchrl.agent.options import option
@@ -113,7 +114,7 @@ def test_opening_a_run_imports_no_algorithm(capsys, tmp_path, own_module):
     recipe = tmp_path / "run" / "run.json"
     canary = tmp_path / "canary.py"
     canary.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nfrom pytorchrl import A2C\nclass Own(A2C): pass\n")
-    recipe.write_text(recipe.read_text().replace(f"{own_module}:Own", "canary:Own"))
+    recipe.write_text(json.dumps(read_json(recipe)).replace(f"{own_module}:Own", "canary:Own"))
     with pytest.raises(CheckpointError, match=r"canary:Own is .* class that this process has not imported.*algorithm="):
         load(tmp_path / "run")
     assert main(["enjoy", str(tmp_path / "run")]) == 2

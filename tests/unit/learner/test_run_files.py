@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.run_files import RunFiles
+from pytorchrl.saved_files import put_in_place, read_json
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_a_run_has_a_description_records_and_a_result(open_run, tmp_path):
     assert (described["recipe"], described["target_steps"], described["seed"]) == ({"algorithm": "PPO"}, 100, 7)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"env_steps": 10, "loss": None}, {"env_steps": 20, "loss": None}]
-    assert json.loads((tmp_path / "result.json").read_text()) == {"env_steps": 20}
+    assert read_json(tmp_path / "result.json") == {"env_steps": 20}
 
 
 def test_a_resumed_run_has_no_result_yet_and_no_later_records(open_run, tmp_path):
@@ -90,9 +92,9 @@ def test_a_model_is_complete_or_absent(open_run, fake_scheme, tmp_path):
     before = names(tmp_path)
 
     def save_half(path):
-        with open(path, "wb") as file:
+        with put_in_place(Path(path)) as file:
             file.write(b"mo")
-        raise OSError("disk full")
+            raise OSError("disk full")
     scheme.save_model = save_half
     with pytest.raises(OSError, match="disk full"):
         files.save_model(scheme, "best")
