@@ -57,7 +57,7 @@ def paths(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
-def read(path: Path) -> StateDict:
+def read(path: Path) -> dict[str, object]:
     """Read a checkpoint.
 
     Raises:

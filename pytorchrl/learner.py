@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeAlias
 
-from pytorchrl import checkpoints
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
@@ -19,7 +18,7 @@ from pytorchrl.interrupts import Interrupts, Unblocked
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.measurements import Measurements
 from pytorchrl.reporting import Progress, to_json
-from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, is_directory_of_runs, prepare_log_dir
+from pytorchrl.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.run_files import RunFiles
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -85,7 +84,7 @@ class Learner:
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-            found = checkpoints.newest(self.log_dir / CHECKPOINTS) if self.options.resume else None
+            found = RunFiles(self.log_dir).newest_checkpoint() if self.options.resume else None
             if found is not None:
                 scheme.resume(found["scheme"])
                 self._resumed = found["learner"]
@@ -120,8 +119,7 @@ class Learner:
                 self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
-        self._files.begin(self.scheme, self._recipe, self.options,
-                          after=None if self._resumed is None else self._resumed["env_steps"])
+        self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
         self._next_look = time.perf_counter()
         self._measured.start(self._next_look, self._resumed)
         if (resumed := self._resumed) is not None:
@@ -375,7 +373,7 @@ class Learner:
         self._due.after_checkpoint(self.env_steps)
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
                "callbacks": self._callbacks.state()}
-        self._files.checkpoint(self.env_steps, {"scheme": state, "learner": own}, start)
+        self._files.checkpoint(self.env_steps, state, own, start)
         self._callbacks.call("on_checkpoint")
 
     def stop(self) -> MetricsDict:
