@@ -95,6 +95,14 @@ class RunFiles:
             raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
         return scheme.save_model(str(self._log_dir / f"{name}.pt"))
 
+    def save_last_model(self, scheme: Scheme) -> None:
+        """Write the agent if there is a `log_dir`; a failure is logged, because the agent is still in memory."""
+        try:
+            if self._log_dir is not None:
+                self.save_model(scheme)
+        except OSError as error:
+            logger.warning("the model could not be written: %s; the agent is in memory only", error)
+
     def checkpoint(
         self, env_steps: int, scheme: Mapping[str, object], learner: Mapping[str, object], started_at: float,
     ) -> None:

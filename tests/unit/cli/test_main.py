@@ -203,7 +203,7 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
     (["--target-steps", "-1"], "target_steps must be a whole number >= 0, got -1"),
     (["--target-steps", "many"], "--target-steps: expected INT"),
     (["--eval-every", "0"], "eval_every must be a whole number >= 1"),
-    (["--checkpoint", "/nothing/here.pt"], "not a file"),
+    (["--checkpoint", "/nothing/here.pt"], "there is no model"),
 ])
 def test_wrong_values_are_refused_with_the_allowed_values(capsys, flags, message):
     code, out, err = run(capsys, *TRAIN, *flags)
