@@ -58,8 +58,9 @@ lint: $(VENV)/.stamp-dev  ## run ruff and mypy, and check spelling and links
 	exit $$code
 
 docs: $(VENV)/.stamp-dev  ## build the documentation in docs/_build/html, and check it
+	@rm -rf docs/_build/html/_modules  # Sphinx would keep pages with source code whose links are out of date
 	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-	@PYTORCHRL_SITE=docs/_build/html $(THREADS) $(BIN)/python -m pytest -q -n 0 -m site tests/docs/test_build.py
+	@PYTORCHRL_SITE=docs/_build/html $(THREADS) $(BIN)/python -m pytest -q -n 0 -m site tests/docs
 
 bench: $(VENV)/.stamp-dev  ## measure steps per second as JSON, also of Stable-Baselines3 if it is installed
 	@$(THREADS) $(BIN)/python benchmarks/throughput.py cartpole

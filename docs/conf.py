@@ -13,7 +13,7 @@ author = "the pytorchrl authors"
 version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
-              "sphinx_copybutton", "option_tables", "offline_math"]
+              "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
 exclude_patterns = ["_build", "_ext", "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
@@ -28,6 +28,15 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 # The nested `Options` classes are excluded, because the options page lists all options.
 autodoc_default_options = {"exclude-members": "Options"}
+# A reference to a name of this library that has no entry in the API reference is an error. Exempt are names of other
+# packages, options (which have a page of their own), sets of keywords, and aliases of types.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
+    ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|T|W)"),
+    ("py:.*", "AnyEnv|CWorkerRecipe|Compression|Destination|FromTorch|Inference|Json|OptionValue|Record|RecordWriter|"
+              "RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
+]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -60,6 +69,23 @@ def literal_blocks(app, what, name, obj, options, lines):
     lines[:] = found
 
 
+_attribute_docstrings = {}
+
+
+def save_attribute_docstring(app, what, name, obj, options, lines):
+    """Save the docstring of an attribute, because napoleon takes text before a colon for a type."""
+    if what in ("attribute", "data", "property"):
+        _attribute_docstrings[name] = list(lines)
+
+
+def restore_attribute_docstring(app, what, name, obj, options, lines):
+    """Replace the docstring of an attribute by the saved one."""
+    if name in _attribute_docstrings:
+        lines[:] = _attribute_docstrings.pop(name)
+
+
 def setup(app):
-    """Connect `literal_blocks` so that it runs before napoleon, whose priority is 500."""
+    """Connect the functions above so that they run before and after napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)
+    app.connect("autodoc-process-docstring", save_attribute_docstring, priority=450)
+    app.connect("autodoc-process-docstring", restore_attribute_docstring, priority=550)

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+"""The version of the library."""
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor

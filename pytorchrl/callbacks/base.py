@@ -73,7 +73,7 @@ class Callback:
             record: The metrics of the record; see `Learner.get_metrics`.
 
         Returns:
-            Numbers by name, which are added to the record under the key `callbacks`; None: nothing.
+            Numbers by name, which are added to the record under the key `callbacks`; or None to add nothing.
         """
 
     def on_checkpoint(self, run: TrainingRun) -> None:

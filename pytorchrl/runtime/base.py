@@ -239,8 +239,8 @@ class Runtime(ABC):
             incarnation: Number of earlier workers at the same place in the tree.
 
         Returns:
-            A function of the point's name that returns whether to corrupt the current result. None: nothing happens at
-            any point, and the worker need not call a function.
+            A function of the point's name that returns whether to corrupt the current result; or None if nothing
+            happens at any point, so that the worker need not call a function.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
 

@@ -36,7 +36,7 @@ class Costs:
     "add", "sample" and "priorities" (calls of a replay shard).
 
     Args:
-        costs: Map from an operation, or from "operation@worker" with a pattern for the worker's name (`*` and `?`), to
+        costs: Map from an operation, or from `operation@worker` with a pattern for the worker's name (`*` and `?`), to
             seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma) or "measured" (the real
             duration of the operation, which makes the run unrepeatable). Other operations keep their defaults.
         seed: Seed of the draws.

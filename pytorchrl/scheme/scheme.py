@@ -301,7 +301,7 @@ class Scheme(Architectures):
             timeout_s: Time limit in seconds; see `drain`.
 
         Returns:
-            Plain values and tensors: parameters, optimizers, target networks, normalizers, schedules, replay, the
+            Plain values and tensors of parameters, optimizers, target networks, normalizers, schedules, replay, the
             ledger, and the remainders of lossy encodings of gradients. Later steps may modify some of the tensors, so
             save the checkpoint before the next step.
 

@@ -39,11 +39,11 @@ class Distribution(nn.Module):
         check_mask(mask)
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw one action for each row, (..., *action_shape) int64 or float32."""
+        """Draw one action for each row, `(..., *action_shape)` int64 or float32."""
         raise NotImplementedError
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the most likely action of each row, (..., *action_shape) int64 or float32."""
+        """Return the most likely action of each row, `(..., *action_shape)` int64 or float32."""
         raise NotImplementedError
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -181,12 +181,12 @@ class MultiCategorical(Distribution):
         return logits, mask.index_select(-1, index).view(shape) & present
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw actions (..., *action_shape) int64."""
+        """Draw actions `(..., *action_shape)` int64."""
         drawn = _sample_logits(*self._split(params, mask), generator)
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the most likely allowed action of each component, (..., *action_shape) int64."""
+        """Return the most likely allowed action of each component, `(..., *action_shape)` int64."""
         return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -213,13 +213,13 @@ class Bernoulli(Distribution):
         self.num_outputs = math.prod(action_shape)
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw actions (..., *action_shape) int64."""
+        """Draw actions `(..., *action_shape)` int64."""
         _refuse_mask(mask)
         drawn = torch.bernoulli(params.sigmoid(), generator=generator).long()
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Return 1 for each bit that is 1 with a probability above 1/2, else 0; (..., *action_shape) int64."""
+        """Return 1 for each bit that is 1 with a probability above 1/2, else 0; `(..., *action_shape)` int64."""
         _refuse_mask(mask)
         return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
 

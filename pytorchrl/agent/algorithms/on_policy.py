@@ -239,10 +239,10 @@ class OnPolicyAlgorithm(Algorithm):
                 values from this argument and not from `self.parameters`, which is constant in a compiled loss.
 
         Returns:
-            Two dictionaries: name -> term of the loss, with the names of `loss_weights`; and name -> additional measure
-            without gradient. Terms and measures are float32 and have one number for each sample, (B,) or (L, B), like
-            `evaluated.logp`. The numbers of invalid samples are ignored, but must be finite. `info` reports the mean of
-            each term and measure under its name.
+            Two dictionaries. The first contains the terms of the loss, with the names of `loss_weights`; the second
+            contains additional measures without gradient. Terms and measures are float32 and have one number for each
+            sample, (B,) or (L, B), like `evaluated.logp`. The numbers of invalid samples are ignored, but must be
+            finite. `info` reports the mean of each term and measure under its name.
         """
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
@@ -265,8 +265,8 @@ class OnPolicyAlgorithm(Algorithm):
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
-            The loss (); and, without gradient, one value for each of `info_names`: the loss, and the means of all terms
-            and measures.
+            The loss (); and, without gradient, one value for each of `info_names`, namely the loss and the means of all
+            terms and measures.
 
         Raises:
             ContractError: At the first batch, the result of `terms` does not fit `loss_weights` or the batch.

@@ -146,7 +146,7 @@ class ReplayAlgorithm(Algorithm):
             mask: (E, n) bool, true where an action is allowed, or None.
 
         Returns:
-            Actions (E, ...) as they are stored: int64, or float32 for a Box. The actor's `to_env` converts them to
+            Actions (E, ...) as they are stored, int64, or float32 for a Box. The actor's `to_env` converts them to
             actions of the environments.
         """
 
@@ -220,9 +220,10 @@ class ReplayAlgorithm(Algorithm):
             batch: B transitions, with importance weights that correct for priorities.
 
         Returns:
-            Three values: group -> loss (), which is minimized over the parameters of that group alone and has its own
-            autograd graph; name -> additional measure () without gradient, which `info` reports under that name; and
-            the absolute TD errors (B,) without gradient, for priorities.
+            Three values. The first maps a group to its loss (), which is minimized over the parameters of that group
+            alone and has its own autograd graph. The second maps a name to an additional measure () without gradient,
+            which `info` reports under that name. The third contains the absolute TD errors (B,) without gradient, for
+            priorities.
         """
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:

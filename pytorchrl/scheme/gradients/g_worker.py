@@ -288,7 +288,7 @@ class GWorker(Worker):
         """Apply the mean gradient, as all ranks do.
 
         Returns:
-            The message's `vectors`: [] if no rank had data, else None. The statistics: None if the update was skipped.
+            The message's `vectors` ([] if no rank had data, else None), and the statistics, None if it was skipped.
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)

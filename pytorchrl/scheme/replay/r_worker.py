@@ -198,6 +198,7 @@ def describe(storage: UserPart) -> MetricsDict:
         storage: A `ReplayBuffer`, a `RolloutReplay`, or a `MultiAgentReplay`, which has one storage for each policy.
 
     Returns:
+        A dictionary with the following entries.
         `added` and `sampled`: number of transitions added and sampled since the storage was created; `items`: number of
         items that can be sampled; `bytes`: memory of the storage; `mass`: the sampling weight of the shard;
         `min_priority`: the smallest priority (None without items); `stale_priorities`: number of TD errors that arrived
