@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +11,14 @@ from pathlib import Path
 import torch
 
 from pytorchrl import presets, recipes
+from pytorchrl.acting import POLICY, Acting, Chosen, Mask, Memory
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.env.aliases import Observation
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.options import build_options
+from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, EnvSource, compose
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
@@ -199,6 +204,40 @@ class TrainedAgent:
             torch.set_num_threads(num_threads)
         assert evaluation is not None  # only an interrupted evaluation returns None, and nothing interrupts this call
         return evaluation
+
+    @functools.cached_property
+    def policy(self) -> Policy | dict[str, Policy]:
+        """The best actions of the agent as a `torch.nn.Module`; for several policies, a map from policy to module.
+
+        The module takes batches of observations as tensors; see `Policy`.
+        """
+        policies = {policy: parts.policy() for policy, parts in self._acting.parts.items()}
+        return policies if isinstance(self.agent.test_envs, MultiAgentEnvFactory) else policies[POLICY]
+
+    def act(
+        self, obs: Observation, memory: Memory = None, *, deterministic: bool = True, mask: Mask = None,
+    ) -> Chosen:
+        """Choose the action for one observation of one environment.
+
+        Args:
+            obs: The observation, as the environment returns it; with several agents, agent -> observation.
+            memory: The memory that the previous call of this episode returned; None at the start of an episode.
+            deterministic: Whether the policy takes its best action instead of sampling one.
+            mask: (n,) bool, true where an action is allowed, if `info` contains masks; with several agents,
+                agent -> mask.
+
+        Returns:
+            The action, as the environment accepts it; with several agents, agent -> action. If a policy has memory, a
+            pair of the action and the next memory.
+
+        Raises:
+            ConfigError: The agent has several agents, and `obs` is not a mapping from agents to observations.
+        """
+        return self._acting.act(obs, memory, mask, deterministic)
+
+    @functools.cached_property
+    def _acting(self) -> Acting:
+        return Acting(self.agent, self.acting_state, self.seed)
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""

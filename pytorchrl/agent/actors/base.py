@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import is_image
+from pytorchrl.agent.actors.extractors import MLP, is_image
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
 from pytorchrl.agent.contracts import NUM_EXAMPLES, reading
 from pytorchrl.agent.data import Obs, RolloutData
@@ -167,6 +167,36 @@ class Actor(Part, nn.Module, ABC):
     def initial_states(self, num_envs: int) -> Obs:
         """Return the initial memory, network -> zeros (E, H), or {} for an actor without memory (the default)."""
         return {}
+
+    def policy_states(self, num_envs: int) -> Obs:
+        """Return the part of `initial_states` on which actions depend; by default, all of it."""
+        return self.initial_states(num_envs)
+
+    def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return the best actions for the environments; `torch.export` can trace this method.
+
+        Args:
+            obs: Leaf -> (B, ...), not normalized.
+            rhs: The memory before these observations, as in `policy_states`; zeros at the start of an episode.
+            mask: (B, n) bool, true where an action is allowed; each row must allow an action.
+
+        Returns:
+            Actions (B, ...), where discrete actions count from 0, and the memory after these observations.
+        """
+        name = type(self).__name__
+        raise ConfigError(f"{name} has no best_actions(obs, rhs, mask), which chooses the actions of a policy outside "
+                          f"of training; define it in {name}")
+
+    def keep_policy(self) -> None:
+        """Remove the networks that only learning needs, and make the others traceable by `torch.export`.
+
+        Networks that a subclass builds in its own `build_networks` are kept. Afterwards, only `best_actions` and
+        `policy_states` may be called.
+        """
+        self.reward_moments = None
+        for module in self.modules():
+            if isinstance(module, MLP):
+                module.look_up_weights()
 
     def state_buffers(self) -> dict[str, Tensor]:
         """Return the buffers of the saved state (such as normalizers), name -> tensor, without copying them."""

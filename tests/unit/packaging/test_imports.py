@@ -41,7 +41,7 @@ LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_direc
                  "recipes", "descriptions",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
                  "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor",
-                 "callbacks", "learner_options"}
+                 "callbacks", "learner_options", "acting", "export"}
 
 
 def layer_of(module):
