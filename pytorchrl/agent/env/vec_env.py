@@ -111,6 +111,10 @@ class VecEnv(Part):
         max_env_restarts: int = option(
             _MAX_RESTARTS, help="Maximum number of restarts of one worker's environments within 1000 steps of the "
             "worker; needs on_env_error='restart'.", low=1)
+        env_timeout_s: float | None = option(
+            None, help="Longest time of one step or reset of an environment, in seconds. A call that takes longer is "
+            "an error of the environment (see on_env_error). Each environment then runs in a thread. None: no limit.",
+            low=0.0, exclusive=True)
         keep_float64: bool | None = option(
             None, help="Whether float64 observations stay float64, which doubles their memory. None keeps float64 if "
             "the first observation contains a value above 131072, where float32 has at most six binary places.")
@@ -198,7 +202,7 @@ class VecEnv(Part):
             num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,
             max_episode_steps=options.max_episode_steps, frame_stack=options.frame_stack, wrappers=options.wrappers,
             num_threads=num_threads, seeds=self.seeds, where=self._where,
-            restarts=None if options.on_env_error == "raise" else self._restarts,
+            restarts=None if options.on_env_error == "raise" else self._restarts, timeout_s=options.env_timeout_s,
             needs_restarts=options.on_env_error == "restart"))
         single_action_space = self.vector.single_action_space
         self._reader = ObservationReader(self.vector.single_observation_space, bool(options.keep_float64))
