@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,6 +36,9 @@ from pytorchrl.untyped import MetricsDict, OptionValue
 # A model may have as many bytes as this factor times its tensors, for example in another precision, plus a constant.
 _MODEL_FACTOR = 2
 _MODEL_BYTES = 1 << 20
+
+if TYPE_CHECKING:
+    from pytorchrl.export import Exported, Exporter
 
 
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
@@ -169,6 +173,7 @@ class TrainedAgent:
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
         self.summary, self.log_dir = dict(summary or {}), log_dir
+        self._exporter: Exporter | None = None
 
     @property
     def return_mean(self) -> float | None:
@@ -238,6 +243,40 @@ class TrainedAgent:
     @functools.cached_property
     def _acting(self) -> Acting:
         return Acting(self.agent, self.acting_state, self.seed)
+
+    @brief_errors
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, to: str = "onnx", checks: int = 1000,
+        overwrite: bool = False,
+    ) -> tuple[Exported, ...]:
+        """Write each policy to a file that works without this library, after comparing its actions with the agent's.
+
+        Half of the observations for the comparison are played in the test environments, the others are drawn from the
+        observation space. Discrete actions must be equal. Continuous actions may differ by 1e-5, or, if some are larger
+        than 1, by 1e-5 of the largest action.
+
+        Args:
+            path: The file; with several policies, `<stem>-<policy><suffix>` beside it. None: `policy.onnx`,
+                `policy.pt2` or `policy.safetensors` in the directory of the run.
+            to: "onnx" (for onnxruntime), "torch" (a program of `torch.export`), or "safetensors" (weights, and a
+                description of the computation).
+            checks: Number of observations for which actions are compared.
+            overwrite: Whether to replace existing files.
+
+        Raises:
+            ConfigError: The format is unknown, its packages are missing, the file exists, or `path` is None for an
+                agent without a directory.
+            ExportError: The policy cannot be exported, or the file acts differently; no file is left.
+        """
+        # Imported here, because torch.export takes long to import, and few programs need it.
+        from pytorchrl.export import Exporter, default_name
+
+        if path is None and self.log_dir is None:
+            raise ConfigError("path must name the file, because this agent has no directory of a run")
+        if self._exporter is None:
+            self._exporter = Exporter(self._acting, self.agent.test_envs, self.seed)
+        file = Path(self.log_dir or "") / default_name(to) if path is None else Path(path).expanduser()
+        return self._exporter.export(file, to, checks, overwrite)
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""

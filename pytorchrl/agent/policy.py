@@ -75,7 +75,7 @@ class Policy(nn.Module):
         if mask is None and self._mask_path is not None:
             mask = part_at(obs, self._mask_path).bool()
         if memory is None:
-            memory = self.initial_memory(len(next(iter(leaves.values()))))
+            memory = self.initial_memory(next(iter(leaves.values())).shape[0])
         elif missing := sorted(set(self._memory_names) - set(memory)):
             raise ConfigError(f"memory must have the entries of initial_memory(), {list(self._memory_names)}; "
                               f"{', '.join(missing)} is missing")

@@ -40,7 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Return a number of episodes or checks, at least 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
@@ -56,7 +57,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="pytorchrl enjoy", usage="pytorchrl enjoy RUN_DIR [flags]",
                     description="Play whole episodes with a trained agent and print their raw returns.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
-    parser.add_argument("--episodes", type=_count, default=10, metavar="INT", help="number of episodes [10]")
+    parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
     parser.add_argument("--seed", type=_seed, metavar="INT", help="seed of environments and actions [the run's seed]")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best action")
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")

@@ -227,7 +227,7 @@ class OnPolicyActor(Actor):
 
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
         """Return the most likely actions, clipped to the bounds of a Box; see `Actor`."""
-        continues = torch.zeros(len(next(iter(obs.values()))), dtype=torch.bool, device=self.device)
+        continues = torch.zeros(next(iter(obs.values())).shape[0], dtype=torch.bool, device=self.device)
         if overrides(self, OnPolicyActor, "act"):
             _, action, _, _, rhs = self.act(obs, rhs, continues, True, mask)
             return action, rhs

@@ -178,7 +178,7 @@ class QActor(ReplayActor):
         """
         if not self.is_recurrent:
             return self.to_env(self.act(obs, mask)), {}
-        continues = torch.zeros(len(next(iter(obs.values()))), dtype=torch.bool, device=self.device)
+        continues = torch.zeros(next(iter(obs.values())).shape[0], dtype=torch.bool, device=self.device)
         scores, states = self.unroll(obs, rhs, continues, mask)
         action = best_action(scores, mask)
         return action, self.with_action(states, action)

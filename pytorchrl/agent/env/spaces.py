@@ -125,7 +125,7 @@ class ObservationReader:
     """
 
     def __init__(self, space: AnySpace, keep_float64: bool = False) -> None:
-        self.keep_float64 = keep_float64
+        self.raw_space, self.keep_float64 = space, keep_float64
         self.space = flatten_space(space, keep_float64=keep_float64)
         self.readings: list[LeafReading] = []
         """The conversion of each leaf."""

@@ -18,7 +18,7 @@ MEMORY = {"recurrent_size": 5}
 class Pictures(gym.Env):
     """An environment of images (H, W, C) whose best action is the brightest third of the image."""
 
-    observation_space = spaces.Box(0, 255, (16, 18, 3), np.uint8)
+    observation_space = spaces.Box(0, 255, (36, 39, 3), np.uint8)
     action_space = spaces.Discrete(3)
 
     def reset(self, *, seed=None, options=None):
@@ -32,8 +32,8 @@ class Pictures(gym.Env):
 
     def _draw(self):
         self.bright = int(self.np_random.integers(3))
-        picture = self.np_random.integers(0, 100, (16, 18, 3), dtype=np.uint8)
-        picture[:, 6 * self.bright:6 * self.bright + 6] += 100
+        picture = self.np_random.integers(0, 100, (36, 39, 3), dtype=np.uint8)
+        picture[:, 13 * self.bright:13 * self.bright + 13] += 100
         return picture
 
 
@@ -41,7 +41,7 @@ class Mixed(gym.Env):
     """An environment with a nested observation, action masks, and actions that count from 5."""
 
     observation_space = spaces.Dict({
-        "picture": spaces.Box(0, 255, (16, 18, 3), np.uint8),
+        "picture": spaces.Box(0, 255, (5, 6, 3), np.uint8),
         "body": spaces.Dict({
             "place": spaces.Box(-5.0, 5.0, (2,), np.float64), "mode": spaces.Discrete(3, start=2),
             "flags": spaces.MultiBinary(2), "counts": spaces.MultiDiscrete([2, 3], start=[1, 4])}),
@@ -93,7 +93,7 @@ def masked_cartpole():
 AGENTS = {
     "ppo": ("ppo", "CartPole-v1", {"normalize_obs": True, "target_steps": 64}),
     "ppo-continuous": ("ppo", "Pendulum-v1", {}),
-    "ppo-images": ("ppo", Pictures, {"feature_extractor": "impala"}),
+    "ppo-images": ("ppo", Pictures, {}),
     "ppo-gru": ("ppo", "CartPole-v1", {"recurrent_net": "gru", "num_mini_batch": 1, **MEMORY}),
     "ppo-lstm": ("ppo", "Pendulum-v1", {"recurrent_net": "lstm", "normalize_obs": True, "target_steps": 64,
                                         "num_mini_batch": 1, **MEMORY}),

@@ -121,7 +121,7 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "ratio = (time.perf_counter() - start) / torch_s\n"
         "import pytorchrl.analysis, pytorchrl.cli.compare, pytorchrl.cli.train\n"
         "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', "
-        "'pettingzoo')\n"
+        "'pettingzoo', 'onnx', 'onnxscript', 'onnxruntime', 'safetensors')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
     # Three attempts are made, because a slow disk may affect a single attempt.
