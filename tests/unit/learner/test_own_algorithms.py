@@ -146,6 +146,12 @@ def test_an_option_of_another_part_is_refused():
         option_specs(Own)
 
 
+def test_a_missing_option_has_its_name_in_train():
+    cls = algorithm("own", storage=pytorchrl.GAEBuffer)(type("Own", (A2C,), {}))
+    with pytest.raises(ConfigError, match=r"^GAEBuffer needs num_steps$"):
+        train(cls, "CartPole-v1", target_steps=64, progress=False)
+
+
 def test_user_defined_presets_apply_unless_options_are_given():
     algorithm("own", storage=pytorchrl.GAEBuffer)(type("Own", (A2C,), {}))
     presets.register("own", "classic", {"num_steps": 7, "lr": 0.5})

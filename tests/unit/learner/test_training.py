@@ -107,6 +107,17 @@ def test_wrong_options_are_refused_before_anything_starts(options, message):
         train("ppo", "CartPole-v1", **{**TINY, **options})
 
 
+@pytest.mark.parametrize(("algorithm", "options", "message"), [
+    ("dqn", {"replay_size": 0}, "^replay_size must be a whole number >= 1, got 0"),
+    ("dqn", {"num_steps": 0}, "^num_steps must be a whole number >= 1, got 0"),
+    ("dqn", {"prioritized": True, "priority_epsilon": -1.0}, "^priority_epsilon must be"),
+    ("impala", {"num_steps": 0}, "^num_steps must be a whole number >= 1, got 0"),
+])
+def test_errors_name_options_of_storages_as_the_user_does(algorithm, options, message):
+    with pytest.raises(ConfigError, match=message):
+        train(algorithm, "CartPole-v1", target_steps=64, progress=False, **options)
+
+
 class LivesEnv(CountingEnv):
     """An environment that reports seven remaining lives in each info."""
 
