@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import read_sealed, save
+from pytorchrl.sealed_files import read_sealed, save
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import StateDict
 

@@ -25,11 +25,11 @@ from pytorchrl.composition import Agent, EnvSource, compose
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
 from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
-from pytorchrl.saved_files import acting_state_of, read_sealed, save
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.sealed_files import acting_state_of, read_sealed, save
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import MetricsDict, OptionValue
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from pytorchrl.agent.policy import Policy
 from pytorchrl.errors import ConfigError, ExportError, install_hint
 from pytorchrl.export.graph import graph_of, run_graph
 from pytorchrl.export.inputs import Inputs, describe, example_inputs, output_names
+from pytorchrl.terminal import silenced
 
 DESCRIPTION = "policy"
 """Name of the description in the metadata of a file."""
@@ -52,7 +50,7 @@ def trace(name: str, policy: Policy) -> Traced:
     """
     inputs = example_inputs(policy)
     args, kwargs = inputs.arguments()
-    with _quiet(), torch.no_grad():
+    with silenced("torch.onnx"), torch.no_grad():
         try:
             program = torch.export.export(
                 policy, args, kwargs, dynamic_shapes=inputs.dynamic_shapes(), strict=False).run_decompositions({})
@@ -171,20 +169,7 @@ def format_of(name: str) -> Format:
 
 def write(traced: Traced, form: Format, path: Path) -> OpenPolicy:
     """Write a policy to a file, and return the policy as read from this file."""
-    with _quiet():
+    # Torch's exporters warn of matters that users cannot change.
+    with silenced("torch.onnx"):
         form.write(traced, path)
         return form.open(path)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings and messages of torch's exporters about matters that users cannot change."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

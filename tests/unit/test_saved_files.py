@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import saved_files
+from pytorchrl import sealed_files
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import (
-    acting_state_of,
-    put_in_place,
-    read_json,
-    read_sealed,
-    read_text,
-    save,
-    with_checksum,
-)
+from pytorchrl.saved_files import put_in_place, read_json, read_text, with_checksum
+from pytorchrl.sealed_files import acting_state_of, read_sealed, save
 
 VALUE = {"format": 1, "version": 3, "acting_state": {
     "all": torch.linspace(-1.0, 1.0, 60), "moments": torch.full((3,), 0.5, dtype=torch.float64)}}
@@ -231,7 +224,7 @@ def test_a_write_that_fails_at_any_point_leaves_the_old_file(tmp_path, monkeypat
     before = path.read_bytes()
     new = {**VALUE, "version": 4, "acting_state": {"all": torch.zeros(50_000), "moments": torch.zeros(3)}}
     points = 0
-    for owner, name in [(saved_files._HashedFile, "_put"), (saved_files._HashedFile, "finish"), (os, "fsync"),
+    for owner, name in [(sealed_files._HashedFile, "_put"), (sealed_files._HashedFile, "finish"), (os, "fsync"),
                         (os, "replace")]:
         original = getattr(owner, name)
         for number in range(100):

@@ -131,8 +131,8 @@ class Monitor:
 def _row(fields: Iterable[object]) -> str:
     """Return a line of a CSV file, without its end."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="").writerow(fields)
-    return buffer.getvalue()
+    csv.writer(buffer).writerow(fields)
+    return buffer.getvalue().removesuffix("\r\n")
 
 
 def _columns_of(path: Path) -> list[str]:

@@ -12,7 +12,6 @@ import torch
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import CallOrderError
 from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.saved_files import save
 from pytorchrl.scheme.base.worker import Communication, Execution, Worker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
@@ -30,6 +29,7 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
+from pytorchrl.sealed_files import save
 from pytorchrl.untyped import StateDict
 
 # The first incarnation of workers below a GWorker is this number times the GWorker's incarnation, so none repeats.
