@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 import pytorchrl as prl
@@ -134,6 +136,41 @@ def test_safetensors_contain_the_weights_under_the_names_of_the_policy(folder):
     assert {key for key in weights if key.endswith(("weight", "bias"))} == set(state)
     for key, value in state.items():
         torch.testing.assert_close(weights[key], value, rtol=0, atol=0)
+
+
+class Random(gym.Env):
+    """An environment with any spaces, whose observations are random."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.left = 5
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.left -= 1
+        return self.observation_space.sample(), 0.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize(("algorithm", "options", "space"), [
+    ("ppo", {}, spaces.MultiDiscrete([2, 3], start=[1, 5])), ("a2c", {}, spaces.MultiBinary(3)),
+    ("td3", {"policy": "deterministic"}, spaces.Box(-3.0, 5.0, (2, 2), np.float64)),
+    ("sac", {}, spaces.Discrete(3, start=-1))])
+def test_all_action_spaces_can_be_exported(tmp_path, algorithm, options, space):
+    seen = spaces.Tuple((spaces.Box(-1e6, 1e6, (2,), np.float64), spaces.Discrete(3)))
+    agent = prl.train(algorithm, lambda: Random(seen, space), target_steps=0, **TINY, **options)
+    (file,) = agent.export(tmp_path / "p.safetensors", to="safetensors", checks=100)
+    compute, description = exported_files.open_safetensors(str(file.path))
+    assert [entry["name"] for entry in description["inputs"]] == ["0", "1"]
+    obs = sample(seen, 10, seed=1)
+    actions, _ = compute(dict(zip("01", obs, strict=True)), {}, None)
+    assert all(space.contains(action.astype(space.dtype)[()]) for action in actions)
+    for row, action in enumerate(actions):
+        np.testing.assert_allclose(action, agent.act(tuple(leaf[row] for leaf in obs)), atol=1e-5)
 
 
 # Files that differ are refused
