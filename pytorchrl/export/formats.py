@@ -19,6 +19,7 @@ from pytorchrl.agent.policy import Policy
 from pytorchrl.errors import ConfigError, ExportError, install_hint
 from pytorchrl.export.graph import graph_of, run_graph
 from pytorchrl.export.inputs import Inputs, describe, example_inputs, output_names
+from pytorchrl.terminal import get_logger
 
 DESCRIPTION = "policy"
 """Name of the description in the metadata of a file."""
@@ -179,7 +180,7 @@ def write(traced: Traced, form: Format, path: Path) -> OpenPolicy:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress warnings and messages of torch's exporters about matters that users cannot change."""
-    logger = logging.getLogger("torch.onnx")
+    logger = get_logger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
