@@ -17,10 +17,10 @@ PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOB
 	--dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-all lint docs bench clean
+.PHONY: help venv train test test-all lint docs notebooks notebooks-sync bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.stamp  ## make the virtual environment for training
 
@@ -61,6 +61,12 @@ docs: $(VENV)/.stamp-dev  ## build the documentation in docs/_build/html, and ch
 	@rm -rf docs/_build/html/_modules  # Sphinx would keep pages with source code whose links are out of date
 	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@PYTORCHRL_SITE=docs/_build/html $(THREADS) $(BIN)/python -m pytest -q -n 0 -m site tests/docs
+
+notebooks: $(VENV)/.stamp-dev  ## execute the notebooks at full size, or only NOTEBOOK=name; write docs/_build/notebooks
+	@$(THREADS) $(BIN)/python docs/_ext/notebooks.py execute $(NOTEBOOK)
+
+notebooks-sync: $(VENV)/.stamp-dev  ## write the .ipynb copies of the notebooks
+	@$(BIN)/python docs/_ext/notebooks.py sync
 
 bench: $(VENV)/.stamp-dev  ## measure steps per second as JSON, also of Stable-Baselines3 if it is installed
 	@$(THREADS) $(BIN)/python benchmarks/throughput.py cartpole

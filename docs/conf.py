@@ -14,7 +14,9 @@ version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
               "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
-exclude_patterns = ["_build", "_ext", "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
+# Each notebook is a page in the form of text; its copy for Jupyter would have the same document name.
+exclude_patterns = ["_build", "_ext", "notebooks/*.ipynb",
+                    "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"
@@ -34,8 +36,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
     ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|T|W)"),
-    ("py:.*", "AnyEnv|CWorkerRecipe|Compression|Destination|FromTorch|Inference|Json|OptionValue|Record|RecordWriter|"
-              "RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
+    ("py:.*", "AnyEnv|CWorkerRecipe|Compression|Destination|FromTorch|Inference|Json|OptionValue|RawSpaces|Record|"
+              "RecordWriter|RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
 ]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -49,9 +51,10 @@ copybutton_prompt_is_regexp = True
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-# The notebook is stored without outputs and executed at every build; an error in it fails the build.
+# The notebooks are stored without outputs and executed at every build, at small size; an error in one fails the build.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
+nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 

@@ -2,23 +2,18 @@
 
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
 
-A file is written completely or not at all. `read` executes no code from a file, and detects damaged files by
-checksums.
+Files are written and read as `saved_files` describes.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
-
-import torch
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.run_directory import put_in_place
+from pytorchrl.sealed_files import read_sealed, save
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import StateDict
 
@@ -47,25 +42,13 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> 
     """
     directory.mkdir(exist_ok=True)
     for left in directory.glob(".step-*"):
-        left.unlink()
-    with put_in_place(directory / f"step-{env_steps:012d}.pt") as file:
-        _save(checkpoint, file)
-        size = file.tell()
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        with contextlib.suppress(OSError):  # for example, a directory with such a name
+            left.unlink()
+    path = directory / f"step-{env_steps:012d}.pt"
+    save(path, checkpoint)
     for old in paths(directory)[_KEPT:]:
         old.unlink()
-    return size
-
-
-def _save(checkpoint: Mapping[str, object], file: IO[bytes]) -> None:
-    try:
-        torch.save(dict(checkpoint), file)
-    except RuntimeError as error:  # torch raises this error if the disk is full
-        raise OSError(str(error)) from error
+    return path.stat().st_size
 
 
 def paths(directory: Path) -> list[Path]:
@@ -74,25 +57,13 @@ def paths(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
-def read(path: Path) -> StateDict:
+def read(path: Path) -> dict[str, object]:
     """Read a checkpoint.
 
     Raises:
         CheckpointError: The file is missing or damaged, or is not a checkpoint.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch itself does not verify checksums
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"checkpoint {str(path)!r} is damaged: the checksum of {damaged} is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read as a checkpoint: {error}") from error
-    if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{str(path)!r} is not a checkpoint")
-    return checkpoint
+    return read_sealed(path, "checkpoint")
 
 
 def newest(directory: Path) -> StateDict | None:

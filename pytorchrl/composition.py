@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +187,7 @@ def compose(
         train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
         agent = Agent(*_factories(registration, train_envs, parts), train_envs=train_envs, test_envs=test_envs)
     except ConfigError as error:
-        raise type(error)(_in_users_words(str(error))) from error
+        raise type(error)(_in_users_words(str(error), specs.values())) from error
     return agent, parts["scheme"], parts["learner"]
 
 
@@ -246,9 +246,9 @@ def _factory_without(storage: type[Storage], options: dict[str, OptionValue], wh
     return storage.create_factory(**options)
 
 
-def _in_users_words(text: str) -> str:
-    """Return a part's error message with the names that its options have in `train`."""
-    for names in _RENAMED.values():
-        for own_name, name in names.items():
-            text = re.sub(rf"\b{own_name}(?= must\b)", name, text)
+def _in_users_words(text: str, specs: Iterable[OptionSpec]) -> str:
+    """Return an error message of the environments or the storage with the names that their options have in `train`."""
+    for spec in specs:
+        if spec.part in ("environments", "storage") and spec.own_name != spec.name:
+            text = re.sub(rf"\b{spec.own_name}(?= must\b)|(?<= needs ){spec.own_name}$", spec.name, text)
     return text

@@ -14,18 +14,18 @@ import json
 import math
 import os
 import re
-import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytorchrl import recipes
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.names import suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.composition import OptionSpec, known_names, option_specs
+from pytorchrl.descriptions import code_in, from_json, mapping
 from pytorchrl.errors import ConfigError
 from pytorchrl.option_text import parser_for
+from pytorchrl.saved_files import parse_json, read_text
 
 SWEEP = "sweep"
 """Name of the table of swept options."""
@@ -192,21 +192,11 @@ def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options:
 
 def _text_of(path: Path) -> str:
     try:
-        # A FIFO or a device could block or never end.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{os.fspath(path)!r} is not a regular file; give the path of a TOML file")
-            content = file.read(_LARGEST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"the configuration {os.fspath(path)!r} cannot be read: {error}") from error
-    if len(content) > _LARGEST_BYTES:
-        raise ConfigError(f"{os.fspath(path)!r} is larger than {_LARGEST_BYTES:,} bytes, so it is no configuration")
-    try:
-        return content.decode("utf-8")
+        return read_text(path, _LARGEST_BYTES)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{os.fspath(path)!r} is not a text file in UTF-8: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the configuration {os.fspath(path)!r} cannot be read: {error}") from error
 
 
 def _parsed(path: str, text: str) -> dict[str, object]:
@@ -224,14 +214,14 @@ def _parsed(path: str, text: str) -> dict[str, object]:
 def _entries_of_run(path: str, text: str) -> dict[str, object]:
     """Return the entries of a `run.json`: its algorithm, environment, options and seed."""
     try:
-        run = json.loads(text)
-        recipe, seed = run["recipe"], run["seed"]
-        given = dict(recipe.get("options", {}))
+        run = mapping(parse_json(text, path))
+        recipe, seed = mapping(run["recipe"]), run["seed"]
+        given = dict(mapping(recipe.get("options", {})))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not the run.json of a run: {error!r}") from error
+        raise ConfigError(f"{path} is not the run.json of a run: {error}") from error
     if not recipe:
         raise ConfigError(f"the run of {path} was composed in Python, so its settings are not those of `train`")
-    if code := [name for name, value in given.items() if recipes.has_code(value)]:
+    if code := [name for name, value in given.items() if code_in(value)]:
         raise ConfigError(f"the run of {path} was given code in Python, which a configuration cannot contain: "
                           f"{', '.join(code)}")
     options = {name: value for name, value in given.items() if name not in _OF_RUN}
@@ -261,7 +251,7 @@ def _value(spec: OptionSpec, raw: object) -> object:
         pairs = [tuple(item) for item in raw if isinstance(item, list)]
         return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
     if isinstance(raw, dict):
-        return recipes.from_json(raw)
+        return from_json(raw)
     return _Problem(f"expected a text, a number, a list or a table, got {raw!r}")
 
 

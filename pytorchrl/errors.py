@@ -159,6 +159,10 @@ class CheckpointError(PyTorchRLError):
     """A saved model or checkpoint is missing or damaged, or belongs to another kind of agent or another run."""
 
 
+class ExportError(PyTorchRLError):
+    """A policy cannot be exported, or the exported file would choose other actions than the agent."""
+
+
 class ReplayError(PyTorchRLError):
     """A replayed run differs from its record, or continues beyond the end of the record."""
 

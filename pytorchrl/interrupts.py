@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds from the first signal until an unfinished update is abandoned, well below the ten seconds that stopping may
-# take.
-_GRACE_S = 2.0
+GRACE_S = 2.0
+"""Seconds from the first signal until an unfinished update is abandoned, unless a checkpoint is to be written."""
 
 
 class Unblocked(BaseException):
@@ -23,9 +27,13 @@ class Interrupts:
 
     Python runs signal handlers in the main thread, and only the main thread uses this object, with one exception: the
     thread of `_timer` sets `_forcing`, and then sends a signal to the main thread.
+
+    Args:
+        grace_s: Seconds from the first signal until an unfinished update is abandoned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s, self._received_at = grace_s, 0.0
         self.received: int | None = None
         """The first signal received, or None."""
         self.twice = False
@@ -68,6 +76,11 @@ class Interrupts:
         if self._timer is not None:
             self._timer.cancel()
 
+    @property
+    def seconds_left(self) -> float:
+        """The seconds that are left of the grace period, at least 0."""
+        return max(0.0, self._received_at + self._grace_s - time.monotonic())
+
     def raise_received(self) -> NoReturn:
         """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`."""
         if self.received == signal.SIGTERM:
@@ -80,9 +93,9 @@ class Interrupts:
             if self._waiting:
                 raise Unblocked
         elif self.received is None and not self._starting:
-            self.received = number
+            self.received, self._received_at = number, time.monotonic()
             if self._waiting:
-                self._timer = threading.Timer(_GRACE_S, self._unblock)
+                self._timer = threading.Timer(self._grace_s, self._unblock)
                 self._timer.daemon = True
                 self._timer.start()
         else:
@@ -97,3 +110,18 @@ class Interrupts:
         if self._waiting:
             self._forcing = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> None:
+    """Write the checkpoint after a signal; log why there is none if it fails, because the process must end.
+
+    Args:
+        seconds_left: Seconds that are left for it; 0 if the grace period has passed, or the update has failed.
+        save: Function that writes a checkpoint within a number of seconds.
+    """
+    try:
+        if not seconds_left:
+            raise TimeoutError("the last update did not end within grace_s")
+        save(seconds_left)
+    except Exception as error:  # noqa: BLE001 - a worker may fail in any way
+        logger.warning("no checkpoint was written after the signal: %s", error)

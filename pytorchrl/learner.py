@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeAlias
 
-from pytorchrl import checkpoints
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
-from pytorchrl.errors import CallbackError, ConfigError, StoppedError
+from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.evaluations import Evaluations
-from pytorchrl.interrupts import Interrupts, Unblocked
+from pytorchrl.interrupts import GRACE_S, Interrupts, Unblocked, checkpoint_within
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.measurements import Measurements
 from pytorchrl.reporting import Progress, to_json
-from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, is_directory_of_runs, prepare_log_dir
+from pytorchrl.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.run_files import RunFiles
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -27,7 +26,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
-from pytorchrl.untyped import Json, MetricsDict, OptionValue, StateDict
+from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
 
@@ -49,7 +48,7 @@ class Learner:
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None: no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
-        recipe: Description from which the agent can be rebuilt; it is stored in `run.json`.
+        recipe: The arguments of `train`, as JSON, for `run.json`; an agent composed in Python needs none.
         run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
@@ -65,7 +64,7 @@ class Learner:
     @checked_names
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
-        recipe: Mapping[str, Json] | None = None, run_name: str | None = None, **options: OptionValue,
+        recipe: Mapping[str, object] | None = None, run_name: str | None = None, **options: OptionValue,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -73,11 +72,9 @@ class Learner:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
         self.scheme = check_scheme(scheme)
         self.target_steps = target_steps
-        if self.options.eval_every is not None and scheme.agent.test_envs_factory is None:
-            raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
-        is_recorded = not (scheme.settings["record"] is scheme.settings["replay"] is None)
-        if self.options.checkpoint_every is not None and is_recorded:
-            raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
+        self.options.check_scheme(
+            has_tests=scheme.agent.test_envs_factory is not None,
+            is_recorded=not (scheme.settings["record"] is scheme.settings["replay"] is None))
         if run_name is not None and (log_dir is None or not is_directory_of_runs(log_dir)):
             raise ConfigError(f"run_name={run_name!r} needs log_dir to be a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None
@@ -85,7 +82,7 @@ class Learner:
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-            found = checkpoints.newest(self.log_dir / CHECKPOINTS) if self.options.resume else None
+            found = RunFiles(self.log_dir).newest_checkpoint() if self.options.resume else None
             if found is not None:
                 scheme.resume(found["scheme"])
                 self._resumed = found["learner"]
@@ -96,7 +93,6 @@ class Learner:
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
         self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
-        self._reported: BaseException | None = None
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
         self._progress: Progress | None = None
 
@@ -120,8 +116,7 @@ class Learner:
                 self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
-        self._files.begin(self.scheme, self._recipe, self.target_steps, tensorboard=self.options.tensorboard,
-                          after=None if self._resumed is None else self._resumed["env_steps"])
+        self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
         self._next_look = time.perf_counter()
         self._measured.start(self._next_look, self._resumed)
         if (resumed := self._resumed) is not None:
@@ -182,7 +177,8 @@ class Learner:
         With `eval_every`, evaluations start at multiples of it and never block training: an evaluation that is due
         while another evaluation is running is skipped. The last evaluation starts after the final model is saved.
 
-        The first Ctrl-C or SIGTERM ends training cleanly: the model is saved, the scheme is stopped, and
+        The first Ctrl-C or SIGTERM ends training cleanly: the model is saved, and a checkpoint is written if
+        `checkpoint_on_exit` or `checkpoint_every` is given; then the scheme is stopped, and
         `KeyboardInterrupt` (after SIGTERM, `SystemExit(143)`) is raised. A second signal, or a signal while workers
         start, ends training immediately. The previous signal handlers are restored.
 
@@ -193,7 +189,7 @@ class Learner:
             StoppedError: `stop()` has been called.
             PyTorchRLError: Training failed; the scheme is stopped before the error is raised.
         """
-        with Interrupts() as interrupts:
+        with Interrupts(self.options.grace_s if self.options.checkpoints_on_exit else GRACE_S) as interrupts:
             try:
                 self._train(interrupts)
             except BaseException as error:
@@ -201,7 +197,7 @@ class Learner:
                 if self._abandoned:
                     self._close_files()
                 else:
-                    self._report(error)
+                    self._callbacks.report(error)
                     self._stop_after_failure()
                 raise
         return self.summary()
@@ -213,12 +209,14 @@ class Learner:
             self._callbacks.stop_reason = reason
 
     def _train(self, interrupts: Interrupts) -> None:
+        is_whole = False
         try:
             self.start()
             interrupts.finish_starting()
             self._look(time.perf_counter())  # show the progress line before the first update
             while not interrupts.received and not self.done():
                 self.step()
+            is_whole = True
             if not interrupts.received:
                 self._save()  # if the last evaluation fails, the model has been saved already
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
@@ -236,26 +234,22 @@ class Learner:
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
-            if self._started:
-                self._save()
-            self.stop()
+            self._leave(interrupts.seconds_left if is_whole else 0.0)
             interrupts.raise_received()
+
+    def _leave(self, seconds_left: float) -> None:
+        """Save what a signal has ended, and stop."""
+        if self._started:
+            self._save()
+            if self.options.checkpoints_on_exit:
+                checkpoint_within(seconds_left, self.save_checkpoint)
+        self.stop()
 
     def _save(self) -> None:
         """Write the last record and the model."""
         if self.env_steps > self._due.recorded_steps:
             self._record()
-        if self.log_dir is not None:
-            self.save_model()
-
-    def _report(self, error: BaseException) -> None:
-        if error is self._reported:
-            return
-        self._reported = error
-        try:
-            self._callbacks.call("on_error", error)
-        except CallbackError as another:
-            logger.warning("%s, while it responded to an error", another)
+        self._files.save_last_model(self.scheme)
 
     def _stop_after_failure(self) -> None:
         try:
@@ -354,11 +348,14 @@ class Learner:
         """
         return self._files.save_model(self.scheme, name)
 
-    def save_checkpoint(self) -> None:
+    def save_checkpoint(self, timeout_s: float = 60.0) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues; the newest two are kept.
 
         At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
         that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is only logged.
+
+        Args:
+            timeout_s: Seconds after which workers that have not answered are considered lost.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.
@@ -369,13 +366,13 @@ class Learner:
         if not self._started or self._stopped:
             self.start()
         start = time.perf_counter()
-        state = self.scheme.checkpoint()
+        state = self.scheme.checkpoint(timeout_s)
         self._measured.count()
         self._measured.take_episodes()
         self._due.after_checkpoint(self.env_steps)
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
                "callbacks": self._callbacks.state()}
-        self._files.checkpoint(self.env_steps, {"scheme": state, "learner": own}, start)
+        self._files.checkpoint(self.env_steps, state, own, start)
         self._callbacks.call("on_checkpoint")
 
     def stop(self) -> MetricsDict:
@@ -415,7 +412,7 @@ class Learner:
         if error is None:
             self.stop()
         elif not self._abandoned:
-            self._report(error)
+            self._callbacks.report(error)
             self._stop_after_failure()
 
     def __reduce__(self) -> NoReturn:

@@ -30,11 +30,22 @@ class LearnerOptions(Options):
     progress: bool = option(True, help="show a progress line on stderr")
     checkpoint_every: int | None = option(
         None, help="env steps between checkpoints, from which resume continues; none: never", low=1)
+    checkpoint_on_exit: bool | None = option(
+        None, help="write a checkpoint before a signal (Ctrl-C, SIGTERM) ends training; none: if checkpoint_every is "
+        "given")
+    grace_s: float = option(
+        20.0, help="longest time from a signal until its checkpoint is written, in seconds; at most ten more pass "
+        "until the process has ended", low=0.0, exclusive=True)
     resume: bool = option(
         False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
     callbacks: tuple[Callback, ...] = option((), help="code that is called at fixed moments of the run")
     on_callback_error: str = option(
         "raise", choices=("raise", "warn"), help="response to an error in a callback: raise ends the run")
+
+    @property
+    def checkpoints_on_exit(self) -> bool:
+        """Whether a signal causes a checkpoint."""
+        return self.checkpoint_every is not None if self.checkpoint_on_exit is None else self.checkpoint_on_exit
 
     def __post_init__(self) -> None:
         """Refuse options that have no effect without another option."""
@@ -47,5 +58,22 @@ class LearnerOptions(Options):
             raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
         if self.checkpoint_every is not None and self.log_dir is None:
             raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
+        if self.checkpoint_on_exit and self.log_dir is None:
+            raise ConfigError("checkpoint_on_exit needs a log_dir, in which checkpoints are stored")
+        if not self.checkpoints_on_exit:
+            self._refuse_changed(("grace_s",), "checkpoint_on_exit or checkpoint_every")
         if self.on_callback_error != "raise" and not self.callbacks:
             raise ConfigError("on_callback_error needs callbacks, of which there are none")
+
+    def check_scheme(self, *, has_tests: bool, is_recorded: bool) -> None:
+        """Refuse options that do not fit a scheme.
+
+        Args:
+            has_tests: Whether the scheme has test environments.
+            is_recorded: Whether the run is recorded or replayed.
+        """
+        if self.eval_every is not None and not has_tests:
+            raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
+        if self.checkpoints_on_exit and is_recorded:
+            name = "checkpoint_on_exit" if self.checkpoint_every is None else "checkpoint_every"
+            raise ConfigError(f"a run that is recorded or replayed has no checkpoints; leave {name} out")

@@ -44,11 +44,14 @@ class Measurements:
             self.count()
             self._started_at -= resumed["seconds"]
             self._episodes.restore(resumed["episodes"])
+            if "means" in resumed:  # checkpoints of version 0.1.0 lack the means
+                self._means.restore(resumed["means"])
         self._rate.add(now, self.env_steps)
 
     def state(self, now: float) -> StateDict:
         """Return plain values from which `start` can continue."""
-        return {"env_steps": self.env_steps, "seconds": now - self._started_at, "episodes": self._episodes.state()}
+        return {"env_steps": self.env_steps, "seconds": now - self._started_at, "episodes": self._episodes.state(),
+                "means": self._means.state()}
 
     def count(self) -> None:
         """Update `ledger` and `env_steps` from the scheme."""

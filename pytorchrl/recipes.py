@@ -1,134 +1,169 @@
-"""Write the options of an agent into `run.json`, and read them back without importing anything that they name."""
+"""Write the arguments of `train` into `run.json`, and build the agent of a saved run.
+
+`run.json` contains two descriptions. `agent` has all options of all parts, also of an agent that was composed in
+Python, and `load` builds the agent from it. `recipe` has only the options that were given to `train`, from which
+`--config` takes its values; older versions wrote no other description.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pytorchrl.agent.algorithms import Algorithm
-from pytorchrl.agent.algorithms.registry import Registration, imported_registration, registration_of
-from pytorchrl.agent.schedules import Schedule, schedule_of
+from pytorchrl.agent.algorithms.registry import Registration, imported_registration, reference_to, registration_of
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.composition import option_specs
+from pytorchrl.composition import Agent, compose, option_specs
+from pytorchrl.descriptions import (
+    FACTORY,
+    Find,
+    check_environment,
+    code_in,
+    factory_from_json,
+    find_by_import,
+    find_imported,
+    from_json,
+    mapping,
+    options_of,
+    part_of,
+    spaces_of,
+    to_json,
+)
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import RUN_FILE, no_run
-from pytorchrl.untyped import Json
+from pytorchrl.saved_files import read_json
+from pytorchrl.untyped import OptionValue
 
-_CODE = "__code__"
-"""Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` of unnamed code."""
+Described = Mapping[str, object]
+"""A description from `pytorchrl.descriptions`, or a part of one."""
 _ACTING = ("noise_std",)
 """Algorithm options that affect acting. `load` ignores all other algorithm options whose values are code."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The arguments with which `compose` builds the agent of a saved run, and the run's seed."""
-
-    algorithm: type[Algorithm]
-    env: str
-    options: Mapping[str, object]
-    seed: int
-
-
 def describe(registration: Registration, env: object, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the recipe of an agent as JSON; an empty recipe if JSON cannot describe its environment or options."""
-    # An option that is neither a plain value nor code, such as an open file, cannot be described.
-    recorded = {name: _to_json(value) for name, value in options.items()}
-    if isinstance(env, str) and _is_plain(recorded):
-        return {"algorithm": registration.reference, "env": env, "options": recorded}
-    return {}
+    """Return the arguments of `train` as JSON; an empty description if the environment is not an id."""
+    if not isinstance(env, str):
+        return {}
+    return {"algorithm": registration.reference, "env": env,
+            "options": {name: to_json(value) for name, value in options.items()}}
 
 
-def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recipe:
-    """Read the recipe of a run.
+def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust: bool = False) -> tuple[Agent, int]:
+    """Build the agent of a saved run.
 
     Args:
         run_dir: Directory of the run.
-        algorithm: The algorithm of the run; None: the algorithm in `run.json`, if this process has imported it.
+        algorithm: The algorithm of the run; None: the algorithm in `run.json`.
+        trust: Whether to import code that `run.json` names. If not, only classes that this process has already
+            imported are used.
+
+    Returns:
+        The agent and the seed of the run.
 
     Raises:
-        ConfigError: `algorithm` is not an algorithm.
-        CheckpointError: The directory contains no run, the run's file is damaged, or the run's agent was composed by
-            hand in Python or uses classes that this process has not imported.
+        ConfigError: `algorithm` is not an algorithm, or the environments cannot be built.
+        CheckpointError: The directory contains no run, the run's file is damaged, or the run needs code that is not
+            imported.
     """
     given = None if algorithm is None else registration_of(algorithm)
     path = run_dir / RUN_FILE
     try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-        recipe, seed = run["recipe"], check_seed(run["seed"])
+        run = mapping(read_json(path))
+        recipe, agent, seed = run["recipe"], run.get("agent"), check_seed(run["seed"])
     except FileNotFoundError:
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} does not describe a run: {error!r}") from error
-    if not recipe:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} does not describe a run: {error}") from error
+    if not (agent or recipe):
         raise CheckpointError(
-            f"the run in {str(run_dir)!r} was composed in Python and cannot be built from its files; "
+            f"the run in {str(run_dir)!r} was composed in Python by a version that did not describe such agents; "
             "build the same actor with checkpoint=<its model.pt>")
+    find = find_by_import if trust else find_imported
     try:
-        registration = given or imported_registration(recipe["algorithm"])
-        if registration is None:
-            raise CheckpointError(_not_imported(run_dir, recipe["algorithm"]))
-        options = _options_of(run_dir, registration.algorithm, recipe["options"])
-        return Recipe(registration.algorithm, str(recipe["env"]), options, seed)
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        if agent:
+            return _built(agent, None if given is None else given.algorithm, find, trust=trust), seed
+        return _composed(mapping(recipe), given, find, trust=trust), seed
+    except CheckpointError as error:
+        raise CheckpointError(_refusal(run_dir, str(error), trust=trust)) from error
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError, ConfigError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe an agent of this version: {error}") from error
 
 
-def _not_imported(run_dir: Path, reference: str) -> str:
-    module, _, name = reference.partition(":")
-    return (f"the run in {str(run_dir)!r} uses the algorithm {reference!r}, which this process has not imported; "
-            f"load never imports code that a run's files name, so import {name} from {module} before calling load, or "
-            f"pass it: load(..., algorithm={reference!r}), `pytorchrl enjoy ... --algorithm {reference}`")
+def _refusal(run_dir: Path, problem: str, *, trust: bool) -> str:
+    remedy = ("" if trust else "load does not import code that a run's files name; import the class first, name your "
+              "own algorithm (algorithm='module:Class', `--algorithm module:Class`), or, if you trust the run, pass "
+              "trust=True (`pytorchrl enjoy ... --trust`). ")
+    return (f"the run in {str(run_dir)!r} needs code that is not available: {problem}. {remedy}"
+            "Otherwise, build the same actor with checkpoint=<its model.pt>")
 
 
-def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str, object]) -> dict[str, object]:
-    """Return the recorded options as arguments of `compose`, leaving out code that loading does not need."""
-    specs = option_specs(algorithm)
-    code = {name: value for name, value in recorded.items() if has_code(value)}
-    if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
-        raise CheckpointError(
-            f"the run in {str(run_dir)!r} was composed in Python with code that load does not import: "
-            f"{', '.join(f'{name}={json.dumps(code[name])}' for name in needed)}; build the same actor with "
-            f"checkpoint=<its model.pt>")
-    plain = {name: value for name, value in recorded.items() if name not in code}
-    if unknown := [name for name in plain if name not in specs]:
-        raise ConfigError(f"it has the unknown option {unknown[0]!r}")
-    return {name: from_json(value) for name, value in plain.items()}
+def _built(description: object, algorithm: type[Algorithm] | None, find: Find, *, trust: bool) -> Agent:
+    """Build an agent from the description of its factories."""
+    parts = {name: mapping(part) for name, part in mapping(description).items()}
+    train_envs = _environments(parts["train_envs_factory"], find, trust=trust)
+    of_tests = parts.get("test_envs_factory")
+    spaces = spaces_of(train_envs)
+
+    def of_algorithm(part: Described) -> Described:
+        name = part[FACTORY] if algorithm is None else reference_to(algorithm)
+        return {FACTORY: name, "options": {name: option for name, option in mapping(part["options"]).items()
+                                           if name in _ACTING or _can_be_built(option, find)}}
+
+    def of_actor(part: Described) -> Described:
+        return {**part, "options": {**mapping(part["options"]), "checkpoint": None}}
+
+    return Agent(
+        algorithm=factory_from_json(_of_policies(parts["algo_factory"], of_algorithm), find, spaces),
+        actor=factory_from_json(_of_policies(parts["actor_factory"], of_actor), find, spaces),
+        storage=factory_from_json(parts["storage_factory"], find, spaces), train_envs=train_envs,
+        test_envs=train_envs if of_tests is None else _environments(of_tests, find, trust=trust))
 
 
-def _is_plain(value: object) -> bool:
+def _of_policies(part: Described, change: Callable[[Described], Described]) -> Described:
+    """Return the description of a factory, or of the factories of several policies, after a change."""
+    options = mapping(part["options"])
+    if "policies" not in options:
+        return change(part)
+    policies = {policy: change(mapping(factory)) for policy, factory in mapping(options["policies"]).items()}
+    return {**part, "options": {**options, "policies": policies}}
+
+
+def _can_be_built(option: object, find: Find) -> bool:
+    """Return whether an option contains no code, or only code that is found."""
     try:
-        json.dumps(value)
-    except (TypeError, ValueError):
+        return not code_in(option) or from_json(option, find) is not None
+    except CheckpointError:
         return False
-    return True
 
 
-def _to_json(value: object) -> object:
-    """Return an option in the form that JSON stores; `from_json` is the inverse."""
-    if isinstance(value, Schedule):
-        return {"schedule": value.parts()}
-    if isinstance(value, (tuple, list)):
-        return [_to_json(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if not callable(value):
-        return value
-    # Instances, for example of functools.partial, have no name, and methods of built-in types have no module.
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return {_CODE: f"{module}:{name}" if module and name else repr(value)}
+def _environments(description: Described, find: Find, *, trust: bool) -> EnvFactory:
+    """Build a factory of environments; to find their spaces, one environment is built and closed."""
+    cls = part_of(description, find)
+    if not issubclass(cls, VecEnv):
+        raise CheckpointError(f"{description[FACTORY]} is not a class of environments")
+    options: dict[str, OptionValue] = options_of(description, find)
+    if not trust:
+        check_environment(options["env_fn"])
+    if "agents" in options:
+        agents = options.pop("agents").items()
+        options["policy_of"] = {agent: policy for policy, names in agents for agent in names}
+    return cls.create_factory(**options)
 
 
-def has_code(value: object) -> bool:
-    """Return whether an option in `run.json` is marked as code, or is a list with such an item."""
-    return any(map(has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
-
-
-def from_json(value: Json) -> object:
-    """Return an option from the form that JSON stores."""
-    if isinstance(value, dict) and set(value) == {"schedule"}:
-        return schedule_of(value["schedule"])
-    return tuple(value) if isinstance(value, list) else value
+def _composed(recipe: Described, given: Registration | None, find: Find, *, trust: bool) -> Agent:
+    """Build an agent from the options that were given to `train`."""
+    name, env = str(recipe["algorithm"]), str(recipe["env"])
+    registration = given or (registration_of if trust else imported_registration)(name)
+    if registration is None:
+        raise CheckpointError(f"{name} is an algorithm that this process has not imported")
+    if not trust:
+        check_environment(env)
+    specs = option_specs(registration.algorithm)
+    recorded = {name: value for name, value in mapping(recipe["options"]).items() if name != "checkpoint"}
+    if unknown := [name for name in recorded if name not in specs]:
+        raise ConfigError(f"it has the unknown option {unknown[0]!r}")
+    options = {name: from_json(value, find) for name, value in recorded.items()
+               if specs[name].part != "algorithm" or name in _ACTING or _can_be_built(value, find)}
+    agent, _, _ = compose(registration.algorithm, env, options)
+    return agent

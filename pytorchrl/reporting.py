@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.run_directory import METRICS_FILE, open_no_follow, put_in_place
+from pytorchrl.appended_files import AppendedFile
+from pytorchrl.run_directory import METRICS_FILE
+from pytorchrl.saved_files import put_in_place, with_checksum
 from pytorchrl.terminal import get_logger, printable
 from pytorchrl.untyped import Json, MetricsDict, StateDict, Untyped
 
@@ -59,17 +61,17 @@ def to_json(value: object, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), allow_nan=False, indent=indent).replace("\x7f", "\\u007f")
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write `value` to `path` atomically: a reader sees either the old file or the complete new file."""
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write an object with its checksum atomically: a reader sees either the old file or the complete new file."""
     with put_in_place(path) as file:
-        file.write((to_json(value, indent=2) + "\n").encode("ascii"))
+        file.write((to_json(with_checksum(plain(value)), indent=2) + "\n").encode("ascii"))
 
 
 def description(
     recipe: Mapping[str, object], target_steps: int, seed: int, settings: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the contents of `run.json` for a run that starts now."""
-    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, "scheme": settings,
+    """Return the contents of `run.json` for a run that starts now; `settings` has the parts of the run."""
+    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, **settings,
             "versions": versions(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 
@@ -90,53 +92,58 @@ class Recorder:
     Args:
         log_dir: The directory.
         tensorboard: Whether to write TensorBoard files.
-        after: Env steps from which a run is resumed; records of later steps are removed. None: the run is new.
+        after: Env steps from which a run is resumed; None: the run is new.
+        resumed: The `state` of the records at the checkpoint from which the run is resumed; later records are removed.
+            None: the run is new, or its checkpoint is of an earlier version.
     """
 
-    def __init__(self, log_dir: Path, *, tensorboard: bool = True, after: int | None = None) -> None:
-        if after is not None:
+    def __init__(
+        self, log_dir: Path, *, tensorboard: bool = True, after: int | None = None,
+        resumed: Mapping[str, object] | None = None,
+    ) -> None:
+        if after is not None and resumed is None:
             _forget_records(log_dir / METRICS_FILE, after)
-        self._file: IO[str] | None = open(  # noqa: SIM115 - closed by close()
-            log_dir / METRICS_FILE, "a", opener=open_no_follow, encoding="ascii")
+        self._file = AppendedFile(log_dir / METRICS_FILE, resumed)
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
-    def write(self, record: Mapping[str, Json]) -> None:
-        """Append one record; numbers that are not finite become null. A full disk ends recording, but not the run."""
+    @property
+    def state(self) -> dict[str, object]:
+        """The state of the records, for `resumed` of a later process."""
+        return self._file.state
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Append one record; numbers that are not finite become null. A full disk does not end the run."""
+        self._file.append(to_json(record))
         try:
-            if self._file is not None:
-                self._file.write(to_json(record) + "\n")
-                self._file.flush()
             if self._tensorboard is not None:
                 for name, value in _flat(record):
                     self._tensorboard.add_scalar(name, value, record["env_steps"])
         except OSError as error:
-            logger.warning("metrics are no longer written: %s", error)
-            self.close()
+            logger.warning("TensorBoard files are no longer written: %s", error)
+            self._tensorboard = None
 
     def close(self) -> None:
         """Close the files; idempotent."""
-        file, self._file = self._file, None
+        self._file.close()
         tensorboard, self._tensorboard = self._tensorboard, None
         try:
-            if file is not None:
-                file.close()
             if tensorboard is not None:
                 tensorboard.close()
         except OSError as error:
-            logger.warning("metrics may be incomplete: %s", error)
+            logger.warning("TensorBoard files may be incomplete: %s", error)
 
 
 def _forget_records(path: Path, after: int) -> None:
-    """Remove records with more than `after` env steps, and an incomplete last line."""
+    """Remove records with more than `after` env steps, and lines that are damaged or incomplete."""
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="ascii").splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
-            if line.endswith("\n") and json.loads(line)["env_steps"] <= after:
+    for line in path.read_bytes().splitlines(keepends=True):
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            if line.endswith(b"\n") and json.loads(line)["env_steps"] <= after:
                 kept.append(line)
     with put_in_place(path) as file:
-        file.write("".join(kept).encode("ascii"))
+        file.write(b"".join(kept))
 
 
 def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Untyped:
@@ -270,6 +277,15 @@ class Means:
         self._sums.clear()
         self._counts.clear()
         return means
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """Return plain values from which `restore` continues."""
+        return {"sums": dict(self._sums), "counts": dict(self._counts), "taken": dict(self._taken)}
+
+    def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Continue from the `state` of another object."""
+        self._sums, self._taken = dict(state["sums"]), dict(state["taken"])
+        self._counts = {name: int(count) for name, count in state["counts"].items()}
 
     def _means(self) -> dict[str, float]:
         return {name: total / self._counts[name] for name, total in self._sums.items()}

@@ -1,4 +1,4 @@
-"""Make, number and lock the directory of a run, and write files into it.
+"""Make, number and lock the directory of a run.
 
 run.json         settings, seed and versions, written once when training starts
 metrics.jsonl    one JSON object per line, the learning curve
@@ -17,11 +17,10 @@ import fcntl
 import itertools
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.saved_files import open_no_follow
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
@@ -31,7 +30,6 @@ CHECKPOINTS = "checkpoints"
 
 # Pattern of the names of temporary files: the name of the final file, and the id of the writing process.
 _TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.(\d+)")
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def prepare_log_dir(
@@ -189,24 +187,3 @@ class Lock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def put_in_place(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file, which replaces `path` when the `with` block ends, or is removed if the block fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
-    try:
-        with open(temporary, "xb", opener=open_no_follow) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def open_no_follow(path: str, flags: int) -> int:
-    """Open a file unless it is a symbolic link; used as an `opener` of `open`. New files have mode 0666 & ~umask."""
-    return os.open(path, flags | _NO_FOLLOW, 0o666)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl import checkpoints
+from pytorchrl.appended_files import check_appended
+from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import ConfigError
+from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import Recorder, description, write_json
-from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
+from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.scheme import Scheme
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import StateDict
 
 logger = get_logger(__name__)
 
@@ -39,22 +42,41 @@ class RunFiles:
             self._lock = Lock(self._log_dir)
 
     def begin(
-        self, scheme: Scheme, recipe: Mapping[str, object], target_steps: int, *, tensorboard: bool, after: int | None,
+        self, scheme: Scheme, recipe: Mapping[str, object], options: LearnerOptions, *, resumed: StateDict | None,
     ) -> None:
         """Write `run.json` and open the records.
 
         Args:
             scheme: The scheme of the run, which must have started.
-            recipe: The description of the agent.
-            target_steps: Env steps of the run.
-            tensorboard: Whether to write TensorBoard files, too.
-            after: Env steps at which the run is resumed; None: the run is new.
+            recipe: The options that were given to `train`, as JSON; empty for an agent that was composed in Python.
+            options: Options of the learner.
+            resumed: The learner's state in the checkpoint from which the run is resumed; None: the run is new.
         """
         if self._log_dir is None:
             return
-        write_json(self._log_dir / RUN_FILE, description(recipe, target_steps, scheme.seed, scheme.settings))
+        settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
+                    "learner": describe_learner(options)}
+        write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result of a resumed run is outdated
-        self._recorder = Recorder(self._log_dir, tensorboard=tensorboard, after=after)
+        self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
+                                  after=None if resumed is None else resumed["env_steps"],
+                                  resumed=None if resumed is None else resumed.get("records"))
+
+    def newest_checkpoint(self) -> StateDict | None:
+        """Return the newest checkpoint that can be read, if there is one, after a check of the records before it.
+
+        Raises:
+            CheckpointError: No checkpoint can be read, or the records differ from those at the checkpoint.
+        """
+        if self._log_dir is None:
+            return None
+        found, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
+        state = None if found is None else found["learner"].get("records")
+        if state is not None and records.exists():
+            check_appended(records, state)
+        elif state is not None and state["bytes"]:
+            logger.warning("%s is missing; new records begin at the checkpoint", records)
+        return found
 
     def record(self, metrics: Mapping[str, object]) -> None:
         """Append a record of metrics."""
@@ -71,24 +93,30 @@ class RunFiles:
             raise ConfigError("save_model needs a log_dir; pass one to the Learner")
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
-        path, temporary = self._log_dir / f"{name}.pt", self._log_dir / f".{name}.pt.{os.getpid()}"
-        try:
-            scheme.save_model(str(temporary))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return str(path)
+        return scheme.save_model(str(self._log_dir / f"{name}.pt"))
 
-    def checkpoint(self, env_steps: int, state: Mapping[str, object], started_at: float) -> None:
+    def save_last_model(self, scheme: Scheme) -> None:
+        """Write the agent if there is a `log_dir`; a failure is logged, because the agent is still in memory."""
+        try:
+            if self._log_dir is not None:
+                self.save_model(scheme)
+        except OSError as error:
+            logger.warning("the model could not be written: %s; the agent is in memory only", error)
+
+    def checkpoint(
+        self, env_steps: int, scheme: Mapping[str, object], learner: Mapping[str, object], started_at: float,
+    ) -> None:
         """Write a checkpoint; a failure to write is logged.
 
         Args:
             env_steps: Env steps of the run so far.
-            state: The contents of the checkpoint.
+            scheme: The state of the scheme.
+            learner: The state of the learner.
             started_at: `time.perf_counter()` at the start of the checkpoint.
         """
-        if self._log_dir is None:
+        if self._log_dir is None or self._recorder is None:
             return
+        state = {"scheme": scheme, "learner": {**learner, "records": self._recorder.state}}
         try:
             size = checkpoints.write(self._log_dir / CHECKPOINTS, env_steps, state)
         except OSError as error:

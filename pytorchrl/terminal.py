@@ -7,8 +7,11 @@ files of a run need no such escaping, because JSON escapes control characters.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
+import warnings
+from collections.abc import Iterator
 
 
 def printable(text: object) -> str:
@@ -42,6 +45,20 @@ def get_logger(name: str) -> logging.Logger:
     logger = logging.getLogger(name)
     logger.addFilter(_escape)  # a logger adds the same function only once
     return logger
+
+
+@contextlib.contextmanager
+def silenced(name: str) -> Iterator[None]:
+    """Suppress all warnings, and the messages below errors of the logger `name` of another library."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Shown:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from pytorchrl import presets, recipes
+from pytorchrl.acting import POLICY, Acting, Chosen, Mask, Memory
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.env.aliases import Observation
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.options import build_options
+from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, EnvSource, compose
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
@@ -23,8 +29,16 @@ from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.sealed_files import acting_state_of, read_sealed, save
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import MetricsDict, OptionValue
+
+# A model may have as many bytes as this factor times its tensors, for example in another precision, plus a constant.
+_MODEL_FACTOR = 2
+_MODEL_BYTES = 1 << 20
+
+if TYPE_CHECKING:
+    from pytorchrl.export import Exported, Exporter
 
 
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
@@ -110,49 +124,40 @@ def train(
 @brief_errors
 def load(
     run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
+    trust: bool = False,
 ) -> TrainedAgent:
-    """Return the agent that was saved by `train` or `pytorchrl train` with a `log_dir`.
+    """Return the agent of a run with a `log_dir`, which `train`, `pytorchrl train` or a `Learner` has written.
 
     Args:
         run_dir: Directory of the run.
         model: Name of the model in that directory, without `.pt`.
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
             names, which must be in this package or already imported by this process.
+        trust: Whether to import code that the run names, such as the function of its environments, which executes this
+            code. If not, only classes that this process has already imported are used. Set it only for runs whose
+            author you trust.
 
     Raises:
-        CheckpointError: There is no run or no such model, the files cannot be read, or the run was composed in Python
-            or with an algorithm that is not imported.
+        CheckpointError: There is no run or no such model, the files cannot be read, or the run needs code that is not
+            imported.
         ConfigError: `algorithm` is not an algorithm.
     """
-    recipe = recipes.read(Path(run_dir), algorithm)
-    agent, _, _ = compose(recipe.algorithm, recipe.env, recipe.options)
+    agent, seed = recipes.read(Path(run_dir), algorithm, trust=trust)
     path = Path(run_dir) / f"{model}.pt"
-    actor = agent.actor(device="cpu", seed=0)
-    state = read_model(path)
     try:
-        agent.algorithm(device="cpu", actor=actor, seed=0).load_acting_state(state)
+        algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
+    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch's errors of allocation
+        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
+                              f"{type(error).__name__}: {error}") from error
+    expected = algorithm_for_acting.acting_state().values()
+    largest = _MODEL_FACTOR * sum(tensor.nbytes for tensor in expected) + _MODEL_BYTES
+    state = acting_state_of(read_sealed(path, "model", largest), f"model {str(path)!r}")
+    try:
+        algorithm_for_acting.load_acting_state(state)
     except WeightsError as error:
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
-    return TrainedAgent(agent=agent, acting_state=state, seed=recipe.seed, log_dir=Path(run_dir))
-
-
-def read_model(path: Path) -> dict[str, torch.Tensor]:
-    """Return the acting state in a saved model. Nothing in the file is executed.
-
-    Raises:
-        CheckpointError: The file is missing, or is not a model of this package.
-    """
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no model {str(path)!r}") from None
-    except Exception as error:
-        raise CheckpointError(f"{str(path)!r} is not a saved model: {error}") from error
-    state = saved.get("acting_state") if isinstance(saved, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{str(path)!r} contains no acting state; only files of save_model can be loaded")
-    return state
+    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=Path(run_dir))
 
 
 class TrainedAgent:
@@ -172,6 +177,7 @@ class TrainedAgent:
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
         self.summary, self.log_dir = dict(summary or {}), log_dir
+        self._exporter: Exporter | None = None
 
     @property
     def return_mean(self) -> float | None:
@@ -208,10 +214,77 @@ class TrainedAgent:
         assert evaluation is not None  # only an interrupted evaluation returns None, and nothing interrupts this call
         return evaluation
 
+    @functools.cached_property
+    def policy(self) -> Policy | dict[str, Policy]:
+        """The best actions of the agent as a `torch.nn.Module`; for several policies, a map from policy to module.
+
+        The module takes batches of observations as tensors; see `Policy`.
+        """
+        policies = {policy: parts.policy() for policy, parts in self._acting.parts.items()}
+        return policies if isinstance(self.agent.test_envs, MultiAgentEnvFactory) else policies[POLICY]
+
+    def act(
+        self, obs: Observation, memory: Memory = None, *, deterministic: bool = True, mask: Mask = None,
+    ) -> Chosen:
+        """Choose the action for one observation of one environment.
+
+        Args:
+            obs: The observation, as the environment returns it; with several agents, agent -> observation.
+            memory: The memory that the previous call of this episode returned; None at the start of an episode.
+            deterministic: Whether the policy takes its best action instead of sampling one.
+            mask: (n,) bool, true where an action is allowed, if `info` contains masks; with several agents,
+                agent -> mask.
+
+        Returns:
+            The action, as the environment accepts it; with several agents, agent -> action. If a policy has memory, a
+            pair of the action and the next memory.
+
+        Raises:
+            ConfigError: The agent has several agents, and `obs` is not a mapping from agents to observations.
+        """
+        return self._acting.act(obs, memory, mask, deterministic)
+
+    @functools.cached_property
+    def _acting(self) -> Acting:
+        return Acting(self.agent, self.acting_state, self.seed)
+
+    @brief_errors
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, to: str = "onnx", checks: int = 1000,
+        overwrite: bool = False,
+    ) -> tuple[Exported, ...]:
+        """Write each policy to a file that works without this library, after comparing its actions with the agent's.
+
+        Half of the observations for the comparison are played in the test environments, the others are drawn from the
+        observation space. Discrete actions must be equal. Continuous actions may differ by 1e-5, or, if some are larger
+        than 1, by 1e-5 of the largest action.
+
+        Args:
+            path: The file; with several policies, `<stem>-<policy><suffix>` beside it. None: `policy.onnx`,
+                `policy.pt2` or `policy.safetensors` in the directory of the run.
+            to: "onnx" (for onnxruntime), "torch" (a program of `torch.export`), or "safetensors" (weights, and a
+                description of the computation).
+            checks: Number of observations for which actions are compared.
+            overwrite: Whether to replace existing files.
+
+        Raises:
+            ConfigError: The format is unknown, its packages are missing, the file exists, or `path` is None for an
+                agent without a directory.
+            ExportError: The policy cannot be exported, or the file acts differently; no file is left.
+        """
+        # Imported here, because torch.export takes long to import, and few programs need it.
+        from pytorchrl.export import Exporter, default_name
+
+        if path is None and self.log_dir is None:
+            raise ConfigError("path must name the file, because this agent has no directory of a run")
+        if self._exporter is None:
+            self._exporter = Exporter(self._acting, self.agent.test_envs, self.seed)
+        file = Path(self.log_dir or "") / default_name(to) if path is None else Path(path).expanduser()
+        return self._exporter.export(file, to, checks, overwrite)
+
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""
-        torch.save({"format": 1, "version": self._version, "acting_state": self.acting_state}, path)
-        return os.fspath(path)
+        return save(path, {"format": 1, "version": self._version, "acting_state": self.acting_state})
 
     @property
     def _version(self) -> int:

@@ -1,10 +1,11 @@
-"""Film a trained agent with Gymnasium's recorder (extra `video`)."""
+"""Show a trained agent in the window of its environment, or film it with Gymnasium's recorder (extra `video`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib.util
+import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.env.aliases import EnvFn
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.tracebacks import brief_errors
@@ -55,23 +57,76 @@ def record_video(
         ConfigError: The environments have several agents, the extra `video` is missing, the directory cannot be
             written, or the environment does not render images.
     """
-    if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
-        raise ConfigError("only single-agent environments can be recorded, and this run has several agents; evaluate "
-                          "it without a video")
+    _refuse_several_agents(agent)
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError(f"recording videos needs the extra `video`: {install_hint('video')}")
     try:
         os.makedirs(video_dir, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{os.fspath(video_dir)!r} cannot be written: {error}") from error
+    _check_mode(agent, "rgb_array")
     recorder = functools.partial(_recorded, video_dir=os.fspath(video_dir), num_episodes=num_episodes)
     return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
                           envs=_single_environment(agent, recorder))
 
 
+@brief_errors
+def show_episodes(
+    agent: TrainedAgent, *, num_episodes: int = 1, deterministic: bool = True, seed: int | None = None,
+) -> Evaluation:
+    """Play episodes one after the other in a single environment, which shows them in its window.
+
+    Args:
+        agent: The agent that plays.
+        num_episodes: Number of episodes, at least 1.
+        deterministic: Whether the policy takes its best action instead of sampling one.
+        seed: Seed of the environment; None: the seed of the experiment.
+
+    Returns:
+        The returns and lengths of these episodes.
+
+    Raises:
+        ConfigError: The environments have several agents, or the environment has no window.
+    """
+    _refuse_several_agents(agent)
+    _check_mode(agent, "human")
+    shown = functools.partial(_require_mode, mode="human")
+    return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
+                          envs=_single_environment(agent, shown, "human"))
+
+
+def _refuse_several_agents(agent: TrainedAgent) -> None:
+    if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
+        raise ConfigError("only single-agent environments can be recorded or shown, and this run has several agents; "
+                          "evaluate it without a video")
+
+
+def _check_mode(agent: TrainedAgent, mode: str) -> None:
+    """Build and close one environment; raise `ConfigError` if it does not have a render mode."""
+    modes: list[str] = []
+
+    def look(env: _Env) -> _Env:
+        modes.extend(env.metadata.get("render_modes") or ())
+        return env
+
+    _single_environment(agent, look, None)(mode="test", seed=0).close()
+    # Gymnasium itself can show the images of an environment that it makes from an id.
+    has_window = not callable(agent.agent.test_envs.options.env_fn) and "rgb_array" in modes
+    if mode not in modes and not (mode == "human" and has_window):
+        raise ConfigError(f"{agent.agent.test_envs.options.env_fn} cannot be rendered with render_mode={mode!r}; its "
+                          f"render modes are {modes}")
+
+
+def _require_mode(env: _Env, mode: str) -> _Env:
+    """Return `env`; raise `ConfigError` if it was built with another render mode."""
+    if env.render_mode != mode:
+        raise ConfigError(f"{env} has render_mode={env.render_mode!r}, but {mode!r} is necessary; the function that "
+                          "makes it must take the keyword render_mode and pass it on")
+    return env
+
+
 def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
-    if env.render_mode != "rgb_array":
-        raise ConfigError(f"{env} cannot render images: it has no render mode 'rgb_array'")
+    env = _require_mode(env, "rgb_array")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # RecordVideo warns that the folder already exists
@@ -80,21 +135,34 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
             disable_logger=True)
 
 
-def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
-    """Return a factory of one test environment that renders images, with preprocessing and the recorder."""
+def _single_environment(
+    agent: TrainedAgent, recorder: _Wrapper, render_mode: str | None = "rgb_array",
+) -> EnvFactory:
+    """Return a factory of one test environment that is rendered, with preprocessing and the recorder."""
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")
+    rendering = {"render_mode": render_mode} if render_mode and _takes_mode(options.env_fn) else {}
     changed: dict[str, OptionValue] = {
         "vec_env_size": 1, "backend": "sync", "wrappers": (recorder, *options.wrappers),
-        "env_kwargs": {**options.env_kwargs, "render_mode": "rgb_array"},
+        "env_kwargs": {**options.env_kwargs, **rendering},
     }
     if is_atari:
-        changed |= _single_game(options, recorder)
+        changed |= _single_game(options, recorder, rendering)
     return dataclasses.replace(factory, options=dataclasses.replace(options, **changed))
 
 
-def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, OptionValue]:
+def _takes_mode(env_fn: EnvFn) -> bool:
+    """Return whether an environment can be built with the keyword `render_mode`."""
+    if not callable(env_fn):
+        return True
+    parameters = inspect.signature(env_fn).parameters.values()
+    return any(one.name == "render_mode" or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _single_game(
+    options: VecEnv.Options, recorder: _Wrapper, rendering: dict[str, str],
+) -> dict[str, OptionValue]:
     """Return the options of a single game, which Gymnasium's wrappers preprocess like a vector environment.
 
     Raises:
@@ -109,7 +177,7 @@ def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, Optio
             f"videos of Atari games cannot be recorded with {', '.join(others)}; evaluate without a video")
     limit = options.max_episode_steps
     return {
-        "env_kwargs": {**of_game, "frameskip": 1, "render_mode": "rgb_array"}, "test_env_kwargs": {},
+        "env_kwargs": {**of_game, "frameskip": 1, **rendering}, "test_env_kwargs": {},
         # The limit applies inside the wrappers, where each step is one frame.
         "max_episode_steps": None if limit is None else _FRAME_SKIP * limit,
         "wrappers": (recorder, preprocessed), "frame_stack": 1, "end_on_life_loss": False,

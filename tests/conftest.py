@@ -135,7 +135,8 @@ class FakeScheme:
         self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous", "record": None,
                          "replay": None}
         self.agent = SimpleNamespace(
-            algo_factory=SimpleNamespace(options=None), test_envs_factory=object() if can_test else None)
+            algo_factory=SimpleNamespace(options=None), test_envs_factory=object() if can_test else None, as_dict=dict,
+            train_envs_factory=SimpleNamespace(observation_space=None, action_space=None))
         self.calls = []
         self.lost = 0
         self.finished = []

@@ -16,7 +16,8 @@ from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
 import pytorchrl
-from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES, Here
+from pytorchrl.agent.meanings import HOMES, Here
+from pytorchrl.agent.names_elsewhere import ELSEWHERE, OF_OTHER_LIBRARIES
 from pytorchrl.cli.parsing import flag_of, titles, values_of
 from pytorchrl.composition import OptionSpec, option_specs
 from pytorchrl.option_text import parser_for

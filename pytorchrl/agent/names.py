@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
-from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, Here
+from pytorchrl.agent.meanings import HOMES, Here
+from pytorchrl.agent.names_elsewhere import ELSEWHERE
 from pytorchrl.errors import ConfigError
 
 P = ParamSpec("P")

@@ -228,7 +228,7 @@ class Part:
     """
 
     home: ClassVar[str]
-    """The kind of part, a key of `names_elsewhere.HOMES`."""
+    """The kind of part, a key of `meanings.HOMES`."""
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:

@@ -11,13 +11,16 @@ import numpy as np
 
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
+from pytorchrl.monitor.reading import mapping
 from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
+from pytorchrl.saved_files import read_json, read_text
 
 # Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
             "log_every", "eval_every", "eval_episodes"}
 # Runs on the same task must end at env steps that differ by at most this fraction, unless `at` is given.
 _LENGTH_TOLERANCE = 0.1
+_LARGEST_RECORDS = 512 << 20
 SCORES = ("last", "area")
 
 
@@ -68,17 +71,28 @@ def read_run(run_dir: Path) -> Run:
     if not path.exists() and (run_dir / METRICS_FILE).is_file():
         return Run(run_dir, "env", None, {})
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
-    recipe, scheme = (part if isinstance(part, dict) else {} for part in (found.get("recipe"), found.get("scheme")))
-    options = recipe.get("options")
-    settings = {**scheme, **(options if isinstance(options, dict) else {}), "algorithm": recipe.get("algorithm")}
-    seed, task = found.get("seed"), recipe.get("env")
+    found = mapping(found)
+    recipe, scheme = mapping(found.get("recipe")), mapping(found.get("scheme"))
+    own = {**mapping(recipe.get("options")), **{name: recipe.get(name) for name in ("algorithm", "env")}}
+    settings = {**scheme, **(own if recipe else _settings_of_parts(mapping(found.get("agent"))))}
+    seed, task = found.get("seed"), settings.pop("env", None)
     return Run(run_dir, "env" if task is None else str(task), seed if isinstance(seed, int) else None,
                {name: value for name, value in settings.items() if name not in _IGNORED})
+
+
+def _settings_of_parts(agent: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of an agent that was composed in Python, its algorithm and its environment."""
+    settings: dict[str, object] = {}
+    for part in agent.values():
+        settings |= mapping(mapping(part).get("options"))
+    env = settings.pop("env_fn", None)
+    name = str(mapping(agent.get("algo_factory")).get("__factory__", "")).rpartition(":")[2]
+    return {**settings, "algorithm": name.lower(), "env": mapping(env).get("__code__", env) if env else None}
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
@@ -208,11 +222,11 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
     """
     path = run_dir / METRICS_FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, _LARGEST_RECORDS).splitlines()
     except FileNotFoundError:
         raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
-    except OSError as error:
-        raise ConfigError(f"{str(run_dir)!r} contains no run: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(run_dir)!r} has no readable records: {error}") from error
     points, names = [], set()
     for number, line in enumerate(lines, start=1):
         try:

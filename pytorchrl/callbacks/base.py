@@ -122,6 +122,7 @@ class Callbacks:
         self._callbacks, self._is_fatal, self._run = tuple(callbacks), is_fatal, run
         self._evaluation: Evaluation | None = None
         self._num_lost = 0
+        self._reported: BaseException | None = None
         self.stop_reason: str | None = None
         for callback in self._callbacks:
             callback.check(run)
@@ -150,6 +151,16 @@ class Callbacks:
         if first is not None:
             raise first
         return results
+
+    def report(self, error: BaseException) -> None:
+        """Call `on_error` once for each error; errors in callbacks are logged."""
+        if error is self._reported:
+            return
+        self._reported = error
+        try:
+            self.call("on_error", error)
+        except CallbackError as another:
+            logger.warning("%s, while it responded to an error", another)
 
     def state(self) -> list[dict[str, float]]:
         """Return the states of all callbacks, for a checkpoint."""

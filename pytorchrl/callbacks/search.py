@@ -23,7 +23,7 @@ class Trial(Protocol):
 class OptunaPruning(Callback):
     """Report the mean return of the training episodes to an Optuna trial, and stop the run if the trial is pruned.
 
-    After training, raise `optuna.TrialPruned` if `pruned` is true. The step of a report is the number of env steps.
+    Call `raise_if_pruned` after training (extra `optuna`). The step of a report is the number of env steps.
 
     Args:
         trial: The `optuna.Trial`.
@@ -44,6 +44,11 @@ class OptunaPruning(Callback):
                 self.pruned = True
                 run.request_stop("Optuna pruned the trial")
         return None
+
+    def raise_if_pruned(self) -> None:
+        """Raise `optuna.TrialPruned` if the trial was pruned, so that Optuna does not count the run as completed."""
+        if self.pruned:
+            raise imported("optuna", "optuna").TrialPruned
 
 
 class TuneReport(Callback):

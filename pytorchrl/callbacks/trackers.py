@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
 from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.monitor.reading import read_object
 from pytorchrl.run_directory import RUN_FILE
 
 
@@ -24,7 +24,7 @@ def imported(package: str, extra: str) -> ModuleType:
 
 def settings_of(run: TrainingRun) -> dict[str, object]:
     """Return the contents of the run's `run.json`; empty if no files are written."""
-    return {} if run.log_dir is None else dict(json.loads((run.log_dir / RUN_FILE).read_text(encoding="utf-8")))
+    return {} if run.log_dir is None else read_object(run.log_dir / RUN_FILE)
 
 
 class _WandbRun(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.errors import ConfigError
+from pytorchrl.monitor.reading import count, read_object
 from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
 
 _DEFAULT_DIRECTORY = "runs/sweep"
@@ -60,11 +60,10 @@ def name_of(algorithm: str, env: str, own: Mapping[str, object]) -> str:
 
 def finished(place: Path) -> dict[str, float] | None:
     """Return the summary of a run that has reached its number of env steps; None for other runs."""
-    try:
-        summary, run = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULT_FILE, RUN_FILE))
-        return dict(summary) if summary["env_steps"] >= run["target_steps"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+    summary, run = read_object(place / RESULT_FILE), read_object(place / RUN_FILE)
+    if not (summary and run) or count(summary, "env_steps") < count(run, "target_steps"):
         return None
+    return {name: value for name, value in summary.items() if isinstance(value, (int, float))}
 
 
 def _show_table(places: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ AgentsStep = tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dic
 
 _FAULTS = (
     "constructor", "reset", "step", "nan_obs", "inf_obs", "nan_reward", "obs_dtype", "obs_shape", "reward_array",
-    "four_values", "reset_without_seed", "reset_without_info",
+    "four_values", "hang", "reset_without_seed", "reset_without_info",
 )
 
 
@@ -132,9 +133,9 @@ class FaultyEnv(CountingEnv):
     """A `CountingEnv` with one fault.
 
     Args:
-        fault: "constructor", "reset" and "step" raise a RuntimeError; "nan_obs", "inf_obs" and "nan_reward" return NaN
-            or infinity; "obs_dtype", "obs_shape", "reward_array", "four_values", "reset_without_seed" and
-            "reset_without_info" violate the contract of environments.
+        fault: "constructor", "reset" and "step" raise a RuntimeError; "hang" never returns from a step; "nan_obs",
+            "inf_obs" and "nan_reward" return NaN or infinity; "obs_dtype", "obs_shape", "reward_array", "four_values",
+            "reset_without_seed" and "reset_without_info" violate the contract of environments.
         at: Index of the first step or reset with the fault, counted from 0 since the environment was built.
         counting: Arguments of `CountingEnv`.
     """
@@ -165,6 +166,8 @@ class FaultyEnv(CountingEnv):
         fault = self._fault if is_due else ""
         if fault == "step":
             raise RuntimeError("faulty step")
+        if fault == "hang":
+            threading.Event().wait()
         if fault == "four_values":
             return observation, reward, terminated or truncated, info  # type: ignore[return-value] # on purpose
         if fault in ("nan_obs", "inf_obs"):

@@ -47,14 +47,13 @@ def test_code_can_be_copied(site):
     assert "copybutton.js" in page
 
 
-def test_notebook_was_executed(site):
-    page = (site / "notebooks" / "first_agent.html").read_text(encoding="utf-8")
-    assert page.count("cell_output") >= 6
+@pytest.mark.parametrize("name", [path.stem for path in sorted((DOCS / "notebooks").glob("*.ipynb"))])
+def test_notebook_was_executed_and_can_be_downloaded(site, name):
+    page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+    assert page.count("cell_output") >= 2
     assert "<img" in page
-
-
-def test_notebook_is_stored_without_outputs():
-    assert not list((DOCS / "notebooks").glob("*.ipynb"))
+    (link,) = re.findall(rf'href="\.\./(_downloads/\w+/{name}\.ipynb)"', page)
+    assert (site / link).read_bytes() == (DOCS / "notebooks" / f"{name}.ipynb").read_bytes()
 
 
 def test_every_class_of_the_worker_tree_is_described(names):

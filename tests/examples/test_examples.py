@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
-# Script -> (marks, optional package that the script needs)
+# Script -> (marks, optional package that the script needs); Ray Tune needs pandas.
 SMOKE_RUNS = {
     "central_ppo.py": ([], None),
     "parallel_sync_ppo.py": ([pytest.mark.ray], None),
@@ -27,6 +27,8 @@ SMOKE_RUNS = {
     "multi_agent.py": ([], "mpe2"),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
+    "optuna_search.py": ([], "optuna"),
+    "tune_search.py": ([pytest.mark.ray], "pandas"),
 }
 # Time limit of each example in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gymnasium as gym
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import is_image
+from pytorchrl.agent.actors.extractors import MLP, is_image
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
 from pytorchrl.agent.contracts import NUM_EXAMPLES, reading
 from pytorchrl.agent.data import Obs, RolloutData
@@ -25,6 +23,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Options, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.sealed_files import acting_state_of, read_sealed
 from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
@@ -169,6 +168,36 @@ class Actor(Part, nn.Module, ABC):
         """Return the initial memory, network -> zeros (E, H), or {} for an actor without memory (the default)."""
         return {}
 
+    def policy_states(self, num_envs: int) -> Obs:
+        """Return the part of `initial_states` on which actions depend; by default, all of it."""
+        return self.initial_states(num_envs)
+
+    def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return the best actions for the environments; `torch.export` can trace this method.
+
+        Args:
+            obs: Leaf -> (B, ...), not normalized.
+            rhs: The memory before these observations, as in `policy_states`; zeros at the start of an episode.
+            mask: (B, n) bool, true where an action is allowed; each row must allow an action.
+
+        Returns:
+            Actions (B, ...), where discrete actions count from 0, and the memory after these observations.
+        """
+        name = type(self).__name__
+        raise ConfigError(f"{name} has no best_actions(obs, rhs, mask), which chooses the actions of a policy outside "
+                          f"of training; define it in {name}")
+
+    def keep_policy(self) -> None:
+        """Remove the networks that only learning needs, and make the others traceable by `torch.export`.
+
+        Networks that a subclass builds in its own `build_networks` are kept. Afterwards, only `best_actions` and
+        `policy_states` may be called.
+        """
+        self.reward_moments = None
+        for module in self.modules():
+            if isinstance(module, MLP):
+                module.look_up_weights()
+
     def state_buffers(self) -> dict[str, Tensor]:
         """Return the buffers of the saved state (such as normalizers), name -> tensor, without copying them."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
@@ -249,17 +278,11 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
     other entries are buffers, by name.
 
     Raises:
-        CheckpointError: The file cannot be read, or does not contain the state of an actor with the same networks.
+        CheckpointError: The file cannot be read, is damaged, or belongs to an actor with other networks.
     """
-    if not Path(path).is_file():
-        raise CheckpointError(f"checkpoint {path!r} is not a file; pass a file written by save_model")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"checkpoint {path!r} cannot be read: {error}") from error
-    state = saved.get("acting_state") if isinstance(saved, dict) else None
+    state = acting_state_of(read_sealed(path, "model"), f"model {path!r}")
     networks = {name: list(network.parameters()) for name, network in actor.acting_networks().items()}
-    if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in networks):
+    if not all(name in state for name in networks):
         raise CheckpointError(f"checkpoint {path!r} must contain the acting_state of an actor with the networks "
                               f"{', '.join(networks)}; pass a file written by save_model for such an actor")
     for name, parameters in networks.items():

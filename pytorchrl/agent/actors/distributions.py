@@ -83,11 +83,13 @@ def distribution_of(space: gym.Space[object]) -> Distribution:
 
 
 def check_mask(mask: Tensor) -> None:
-    """Refuse a mask (..., n) with a row that allows no action.
+    """Refuse a mask (..., n) with a row that allows no action; compiled and exported graphs skip this check.
 
     Raises:
         NonFiniteDataError: A row allows no action, so the row's probabilities are undefined.
     """
+    if torch.compiler.is_compiling():  # the check depends on data, so a traced graph cannot contain it
+        return
     if not bool(mask.any(-1).all()):
         rows = (~mask.any(-1)).nonzero().flatten().tolist()
         raise NonFiniteDataError(

@@ -8,7 +8,7 @@ torch's global one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeGuard, TypeVar
 
 import gymnasium as gym
@@ -142,6 +142,17 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addmm(bias, x, weight.t().contiguous())
 
 
+class _LayerWeights:
+    """The weight and the bias of each layer, looked up at every iteration."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        self._layers = layers
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for layer in self._layers:
+            yield layer.weight, layer.bias  # type: ignore[misc] # the layers are linear
+
+
 class MLP(nn.Module):
     """Fully connected layers over a leaf, which `encode` converts to vectors, or over a given number of features."""
 
@@ -169,7 +180,11 @@ class MLP(nn.Module):
         self._activation = ACTIVATIONS[activation]
         # `forward` reads the parameters from this list, because in small networks, looking them up in modules takes as
         # long as computing with them.
-        self._weights = [(layer.weight, layer.bias) for layer in layers]
+        self._weights: Iterable[tuple[Tensor, Tensor]] = [(layer.weight, layer.bias) for layer in layers]
+
+    def look_up_weights(self) -> None:
+        """Make `forward` look up its parameters in the layers, so that `torch.export` finds their names."""
+        self._weights = _LayerWeights(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of a leaf (B, ...)."""

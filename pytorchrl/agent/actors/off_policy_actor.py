@@ -23,7 +23,7 @@ from pytorchrl.agent.actors.replay_actor import (
     replay_trunk,
 )
 from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
-from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output
+from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, SpaceError
@@ -196,6 +196,16 @@ class OffPolicyActor(ReplayActor):
         mean, log_std = self._gaussian(outputs)
         u = mean if deterministic else squashed_draw(mean, log_std, generator)
         return torch.tanh(u).view(-1, *self.low.shape)
+
+    def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return the modes of the policy's distributions, scaled to the bounds of a Box; see `Actor`."""
+        return self.to_env(self.act(obs, deterministic=True, mask=mask)), {}
+
+    def keep_policy(self) -> None:
+        """Remove the critics; see `Actor`."""
+        super().keep_policy()
+        if not overrides(self, OffPolicyActor, "build_networks", "act"):
+            self.critics = nn.ModuleList()
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Return reparameterized samples (B, D) of the squashed Gaussian, in [-1, 1], and their log-densities (B,).

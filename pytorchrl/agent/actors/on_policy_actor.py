@@ -218,6 +218,30 @@ class OnPolicyActor(Actor):
         action = distribution.mode(params, mask) if deterministic else distribution.sample(params, mask, generator)
         return action, distribution.clip(action), params, value, rhs_next
 
+    def policy_states(self, num_envs: int) -> Obs:
+        """Return the memory of the policy network, without that of a separate value network; see `Actor`."""
+        states = self.initial_states(num_envs)
+        if overrides(self, OnPolicyActor, "act", "policy_features", "initial_states"):
+            return states
+        return {name: state for name, state in states.items() if name == "policy"}
+
+    def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return the most likely actions, clipped to the bounds of a Box; see `Actor`."""
+        continues = torch.zeros(next(iter(obs.values())).shape[0], dtype=torch.bool, device=self.device)
+        if overrides(self, OnPolicyActor, "act"):
+            _, action, _, _, rhs = self.act(obs, rhs, continues, True, mask)
+            return action, rhs
+        params, _, rhs = self._policy_params(self.normalise(obs), rhs, continues)
+        distribution = self._heads[2]
+        return distribution.clip(distribution.mode(params, mask)), rhs
+
+    def keep_policy(self) -> None:
+        """Remove the value network; see `Actor`."""
+        super().keep_policy()
+        self._linear = (None, None)  # look up the parameters of the heads in the modules
+        if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):
+            self.value, self.value_head = None, nn.Identity()
+
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return log-probabilities (...,) of actions `(..., *shape)` under the parameters (..., P) from `act`."""
         return self.distribution.log_prob(dist_params, action, mask)

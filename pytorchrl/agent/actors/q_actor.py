@@ -171,6 +171,18 @@ class QActor(ReplayActor):
             check_mask(mask)
         return best_action(self.get_q_scores(obs, None, mask, generator), mask)
 
+    def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return the actions with the highest values, without the noise of a noisy network; see `Actor`.
+
+        With `prev_action_reward`, the reward of the actions must be written into the returned memory.
+        """
+        if not self.is_recurrent:
+            return self.to_env(self.act(obs, mask)), {}
+        continues = torch.zeros(next(iter(obs.values())).shape[0], dtype=torch.bool, device=self.device)
+        scores, states = self.unroll(obs, rhs, continues, mask)
+        action = best_action(scores, mask)
+        return action, self.with_action(states, action)
+
 
 def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Return the index (...) of the highest score (..., n) among allowed actions."""

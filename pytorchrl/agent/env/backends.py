@@ -213,6 +213,8 @@ def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMake
     """Return whether "auto" chooses the native vector environment: only if it supports the options and is faster."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
+    if blueprint.timeout_s is not None:
+        return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
         return False
     if spec is None:
@@ -238,6 +240,10 @@ def _check_native(blueprint: Blueprint) -> None:
         raise ConfigError(
             f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is one vector environment, "
             "whose environments cannot be replaced one by one; use backend='sync' or 'async', or on_env_error='raise'")
+    if blueprint.timeout_s is not None:
+        raise ConfigError(
+            f"env_timeout_s={blueprint.timeout_s:g} needs single environments, but {name_of(blueprint)} is one vector "
+            "environment, which steps all environments in one call; use backend='sync' or 'async'")
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "

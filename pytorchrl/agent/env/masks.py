@@ -30,13 +30,14 @@ class ActionMasks:
     ) -> None:
         self._reader, self._where = reader, where
         self._shows_last, self._has_one_choice = shows_last, has_one_choice
-        self._is_in_info = False
+        self.is_in_info = False
+        """Whether `info` contains the masks, as the first reset showed."""
         self._free = np.empty(0, dtype=np.bool_)
         self._all = np.ones(num_envs, dtype=np.bool_)
 
     def reset(self, observations: Observation, info: Info) -> np.ndarray | None:
         """Return the masks after a reset of all environments; later infos must contain masks if this `info` does."""
-        self._is_in_info = not self._reader.has_mask and MASK_LEAF in info
+        self.is_in_info = not self._reader.has_mask and MASK_LEAF in info
         mask = self.read(observations, info)
         if mask is not None:
             self._free = np.ones_like(mask)
@@ -50,7 +51,7 @@ class ActionMasks:
         """
         if self._reader.has_mask:
             return self._reader.mask(observations)
-        if not self._is_in_info:
+        if not self.is_in_info:
             return None
         given = info.get(f"_{MASK_LEAF}", self._all)
         if MASK_LEAF not in info or not given.all():
@@ -86,13 +87,13 @@ class ActionMasks:
             final_index: (K,) int64, indices of the environments.
             last_info_of: Function from the index of an environment to the `info` of the last step of its episode.
         """
-        if self._is_in_info and len(final_index):
+        if self.is_in_info and len(final_index):
             infos = [last_info_of(index) for index in final_index.tolist()]
             mask = np.stack([np.asarray(info.get(MASK_LEAF, self._free[0])).astype(np.bool_) for info in infos])
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
         """Make the masks in `info` allow all actions for the environments that raised exceptions (`cut`, (E,) bool)."""
-        if self._is_in_info:
+        if self.is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

@@ -69,6 +69,10 @@ class Restarts:
         self._logs = logs
         self._steps: deque[int] = deque()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return a budget of the same size, because another process counts the steps of its own environment."""
+        return Restarts, (self.limit, int, self._logs)
+
     def spend(self, fault: Fault, cause: BaseException | None) -> None:
         """Count a restart that the caller is about to make.
 

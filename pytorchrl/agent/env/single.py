@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from pytorchrl.agent.env.aliases import AnyEnv, AnySpace, EnvFn, EnvKwargs, EnvWrapper, Info, ResetResult
+from pytorchrl.agent.env.deadlines import TimedEnv
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
@@ -46,6 +47,9 @@ class Blueprint:
     """Name of the worker, for error messages."""
     restarts: Restarts | None = None
     """Restart budget; if None, an exception in an environment ends the run."""
+    timeout_s: float | None = None
+    """Longest time of one call of an environment, in seconds; native vector environments, which step all environments
+    in one call, are then refused."""
     needs_restarts: bool = False
     """Whether `on_env_error="restart"` is set; native vector environments, which cannot restart, are then refused."""
 
@@ -82,7 +86,9 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
 def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> AnyEnv:
     """Build environment `index` with its wrappers and a copy of the keyword arguments."""
     where = f"{blueprint.where}, env {index}"
-    build = functools.partial(_build_bare, blueprint, spec, where)
+    build: Callable[[], AnyEnv] = functools.partial(_build_bare, blueprint, spec, where)
+    if blueprint.timeout_s is not None:
+        build = functools.partial(_build_timed, build, blueprint.timeout_s, where)
     env = build()
     return GuardedEnv(env, where) if blueprint.restarts is None else RestartingEnv(
         env, where, build, blueprint.restarts)
@@ -114,6 +120,13 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
     except Exception as failure:
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     return env
+
+
+def _build_timed(build: Callable[[], AnyEnv], timeout_s: float, where: str) -> AnyEnv:
+    try:
+        return TimedEnv(build, timeout_s)
+    except TimeoutError as failure:
+        raise EnvError(f"{where}: {describe(failure)}") from failure
 
 
 def _agents_hint(env: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,38 @@ def action_start(space: AnySpace) -> np.ndarray | None:
     return None
 
 
+@dataclass(frozen=True)
+class RawSpaces:
+    """The spaces of one environment as the environment declares them, before they are flattened."""
+
+    observation: AnySpace
+    action: AnySpace
+    keep_float64: bool = False
+    """Whether float64 leaves stay float64; otherwise they become float32."""
+    has_mask_in_info: bool = False
+    """Whether `info` contains the mask of allowed actions, and observations do not."""
+
+
+@dataclass(frozen=True)
+class LeafReading:
+    """The conversion of one leaf of an observation to the form that actors receive."""
+
+    path: Path
+    """Keys and indices that lead to the leaf; empty for an observation that is a single array."""
+    name: str
+    start: np.ndarray | None
+    """Offset that is subtracted, so that Discrete and MultiDiscrete count from 0; None for other leaves."""
+    is_narrowed: bool
+    """Whether float64 becomes float32."""
+    has_channels_last: bool
+    """Whether the leaf is an image (H, W, C), which becomes (C, H, W)."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the leaf needs no conversion."""
+        return self.start is None and not self.is_narrowed and not self.has_channels_last
+
+
 class ObservationReader:
     """Converts observations of one space to leaves; copies only leaves whose values or dtypes change.
 
@@ -91,17 +125,23 @@ class ObservationReader:
     """
 
     def __init__(self, space: AnySpace, keep_float64: bool = False) -> None:
+        self.raw_space, self.keep_float64 = space, keep_float64
         self.space = flatten_space(space, keep_float64=keep_float64)
-        self._leaves: list[tuple[Path, str, Conversion | None]] = []
-        self._mask_path: Path | None = None
+        self.readings: list[LeafReading] = []
+        """The conversion of each leaf."""
+        self.mask_path: Path | None = None
+        """Keys and indices that lead to the leaf `action_mask`; None if the space has no such leaf."""
         for path, leaf in _walk(space, ()):
             if path[-1:] == (MASK_LEAF,):
-                self._mask_path = path
+                self.mask_path = path
             else:
-                self._leaves.append((path, _name(path), _conversion(leaf, keep_float64)))
+                self.readings.append(_reading(path, leaf, keep_float64))
+        self._leaves: list[tuple[Path, str, Conversion | None]] = [
+            (leaf.path, leaf.name, None if leaf.is_unchanged else functools.partial(_convert, leaf))
+            for leaf in self.readings]
         self.is_plain = isinstance(space, LEAF_SPACES) and self._leaves[0][2] is None
         """Whether `read` returns `{"obs": observations}` without any conversion."""
-        self.has_mask = self._mask_path is not None
+        self.has_mask = self.mask_path is not None
 
     def read(self, observations: Observation) -> dict[str, np.ndarray]:
         """Return leaf -> (E, ...) for the batched observations of a vector environment."""
@@ -109,7 +149,7 @@ class ObservationReader:
             return {OBS_LEAF: observations}
         leaves = {}
         for path, name, convert in self._leaves:
-            array = _at(observations, path)
+            array = part_at(observations, path)
             leaves[name] = array if convert is None else convert(array)
         return leaves
 
@@ -117,7 +157,7 @@ class ObservationReader:
         """Return leaf -> (K, ...) for K observations of single environments."""
         leaves = {}
         for path, name, convert in self._leaves:
-            array = np.stack([np.asarray(_at(row, path)) for row in rows])
+            array = np.stack([np.asarray(part_at(row, path)) for row in rows])
             dtype = self.space[name].dtype
             array = array if convert is None else convert(array)
             leaves[name] = array if array.dtype == dtype else array.astype(dtype)
@@ -125,15 +165,15 @@ class ObservationReader:
 
     def all_allowed(self, space: AnySpace, count: int) -> np.ndarray | None:
         """Return `count` masks that allow all actions, (count, n) bool; None if `space` has no leaf `action_mask`."""
-        if self._mask_path is None:
+        if self.mask_path is None:
             return None
-        return np.ones((count, *(_at(space, self._mask_path).shape or ())), dtype=np.bool_)
+        return np.ones((count, *(part_at(space, self.mask_path).shape or ())), dtype=np.bool_)
 
     def mask(self, observations: Observation) -> np.ndarray | None:
         """Return the leaf `action_mask` of batched observations, (E, n) bool; None if the space has no such leaf."""
-        if self._mask_path is None:
+        if self.mask_path is None:
             return None
-        return np.asarray(_at(observations, self._mask_path)).astype(np.bool_)
+        return np.asarray(part_at(observations, self.mask_path)).astype(np.bool_)
 
     def mask_rows(self, rows: Sequence[Observation]) -> np.ndarray | None:
         """Return the leaf `action_mask` of K single observations, (K, n) bool; None if the space has no such leaf."""
@@ -162,7 +202,8 @@ def _name(path: Path) -> str:
     return "/".join(map(str, path)) or OBS_LEAF
 
 
-def _at(nested: Any, path: Path) -> Any:  # `nested` is a space or an observation
+def part_at(nested: Any, path: Path) -> Any:  # `nested` is a space or an observation
+    """Return the part of a nested space or observation to which `path` leads."""
     for key in path:
         nested = nested[key]
     return nested
@@ -203,15 +244,16 @@ def _learner_space(space: AnySpace, keep_float64: bool = False) -> AnySpace:
     return space
 
 
-def _conversion(space: AnySpace, keep_float64: bool) -> Conversion | None:
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
-        start = np.asarray(space.start)
-        return lambda array: array - start
-    is_wide, has_channels_last = space.dtype == np.float64 and not keep_float64, _has_channels_last(space)
-    if is_wide and has_channels_last:
-        return lambda array: np.moveaxis(array.astype(np.float32), -1, 1)
-    if is_wide:
-        return lambda array: array.astype(np.float32)
-    if has_channels_last:
-        return lambda array: np.moveaxis(array, -1, 1)
-    return None
+def _reading(path: Path, space: AnySpace, keep_float64: bool) -> LeafReading:
+    return LeafReading(
+        path, _name(path), start=action_start(space), is_narrowed=space.dtype == np.float64 and not keep_float64,
+        has_channels_last=_has_channels_last(space))
+
+
+def _convert(leaf: LeafReading, array: np.ndarray) -> np.ndarray:
+    """Return a leaf (E, ...) of batched observations in the form that actors receive."""
+    if leaf.start is not None:
+        array = array - leaf.start
+    if leaf.is_narrowed:
+        array = array.astype(np.float32)
+    return np.moveaxis(array, -1, 1) if leaf.has_channels_last else array

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.appended_files import AppendedFile
 from pytorchrl.errors import ConfigError
 
 
@@ -97,6 +98,7 @@ class Monitor:
 
     Raises:
         ConfigError: The file exists and has other columns.
+        OSError: The file cannot be opened.
     """
 
     COLUMNS = ("r", "l", "t", "env", "ended")
@@ -105,25 +107,41 @@ class Monitor:
         columns = [*self.COLUMNS, *keywords]
         self._keywords = keywords
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists() or path.stat().st_size == 0
-        if not is_new:
-            with path.open(newline="", encoding="utf-8") as file:
-                found = next(csv.reader(file), [])
-            if found != columns:
-                raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
-        # The file is line-buffered, so that a killed worker leaves only complete rows.
-        self._file: TextIO = path.open("a", newline="", encoding="utf-8", buffering=1)
-        self._writer = csv.writer(self._file)
-        if is_new:
-            self._writer.writerow(columns)
+        if path.exists():
+            _remove_torn_header(path)
+        self._file = AppendedFile(path)
+        if self._file.is_empty:
+            self._file.append(_row(columns))
+        elif (found := _columns_of(path)) != columns:
+            self._file.close()
+            raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
 
     def write(self, episode: Episode, info: Mapping[str, object]) -> None:
-        """Append one episode, with an empty field for a keyword that `info` lacks."""
-        self._writer.writerow([
+        """Append one episode, with an empty field for a keyword that `info` lacks; a full disk loses the episode."""
+        self._file.append(_row([
             round(episode.env_return, 6), episode.length, round(episode.seconds, 3), episode.env_index,
             "terminated" if episode.terminated else "truncated", *(info.get(key, "") for key in self._keywords),
-        ])
+        ]))
 
     def close(self) -> None:
         """Close the file; further calls have no effect."""
         self._file.close()
+
+
+def _row(fields: Iterable[object]) -> str:
+    """Return a line of a CSV file, without its end."""
+    buffer = io.StringIO()
+    csv.writer(buffer).writerow(fields)
+    return buffer.getvalue().removesuffix("\r\n")
+
+
+def _columns_of(path: Path) -> list[str]:
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
+        return next(csv.reader(file), [])
+
+
+def _remove_torn_header(path: Path) -> None:
+    """Empty a file whose first line is incomplete because its writer was killed."""
+    with open(path, "r+b") as file:
+        if b"\n" not in file.read(1 << 16):
+            file.truncate(0)

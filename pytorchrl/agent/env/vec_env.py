@@ -27,7 +27,7 @@ from pytorchrl.agent.env.guard import describe, observation_problem
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
 from pytorchrl.agent.env.single import Blueprint
-from pytorchrl.agent.env.spaces import ObservationReader, action_start, flatten_action_space
+from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
@@ -111,6 +111,10 @@ class VecEnv(Part):
         max_env_restarts: int = option(
             _MAX_RESTARTS, help="Maximum number of restarts of one worker's environments within 1000 steps of the "
             "worker; needs on_env_error='restart'.", low=1)
+        env_timeout_s: float | None = option(
+            None, help="Longest time of one step or reset of an environment, in seconds. A call that takes longer is "
+            "an error of the environment (see on_env_error). Each environment then runs in a thread. None: no limit.",
+            low=0.0, exclusive=True)
         keep_float64: bool | None = option(
             None, help="Whether float64 observations stay float64, which doubles their memory. None keeps float64 if "
             "the first observation contains a value above 131072, where float32 has at most six binary places.")
@@ -161,7 +165,8 @@ class VecEnv(Part):
             found, obs = cls._probe(wide)
             if any(leaf.dtype == np.float64 and _is_large(leaf) for leaf in obs.values()):
                 built, probe = wide, found
-        return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space)
+        return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
+                          raw_spaces=probe.raw_spaces)
 
     @classmethod
     def _probe(cls, options: Options) -> tuple[Self, Arrays]:
@@ -197,7 +202,7 @@ class VecEnv(Part):
             num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,
             max_episode_steps=options.max_episode_steps, frame_stack=options.frame_stack, wrappers=options.wrappers,
             num_threads=num_threads, seeds=self.seeds, where=self._where,
-            restarts=None if options.on_env_error == "raise" else self._restarts,
+            restarts=None if options.on_env_error == "raise" else self._restarts, timeout_s=options.env_timeout_s,
             needs_restarts=options.on_env_error == "restart"))
         single_action_space = self.vector.single_action_space
         self._reader = ObservationReader(self.vector.single_observation_space, bool(options.keep_float64))
@@ -219,6 +224,12 @@ class VecEnv(Part):
         # Steps in which no episode ends return these arrays, which are never written to.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._none = np.zeros(self.num_envs, dtype=np.bool_)
+
+    @property
+    def raw_spaces(self) -> RawSpaces | Mapping[str, RawSpaces]:
+        """The spaces of one environment before they are flattened; call this after the first reset."""
+        return RawSpaces(self.vector.single_observation_space, self.vector.single_action_space,
+                         self._reader.keep_float64, self._masks.is_in_info)
 
     @property
     def num_restarts(self) -> int:
@@ -395,6 +406,9 @@ class EnvFactory(Factory[VecEnv]):
     """Leaf -> space of one environment, as returned by `flatten_space`."""
     action_space: AnySpace
     """Action space of one environment; discrete actions count from 0."""
+    raw_spaces: RawSpaces | Mapping[str, RawSpaces] | None = None
+    """Spaces of one environment before they are flattened; with several policies, policy -> spaces of one of its
+    agents; None if the spaces are unknown."""
 
     @property
     def num_envs(self) -> int:

@@ -10,7 +10,7 @@ from gymnasium.spaces import Discrete
 from pytorchrl.agent.data import Arrays, Step
 from pytorchrl.agent.env.aliases import Action, AnySpace, Observation
 from pytorchrl.agent.env.autoreset import NO_INDEX
-from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
+from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.errors import EnvError
 
 
@@ -46,6 +46,12 @@ class PolicyColumns:
         self.obs: Arrays = {leaf: np.zeros((self.num_columns, *(space.shape or ())), space.dtype)
                             for leaf, space in self.observation_space.items()}
         self.mask = self.reader.all_allowed(observation_space, self.num_columns)
+
+    @property
+    def raw_spaces(self) -> RawSpaces:
+        """The spaces of each agent before they are flattened; call this after the first reset."""
+        return RawSpaces(self.raw_observation_space, self._raw_action_space,
+                         has_mask_in_info=self.mask is not None and not self.reader.has_mask)
 
     def column(self, env: int, agent: str) -> int:
         """Return the column of an agent in environment `env`."""

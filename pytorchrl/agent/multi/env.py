@@ -19,6 +19,7 @@ from pytorchrl.agent.env.common import (
     reward_function,
 )
 from pytorchrl.agent.env.guard import describe, observation_problem
+from pytorchrl.agent.env.spaces import RawSpaces
 from pytorchrl.agent.env.statistics import EpisodeStatistics
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.building import (
@@ -132,7 +133,8 @@ class MultiAgentVecEnv(VecEnv):
         finally:
             probe.close()
         return MultiAgentEnvFactory(
-            cls, built, observation_space=probe.observation_space, action_space=probe.action_space)
+            cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
+            raw_spaces=probe.raw_spaces)
 
     def __init__(
         self, options: Options, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train",
@@ -169,6 +171,11 @@ class MultiAgentVecEnv(VecEnv):
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._checked: set[str] = set()  # agents whose first observation was checked
         self._closed = False
+
+    @property
+    def raw_spaces(self) -> dict[str, RawSpaces]:
+        """Policy -> spaces of one of its agents before they are flattened; call this after the first reset."""
+        return {policy: columns.raw_spaces for policy, columns in self._columns.items()}
 
     @property
     def num_restarts(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.analysis import group_runs, read_run, read_scores
 from pytorchrl.errors import ConfigError
 
@@ -79,6 +80,22 @@ def test_groups_that_cannot_be_compared_are_refused(make_run):
         read_scores({"a": [long, short, other]})
     with pytest.raises(ConfigError, match="score must be one of last, area; got 'best'"):
         read_scores({"a": [long]}, score="best")
+
+
+def test_runs_composed_in_python_are_grouped_by_the_options_of_their_parts(tmp_path):
+    def trained(name, **options):
+        envs = VecEnv.create_factory("CartPole-v1")
+        actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,))
+        scheme = Scheme(PPO.create_factory(num_epochs=1, num_mini_batch=1, **options), actor,
+                        GAEBuffer.create_factory(8), envs, seed=1)
+        with Learner(scheme, target_steps=8, log_dir=tmp_path / name, progress=False) as learner:
+            learner.train()
+        return read_run(tmp_path / name)
+    runs = [trained("a", lr=1e-3), trained("b", lr=1e-2), trained("c", lr=1e-3)]
+    groups = group_runs(runs)
+    assert {label: [run.path.name for run in group] for label, group in groups.items()} == {
+        "ppo lr=0.001": ["a", "c"], "ppo lr=0.01": ["b"]}
+    assert {run.task for run in runs} == {"CartPole-v1"}
 
 
 def test_a_damaged_description_is_refused(make_run):

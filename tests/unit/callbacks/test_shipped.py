@@ -183,3 +183,16 @@ def test_a_pruned_trial_stops_the_run():
     assert reports == [(1.0, 20), (2.0, 30)]
     assert callback.pruned
     assert run.reasons == ["Optuna pruned the trial"]
+
+
+def test_a_pruned_run_raises_the_exception_of_optuna(monkeypatch):
+    class TrialPruned(Exception):  # noqa: N818 - the name of Optuna
+        pass
+    monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace(TrialPruned=TrialPruned))
+    callback = OptunaPruning(SimpleNamespace(report=lambda value, step: None, should_prune=lambda: True))
+    callback.raise_if_pruned()
+    run = Run()
+    run.return_mean = 1.0
+    callback.on_record(run, {})
+    with pytest.raises(TrialPruned):
+        callback.raise_if_pruned()

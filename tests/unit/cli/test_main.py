@@ -203,7 +203,7 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
     (["--target-steps", "-1"], "target_steps must be a whole number >= 0, got -1"),
     (["--target-steps", "many"], "--target-steps: expected INT"),
     (["--eval-every", "0"], "eval_every must be a whole number >= 1"),
-    (["--checkpoint", "/nothing/here.pt"], "not a file"),
+    (["--checkpoint", "/nothing/here.pt"], "there is no model"),
 ])
 def test_wrong_values_are_refused_with_the_allowed_values(capsys, flags, message):
     code, out, err = run(capsys, *TRAIN, *flags)
@@ -322,6 +322,38 @@ def test_a_video_shows_sampled_actions_only_with_stochastic(capsys, tmp_path, mo
     assert run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path)[0] == 0
     assert run(capsys, "enjoy", tmp_path, "--video", tmp_path / "films", "--episodes", 2, "--seed", 3, *flags)[0] == 0
     assert asked == [{"num_episodes": 2, "seed": 3, "deterministic": deterministic}]
+
+
+def test_rendering_does_not_change_the_evaluation(capsys, tmp_path, monkeypatch):
+    folders = []
+
+    def record_video(agent, video_dir, **options):
+        folders.append(video_dir)
+        return agent.evaluate(options["num_episodes"], seed=99)
+    monkeypatch.setattr(enjoy, "record_video", record_video)
+    monkeypatch.setattr(enjoy, "show_episodes", lambda agent, **options: record_video(agent, "window", **options))
+    assert run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path)[0] == 0
+    command = ("enjoy", tmp_path, "--episodes", 3, "--seed", 3)
+    plain = json.loads(run(capsys, *command, "--json")[1])
+    for flags in (("--render", "video"), ("--render", "human"), ("--render", "video", "--out", tmp_path / "films")):
+        found = json.loads(run(capsys, *command, *flags, "--json")[1])
+        assert len(found.pop("rendered_returns")) == 3
+        assert found == plain
+    assert folders == [str(tmp_path / "videos"), "window", str(tmp_path / "films")]
+    first, last = run(capsys, *command, "--render", "human")[1].splitlines()
+    assert first.startswith("showed 3 other episodes, with returns of ")
+    assert last == run(capsys, *command)[1].splitlines()[-1]
+
+
+@pytest.mark.parametrize(("flags", "text"), [
+    (("--out", "films"), "--out films needs --render video"),
+    (("--out", "films", "--render", "human"), "--out films needs --render video"),
+    (("--video", "films", "--render", "video"), "give only one of the two"),
+    (("--render", "mp4"), "invalid choice: 'mp4'")])
+def test_wrong_flags_of_rendering_are_refused(capsys, flags, text):
+    code, _, err = run(capsys, "enjoy", "x", *flags)
+    assert code == 2
+    assert text in err
 
 
 @pytest.mark.parametrize("command", ["enjoy", "plot"])

@@ -155,7 +155,7 @@ def test_hostile_files_are_refused_at_once(write, tmp_path):
     os.mkfifo(tmp_path / "fifo.toml")
     (tmp_path / "folder.toml").mkdir()
     for name, message in (
-            ("large", "is larger than 1,000,000 bytes"), ("binary", "is not a text file"), ("deep", "not a TOML file"),
+            ("large", "has more than 1,000,000 bytes"), ("binary", "is not a text file"), ("deep", "not a TOML file"),
             ("fifo", "is not a regular file"), ("folder", "is not a regular file|Is a directory"),
             ("missing", "No such file")):
         with pytest.raises(ConfigError, match=message):

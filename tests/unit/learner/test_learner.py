@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytorchrl.saved_files import put_in_place
 from pytorchrl import PPO
 from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StartError, StoppedError
 from pytorchrl.learner import Learner
@@ -231,8 +232,9 @@ def test_model_is_saved_at_the_end_and_by_name(fake_scheme, tmp_path):
 
 def test_a_failed_save_keeps_the_existing_model(fake_scheme, tmp_path):
     def fail(path):
-        Path(path).write_bytes(b"half a mod")
-        raise OSError(28, "No space left on device")
+        with put_in_place(Path(path)) as file:
+            file.write(b"half a mod")
+            raise OSError(28, "No space left on device")
     scheme = fake_scheme()
     with make(scheme, 10, tmp_path) as learner:
         learner.train()

@@ -24,7 +24,8 @@ from pytorchrl import (
     train,
 )
 from pytorchrl.agent.names import checked_names, options_of, suggestion
-from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES
+from pytorchrl.agent.meanings import HOMES
+from pytorchrl.agent.names_elsewhere import ELSEWHERE, OF_OTHER_LIBRARIES
 from pytorchrl.cli import main
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.composition import known_names, option_specs
@@ -166,7 +167,7 @@ def test_documented_names_are_translated_everywhere(capsys, agent, name, meant):
     ("ppo", "net_arch", "did you mean 'hidden_sizes'?"), ("ppo", "verbose", "did you mean 'progress' ("),
     ("ppo", "policy_kwargs", "its entries are options themselves: hidden_sizes for net_arch"),
     ("ppo", "frame_skip", "environments and their wrappers skip frames, see env_kwargs and wrappers"),
-    ("ppo", "track", "log_dir contains metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean "
+    ("ppo", "track", "did you mean 'callbacks' (with WandbLog or MlflowLog"), ("ppo", "lambda", "did you mean "
                                                                                              "'gae_lambda'?"),
     ("impala", "lambda_", "did you mean 'vtrace_lambda'?"), ("dqn", "epsilon", "did you mean 'initial_epsilon' or "
                                                                                "'priority_epsilon' ("),

@@ -10,6 +10,7 @@ import gymnasium as gym
 import pytest
 
 import pytorchrl
+from pytorchrl.saved_files import read_json
 from pytorchrl import A2C, VecEnv, presets
 from pytorchrl.agent.algorithms import algorithm, registry
 from pytorchrl.agent.options import option
@@ -113,11 +114,11 @@ def test_opening_a_run_imports_no_algorithm(capsys, tmp_path, own_module):
     recipe = tmp_path / "run" / "run.json"
     canary = tmp_path / "canary.py"
     canary.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nfrom pytorchrl import A2C\nclass Own(A2C): pass\n")
-    recipe.write_text(recipe.read_text().replace(f"{own_module}:Own", "canary:Own"))
-    with pytest.raises(CheckpointError, match=r"'canary:Own', which this process has not imported.*='canary:Own'"):
+    recipe.write_text(json.dumps(read_json(recipe)).replace(f"{own_module}:Own", "canary:Own"))
+    with pytest.raises(CheckpointError, match=r"canary:Own is .* class that this process has not imported.*algorithm="):
         load(tmp_path / "run")
     assert main(["enjoy", str(tmp_path / "run")]) == 2
-    assert "--algorithm canary:Own" in capsys.readouterr().err
+    assert "--algorithm module:Class" in capsys.readouterr().err
     assert not (tmp_path / "imported").exists()
     assert load(tmp_path / "run", algorithm=f"{own_module}:Own").evaluate(1).returns
     assert not (tmp_path / "imported").exists()
@@ -143,6 +144,12 @@ def test_an_option_of_another_part_is_refused():
 
     with pytest.raises(ConfigError, match="'num_steps' is an option of the storage and of the algorithm; rename it"):
         option_specs(Own)
+
+
+def test_a_missing_option_has_its_name_in_train():
+    cls = algorithm("own", storage=pytorchrl.GAEBuffer)(type("Own", (A2C,), {}))
+    with pytest.raises(ConfigError, match=r"^GAEBuffer needs num_steps$"):
+        train(cls, "CartPole-v1", target_steps=64, progress=False)
 
 
 def test_user_defined_presets_apply_unless_options_are_given():

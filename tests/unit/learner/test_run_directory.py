@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -11,6 +10,7 @@ import threading
 import pytest
 
 import pytorchrl
+from pytorchrl.saved_files import read_json
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.plotting import read_curve
 from pytorchrl.reporting import Recorder, write_json
@@ -57,13 +57,13 @@ def test_log_dir_may_have_any_valid_name(tmp_path, name):
 def test_an_earlier_run_is_refused_or_renamed_never_removed(tmp_path):
     run = tmp_path / "run"
     for content in ("first", "second"):
-        write_json(prepare_log_dir(run, overwrite=True) / "run.json", content)
+        write_json(prepare_log_dir(run, overwrite=True) / "run.json", {"name": content})
     with pytest.raises(ConfigError, match="already contains a run"):
         prepare_log_dir(run, overwrite=False)
-    assert json.loads((run / "run.json").read_text()) == "second"
-    assert json.loads((tmp_path / "run.1" / "run.json").read_text()) == "first"
+    assert read_json(run / "run.json") == {"name": "second"}
+    assert read_json(tmp_path / "run.1" / "run.json") == {"name": "first"}
     prepare_log_dir(run, overwrite=True)
-    assert json.loads((tmp_path / "run.2" / "run.json").read_text()) == "second"
+    assert read_json(tmp_path / "run.2" / "run.json") == {"name": "second"}
 
 
 def test_overwrite_keeps_files_that_are_not_part_of_a_run(tmp_path):
@@ -150,11 +150,11 @@ def test_options_for_an_earlier_run_require_its_directory(tmp_path, option):
 def test_the_directory_of_a_run_is_not_a_directory_of_runs(tmp_path):
     """Check that the directory of a run is recognized despite a trailing slash, which a shell's tab completion adds."""
     run = tmp_path / "run"
-    write_json(prepare_log_dir(run) / "run.json", "first")
+    write_json(prepare_log_dir(run) / "run.json", {"name": "first"})
     with pytest.raises(ConfigError, match="already contains a run"):
         prepare_log_dir(f"{run}/")
     assert prepare_log_dir(f"{run}/", overwrite=True) == run
-    assert json.loads((tmp_path / "run.1" / "run.json").read_text()) == "first"
+    assert read_json(tmp_path / "run.1" / "run.json") == {"name": "first"}
 
 
 def test_train_reports_the_directory_of_a_numbered_run(tmp_path, capsys):

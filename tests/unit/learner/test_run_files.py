@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.run_files import RunFiles
+from pytorchrl.saved_files import put_in_place, read_json
 
 
 @pytest.fixture
@@ -16,11 +19,12 @@ def open_run(fake_scheme, tmp_path):
     """Return a function that locks a run directory and opens the files of a run."""
     opened = []
 
-    def open_(after=None):
+    def open_(resumed=None):
         files = RunFiles(tmp_path)
         files.lock()
         opened.append(files)
-        files.begin(fake_scheme(), {"algorithm": "PPO"}, 100, tensorboard=False, after=after)
+        options = LearnerOptions(target_steps=100, tensorboard=False)
+        files.begin(fake_scheme(), {"algorithm": "PPO"}, options, resumed=resumed)
         return files
     yield open_
     for files in opened:
@@ -35,9 +39,9 @@ def test_without_a_directory_nothing_is_written(fake_scheme, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     files = RunFiles(None)
     files.lock()
-    files.begin(fake_scheme(), {}, 100, tensorboard=True, after=None)
+    files.begin(fake_scheme(), {}, LearnerOptions(target_steps=100), resumed=None)
     files.record({"env_steps": 1})
-    files.checkpoint(1, {"x": 1}, 0.0)
+    files.checkpoint(1, {"x": 1}, {}, 0.0)
     files.end({"env_steps": 1})
     with pytest.raises(ConfigError, match="save_model needs a log_dir"):
         files.save_model(fake_scheme())
@@ -55,20 +59,45 @@ def test_a_run_has_a_description_records_and_a_result(open_run, tmp_path):
     assert (described["recipe"], described["target_steps"], described["seed"]) == ({"algorithm": "PPO"}, 100, 7)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"env_steps": 10, "loss": None}, {"env_steps": 20, "loss": None}]
-    assert json.loads((tmp_path / "result.json").read_text()) == {"env_steps": 20}
+    assert read_json(tmp_path / "result.json") == {"env_steps": 20}
 
 
-def test_a_resumed_run_has_no_result_yet_and_no_later_records(open_run, tmp_path):
+@pytest.mark.parametrize("version", ["this", "0.1.0"])
+def test_a_resumed_run_has_no_result_yet_and_no_later_records(open_run, tmp_path, version):
     files = open_run()
-    for steps in (10, 20, 30):
+    for steps in (10, 20):
         files.record({"env_steps": steps})
+    files.checkpoint(20, {}, {"env_steps": 20}, 0.0)
+    files.record({"env_steps": 30})
     files.end({"env_steps": 30})
     files.close()
-    files = open_run(after=20)
+    resumed = files.newest_checkpoint()["learner"]
+    if version == "0.1.0":
+        del resumed["records"]
+        with open(tmp_path / "metrics.jsonl", "ab") as file:
+            file.write(b'{"env_steps": 5\xff}\n[1]\n{"steps": 1}\n{"env_steps": 7')
+    files = open_run(resumed)
     assert not (tmp_path / "result.json").exists()
     files.record({"env_steps": 25})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["env_steps"] for line in lines] == [10, 20, 25]
+
+
+def test_damaged_records_are_refused_when_a_run_is_resumed(open_run, tmp_path, caplog):
+    files = open_run()
+    files.record({"env_steps": 10})
+    files.checkpoint(20, {}, {"env_steps": 20}, 0.0)
+    files.close()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace("10", "11"))
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl' differ from those at the checkpoint"):
+        files.newest_checkpoint()
+    assert caplog.text == ""
+    path.unlink()
+    resumed = files.newest_checkpoint()["learner"]
+    assert "metrics.jsonl is missing; new records begin at the checkpoint" in caplog.text
+    open_run(resumed).record({"env_steps": 30})
+    assert path.read_text() == '{"env_steps": 30}\n'
 
 
 def test_one_run_at_a_time_uses_a_directory(open_run, tmp_path):
@@ -88,9 +117,9 @@ def test_a_model_is_complete_or_absent(open_run, fake_scheme, tmp_path):
     before = names(tmp_path)
 
     def save_half(path):
-        with open(path, "wb") as file:
+        with put_in_place(Path(path)) as file:
             file.write(b"mo")
-        raise OSError("disk full")
+            raise OSError("disk full")
     scheme.save_model = save_half
     with pytest.raises(OSError, match="disk full"):
         files.save_model(scheme, "best")
@@ -109,14 +138,14 @@ def test_names_outside_of_the_directory_are_refused(open_run, fake_scheme, tmp_p
 
 def test_the_last_checkpoint_is_the_last_one_that_was_written(open_run, tmp_path, caplog):
     files = open_run()
-    files.checkpoint(40, {"x": torch.arange(1000)}, 0.0)
+    files.checkpoint(40, {"x": torch.arange(1000)}, {}, 0.0)
     (path,) = (tmp_path / "checkpoints").iterdir()
     written = dict(files.last_checkpoint)
     assert (written["env_steps"], written["bytes"]) == (40, path.stat().st_size)
-    assert torch.load(path, weights_only=True)["x"].tolist() == list(range(1000))
+    assert torch.load(path, weights_only=True)["scheme"]["x"].tolist() == list(range(1000))
     path.unlink()
     (tmp_path / "checkpoints").rmdir()
     (tmp_path / "checkpoints").write_text("in the way")
-    files.checkpoint(50, {"x": 1}, 0.0)
+    files.checkpoint(50, {"x": 1}, {}, 0.0)
     assert files.last_checkpoint == written
     assert "the checkpoint after 50 env steps could not be written" in caplog.text

@@ -129,13 +129,14 @@ def test_a_checkpoint_contains_all_policies(game, tmp_path):
         train("ppo", game, policies="shared", **{**TINY, "target_steps": 0, "checkpoint": path})
 
 
-def test_a_mapping_is_loaded_and_a_function_is_not(game, tmp_path):
-    train("ppo", game, policies={"agent_0": "a", "agent_1": "b"}, log_dir=tmp_path / "mapping",
-          **{**TINY, "target_steps": 0})
-    assert load(tmp_path / "mapping").agent.train_envs.policies == ("a", "b")
-    train("ppo", game, policies=str.upper, log_dir=tmp_path / "function", **{**TINY, "target_steps": 0})
-    with pytest.raises(CheckpointError, match=r"composed in Python with code that load does not import: policies="):
-        load(tmp_path / "function")
+@pytest.mark.parametrize("policies", [{"agent_0": "A", "agent_1": "B"}, lambda agent: "AB"[int(agent[-1])]],
+                         ids=["mapping", "function"])
+def test_the_assignment_of_policies_is_stored_with_the_run(game, tmp_path, policies):
+    agent = train("ppo", game, policies=policies, log_dir=tmp_path, **{**TINY, "target_steps": 0})
+    loaded = load(tmp_path)
+    assert loaded.agent.train_envs.agents == {"A": ("agent_0",), "B": ("agent_1",)}
+    assert loaded.agent == agent.agent
+    assert loaded.evaluate(2).returns == agent.evaluate(2).returns
 
 
 @pytest.mark.parametrize("preset", ["a3c", "ddppo", "microbatch", "impala", "appo", "rapid", "apex"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -118,3 +119,76 @@ def test_videos_are_written(tmp_path):
     agent = train("ppo", "CartPole-v1", **TINY)
     video.record_video(agent, tmp_path, num_episodes=2)
     assert len(list(tmp_path.glob("*.mp4"))) == 2
+
+
+class Plain(gym.Env):
+    """An environment whose constructor takes no render mode."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array", "ansi"]}  # noqa: RUF012 - as gymnasium declares it
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+class Rendered(Plain):
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+
+def test_a_missing_render_mode_is_named_with_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
+    agent = train("ppo", Rendered, **TINY)
+    with pytest.raises(ConfigError, match=r"render_mode='human'; its render modes are \['rgb_array', 'ansi'\]"):
+        video.show_episodes(agent)
+    monkeypatch.setattr(Plain, "metadata", {"render_modes": []})
+    with pytest.raises(ConfigError, match=r"render_mode='rgb_array'; its render modes are \[\]"):
+        video.record_video(agent, tmp_path)
+
+
+def test_a_function_that_takes_no_render_mode_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
+    agent = train("ppo", Plain, **TINY)
+    with pytest.raises(ConfigError, match=r"render_mode=None, but 'rgb_array' is necessary; the function that makes"):
+        video.record_video(agent, tmp_path)
+
+
+def test_episodes_are_shown_in_the_window_of_the_environment(monkeypatch):
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    agent = train("ppo", "CartPole-v1", **TINY)
+    modes = []
+
+    def note(env):
+        modes.append(env.render_mode)
+        monkeypatch.setitem(env.metadata, "render_fps", 10_000)
+        return env
+    options = agent.agent.test_envs.options
+    noted = dataclasses.replace(agent.agent.test_envs, options=dataclasses.replace(options, wrappers=(note,)))
+    agent.agent = dataclasses.replace(agent.agent, test_envs=noted)
+    evaluation = video.show_episodes(agent, num_episodes=2, seed=1)
+    assert len(evaluation.returns) == 2
+    assert modes == [None, "human"]  # the first environment is built to read its render modes
+
+
+def test_a_video_contains_the_frames_of_an_episode(tmp_path):
+    pytest.importorskip("moviepy")
+    cv2 = pytest.importorskip("cv2")
+    agent = train("ppo", "CartPole-v1", **TINY)
+    evaluation = video.record_video(agent, tmp_path, num_episodes=1, seed=1)
+    (path,) = tmp_path.glob("*.mp4")
+    film, pictures = cv2.VideoCapture(str(path)), []
+    while True:
+        is_read, picture = film.read()
+        if not is_read:
+            break
+        pictures.append(picture.astype(np.int64))
+    film.release()
+    assert len(pictures) == evaluation.lengths[0] + 1
+    assert pictures[0].shape == (400, 600, 3)
+    assert np.abs(pictures[0] - pictures[-1]).max() > 100  # the cart has moved

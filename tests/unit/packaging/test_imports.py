@@ -15,7 +15,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Modules that every layer may import. Options are declared in every layer, so the module `options` belongs to
 # no layer.
-EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped")
+EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped",
+              "saved_files", "sealed_files", "appended_files")
 # The layers that each layer may import, in addition to itself and to the modules that every layer may import.
 ALLOWED = {
     "errors": set(),
@@ -24,6 +25,9 @@ ALLOWED = {
     "tracebacks": set(),
     "worker_names": set(),
     "untyped": set(),
+    "saved_files": set(),
+    "sealed_files": set(),
+    "appended_files": set(),
     "options": {"agent"},
     "agent": set(),
     "envs": {"agent"},
@@ -35,10 +39,10 @@ ALLOWED = {
 }
 # Modules that belong to the layer of `learner.py` and may use ready-made environments.
 LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
-                 "recipes",
+                 "recipes", "descriptions",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
                  "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor",
-                 "callbacks", "learner_options"}
+                 "callbacks", "learner_options", "acting", "export"}
 
 
 def layer_of(module):
@@ -118,7 +122,7 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "ratio = (time.perf_counter() - start) / torch_s\n"
         "import pytorchrl.analysis, pytorchrl.cli.compare, pytorchrl.cli.train\n"
         "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', "
-        "'pettingzoo')\n"
+        "'pettingzoo', 'onnx', 'onnxscript', 'onnxruntime', 'safetensors')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
     # Three attempts are made, because a slow disk may affect a single attempt.

@@ -159,7 +159,7 @@ def test_commands_and_paths_in_contributing_and_readme_exist():
 
 def test_installed_versions_of_checkers_equal_their_pins():
     pins = dict(line.split("==", 1) for line in lines_of("constraints.txt"))
-    for name in ("ruff", "mypy", "codespell", "pytest", "pytest-timeout", "pytest-xdist"):
+    for name in ("ruff", "mypy", "codespell", "jupytext", "pytest", "pytest-timeout", "pytest-xdist"):
         assert importlib.metadata.version(name) == pins[name]
     for name in ("sphinx", "furo", "myst-nb"):  # newer versions of these packages need a newer Python
         assert sys.version_info < (3, 11) or importlib.metadata.version(name) == pins[name].partition(";")[0]
@@ -167,7 +167,7 @@ def test_installed_versions_of_checkers_equal_their_pins():
 
 def test_make_help_lists_every_target():
     result = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("venv", "train", "test", "test-all", "lint", "docs", "bench"):
+    for target in ("venv", "train", "test", "test-all", "lint", "docs", "notebooks", "notebooks-sync", "bench"):
         assert re.search(rf"make {target}\s+\S", result.stdout), target
 
 

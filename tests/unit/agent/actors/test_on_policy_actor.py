@@ -331,7 +331,7 @@ def test_checkpoint_loads_weights_and_normalizers(tmp_path):
 
 
 def test_checkpoint_that_cannot_be_loaded_raises(tmp_path):
-    with pytest.raises(CheckpointError, match="not a file"):
+    with pytest.raises(CheckpointError, match="there is no model"):
         _actor(checkpoint=str(tmp_path / "none.pt"))
     broken = tmp_path / "broken.pt"
     for content in (b"", b"no model", b"PK\x03\x04 cut off"):
@@ -342,7 +342,7 @@ def test_checkpoint_that_cannot_be_loaded_raises(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         _actor(checkpoint=str(broken))
     torch.save({"weights": torch.zeros(3)}, broken)
-    with pytest.raises(CheckpointError, match="acting_state"):
+    with pytest.raises(CheckpointError, match="acting state"):
         _actor(checkpoint=str(broken))
 
 

@@ -181,7 +181,7 @@ def test_states_can_be_loaded_by_another_algorithm(make_agent, tmp_path):
     torch.save({"format": 1, "version": 0, "acting_state": agent.algo.acting_state()}, tmp_path / "model.pt")
     again = make_agent(seed=3, checkpoint=str(tmp_path / "model.pt"))
     assert equal(again.algo.acting_state(), agent.algo.acting_state())
-    with pytest.raises(CheckpointError, match="is not a file"):
+    with pytest.raises(CheckpointError, match="there is no model"):
         make_agent(checkpoint=str(tmp_path / "other.pt"))
 
 

@@ -1,0 +1,165 @@
+"""Choose actions with a trained agent for single observations, as evaluations do for the observations of a vector."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.data import ActingStep, Arrays
+from pytorchrl.agent.env.aliases import Action, Observation
+from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start
+from pytorchrl.agent.multi.data import own_names
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.policy import Policy
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.composition import Agent
+from pytorchrl.errors import ConfigError
+
+T = TypeVar("T")
+Chosen = Any
+"""An action or a mapping from agents to actions; if a policy has memory, a pair of this and the next memory."""
+Memory = Any
+"""The memory of a policy, or a mapping from agents to memories; None at the start of an episode."""
+Mask = Any
+"""A mask of allowed actions, or a mapping from agents to masks; None if `info` contains no masks."""
+
+POLICY = "policy"
+"""Name of the policy of an agent that has only one."""
+# Options of algorithms that would make acting random, or less exact -> the value with which an agent acts.
+_EXACT = {"test_epsilon": 0.0, "mixed_precision": False, "compile": False}
+# Number of env steps after which every schedule has reached its final value.
+_AFTER_TRAINING = 2**62
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyParts:
+    """The parts from which one policy of a trained agent is built."""
+
+    algorithm: Factory[Algorithm]
+    actor: Factory[Actor]
+    state: Mapping[str, Tensor]
+    spaces: RawSpaces
+
+    def build(self, seed: int) -> Algorithm:
+        """Return an algorithm with the trained weights, whose actor acts deterministically where that is asked for."""
+        # The weights of a checkpoint, from which training began, would be overwritten; its file may no longer exist.
+        actor = _with_options(self.actor, {"checkpoint": None})(device="cpu", seed=0)
+        actor.eval()
+        algorithm = _with_options(self.algorithm, _EXACT)(device="cpu", actor=actor, seed=seed)
+        algorithm.load_acting_state(self.state)
+        algorithm.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration
+        return algorithm
+
+    def policy(self) -> Policy:
+        """Return the policy as a module."""
+        return Policy(self.build(0).actor, self.spaces)
+
+
+def _with_options(factory: Factory[T], values: Mapping[str, object]) -> Factory[T]:
+    """Return the factory with other values of those options that its class has."""
+    known = {name: value for name, value in values.items() if hasattr(factory.options, name)}
+    return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **known))
+
+
+def parts_by_policy(agent: Agent, state: Mapping[str, Tensor]) -> dict[str, PolicyParts]:
+    """Return policy -> its parts; an agent with a single policy has the policy `POLICY`.
+
+    Raises:
+        ConfigError: The environments do not state their own spaces.
+    """
+    spaces = agent.test_envs.raw_spaces
+    if spaces is None:
+        raise ConfigError(f"{agent.test_envs.cls.__name__} does not state the spaces of its environments, so "
+                          "observations cannot be read; create its factory with create_factory()")
+    if isinstance(spaces, RawSpaces):
+        return {POLICY: PolicyParts(agent.algorithm, agent.actor, state, spaces)}
+    algorithms, actors = agent.algorithm.options.policies, agent.actor.options.policies
+    return {policy: PolicyParts(algorithms[policy], actors[policy], own_names(state, policy), own)
+            for policy, own in spaces.items()}
+
+
+class Player:
+    """One policy of a trained agent, which chooses actions with its algorithm, as evaluations do.
+
+    Args:
+        parts: The parts of the policy.
+        seed: Seed of sampled actions.
+
+    Attributes:
+        reader: Reader of the observations.
+    """
+
+    def __init__(self, parts: PolicyParts, seed: int) -> None:
+        self._algorithm, self._spaces = parts.build(seed), parts.spaces
+        self.reader = ObservationReader(parts.spaces.observation, parts.spaces.keep_float64)
+        self._start = action_start(parts.spaces.action)
+
+    def initial_memory(self, count: int) -> Arrays:
+        """Return the memory at the start of an episode, name -> (count, H); empty without memory."""
+        return {name: state.numpy() for name, state in self._algorithm.actor.initial_states(count).items()}
+
+    def choose(
+        self, leaves: Arrays, memory: Arrays, first: np.ndarray, mask: np.ndarray | None, deterministic: bool = True,
+    ) -> ActingStep:
+        """Choose the actions of E environments; see `Algorithm.acting_step`."""
+        return self._algorithm.acting_step(leaves, memory, first, deterministic=deterministic, mask=mask)
+
+    def act(
+        self, obs: Observation, memory: Arrays | None, mask: np.ndarray | None, deterministic: bool,
+    ) -> tuple[Action, Arrays]:
+        """Return the action for one observation of an environment, and the memory after the observation."""
+        allowed = self.reader.mask_rows([obs]) if mask is None else np.asarray(mask, dtype=np.bool_)[None]
+        step = self.choose(self.reader.read_rows([obs]), self.initial_memory(1) if memory is None else memory,
+                           np.array([memory is None]), allowed, deterministic)
+        return self.for_environment(step.clipped_action)[0], step.rhs
+
+    def for_environment(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions (E, ...), which count from 0, as the environment accepts them."""
+        actions = actions if self._start is None else actions + self._start
+        return actions.astype(self._spaces.action.dtype, copy=False)
+
+
+class Acting:
+    """The policies of a trained agent.
+
+    Args:
+        agent: The factories of the agent.
+        state: The acting state of the agent.
+        seed: Seed of sampled actions.
+
+    Attributes:
+        parts: Policy -> its parts.
+        players: Policy -> player.
+    """
+
+    def __init__(self, agent: Agent, state: Mapping[str, Tensor], seed: int) -> None:
+        self.parts = parts_by_policy(agent, state)
+        self.players = {policy: Player(parts, derive_seed(seed, Stream.ACTING, index))
+                        for index, (policy, parts) in enumerate(self.parts.items())}
+        envs = agent.test_envs
+        self._policy_of: dict[str, str] | None = None
+        if isinstance(envs, MultiAgentEnvFactory):
+            self._policy_of = {agent: policy for policy, agents in envs.agents.items() for agent in agents}
+        self._has_memory = any(player.initial_memory(1) for player in self.players.values())
+
+    def act(self, obs: Observation, memory: Memory, mask: Mask, deterministic: bool) -> Chosen:
+        """Return the actions for one observation, and the next memory if a policy has memory; see `TrainedAgent`."""
+        if self._policy_of is None:
+            action, after = self.players[POLICY].act(obs, memory, mask, deterministic)
+            return (action, after) if self._has_memory else action
+        if not isinstance(obs, Mapping) or (unknown := [agent for agent in obs if agent not in self._policy_of]):
+            raise ConfigError(f"obs must be a mapping from agents to observations, with some of the agents "
+                              f"{list(self._policy_of)}, got {unknown if isinstance(obs, Mapping) else type(obs)}")
+        chosen = {
+            agent: self.players[self._policy_of[agent]].act(
+                own, (memory or {}).get(agent), (mask or {}).get(agent), deterministic)
+            for agent, own in obs.items()}
+        actions = {agent: action for agent, (action, _) in chosen.items()}
+        return (actions, {agent: after for agent, (_, after) in chosen.items()}) if self._has_memory else actions

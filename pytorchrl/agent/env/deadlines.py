@@ -1,0 +1,109 @@
+"""Limit the time of each call of an environment, so that an environment that hangs becomes one that raises.
+
+Worker processes of `backend="async"` import this module, so it must not import torch.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TypeVar, cast
+
+import gymnasium as gym
+from gymnasium.core import RenderFrame
+
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
+
+T = TypeVar("T")
+
+# A constructor may take this many times as long as a step, because simulators load their data in it.
+_CONSTRUCTOR_FACTOR = 10.0
+# Number of characters of a stack in an error; the innermost calls are at its end.
+_STACK_CHARS = 1500
+
+
+class TimedEnv(AnyWrapper):
+    """Wrapper that runs the constructor and all methods of an environment in one thread, and waits for a limited time.
+
+    A Python thread cannot be ended from outside. If a call hangs, its thread is abandoned: it closes the environment if
+    the call ever returns.
+
+    Args:
+        build: Function that builds the environment.
+        timeout_s: Longest time of `reset`, `step`, `render` or `close`, in seconds.
+
+    Raises:
+        TimeoutError: The constructor took ten times as long as `timeout_s`.
+        Exception: The constructor raised it.
+    """
+
+    def __init__(self, build: Callable[[], AnyEnv], timeout_s: float) -> None:
+        self._timeout_s, self._hangs = timeout_s, False
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], dict[str, object]] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[object, Exception | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="environment", daemon=True)
+        self._thread.start()
+        try:
+            env = self._call("the constructor", build, _CONSTRUCTOR_FACTOR * timeout_s)
+        except BaseException:
+            self._calls.put(None)
+            raise
+        super().__init__(env)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
+        """Reset the environment; raise `TimeoutError` if the call does not return in time."""
+        return self._call("reset", self.env.reset, self._timeout_s, seed=seed, options=options)
+
+    def step(self, action: Action) -> StepResult:
+        """Step the environment; raise `TimeoutError` if the call does not return in time."""
+        return self._call("step", self.env.step, self._timeout_s, action=action)
+
+    def render(self) -> RenderFrame | list[RenderFrame] | None:
+        """Render the environment; raise `TimeoutError` if the call does not return in time."""
+        return self._call("render", self.env.render, self._timeout_s)
+
+    def close(self) -> None:
+        """Close the environment; if a call hangs, leave it to the thread of the environment."""
+        try:
+            if not self._hangs:
+                self._call("close", self.env.close, self._timeout_s)
+        finally:
+            self._calls.put(None)
+
+    def _call(self, name: str, function: Callable[..., T], timeout_s: float, **arguments: object) -> T:
+        if self._hangs:
+            raise TimeoutError(f"{name} was called although an earlier call has not returned")
+        self._calls.put((function, arguments))
+        try:
+            result, error = self._results.get(timeout=timeout_s)
+        except queue.Empty:
+            self._hangs = True
+            raise TimeoutError(f"{name} has not returned within {timeout_s:g} s; it is in\n{self._stack()}") from None
+        if error is not None:
+            raise error
+        return cast("T", result)
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame))[-_STACK_CHARS:] if frame is not None else "an unknown place"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an environment that runs in a thread cannot be pickled")
+
+    def _serve(self) -> None:
+        env: AnyEnv | None = None
+        while (call := self._calls.get()) is not None:
+            function, arguments = call
+            try:
+                result = function(**arguments)
+            except Exception as error:  # noqa: BLE001 - the thread that made the call raises it
+                self._results.put((None, error))
+            else:
+                if env is None and isinstance(result, gym.Env):  # the first call builds the environment
+                    env = result
+                self._results.put((result, None))
+        if self._hangs and env is not None:
+            env.close()

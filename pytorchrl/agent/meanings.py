@@ -1,0 +1,48 @@
+"""Describe the meaning of a foreign option name as options of this package, for `names_elsewhere`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+HOMES = MappingProxyType({
+    "algorithm": "algorithm", "actor": "actor", "rollouts": "storage of rollouts", "replay": "replay storage",
+    "environments": "vector of environments", "scheme": "scheme", "learner": "learner",
+})
+"""Kind of part that has an option -> noun in messages; `replay` is for storages that draw transitions repeatedly."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """The option or options of this package that a name from another library may mean.
+
+    Attributes:
+        at: Options as `home.name`, where `home` is a key of `HOMES`; `a + b` means that both options are needed, and
+            `a | b` that either is enough. Empty if there is no such option.
+        note: How the option differs in unit or meaning; if there is no option, a remedy. Names of options are in
+            backticks.
+    """
+
+    at: str = ""
+    note: str = ""
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """The options in `at` as pairs (home, name)."""
+        return tuple((home, name) for home, _, name in (
+            option.strip().partition(".") for option in self.at.replace("+", "|").split("|") if option.strip()))
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether all of the options are needed together."""
+        return "+" in self.at
+
+
+def at(*places: str, note: str = "") -> tuple[Here, ...]:
+    """Return one `Here` for each of `places`, in order of preference; all have the same note."""
+    return tuple(Here(place, note) for place in places)
+
+
+def no_option(note: str) -> tuple[Here, ...]:
+    """Return the meaning of a name for which this package has no option; `note` is the remedy."""
+    return (Here(note=note),)

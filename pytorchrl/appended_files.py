@@ -1,0 +1,110 @@
+"""Append lines to a file, each completely or not at all; a full disk loses lines, but does not end a run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytorchrl.errors import CheckpointError
+from pytorchrl.saved_files import open_no_follow, open_regular
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+_CHUNK_BYTES = 1 << 20
+
+
+class AppendedFile:
+    """A text file to which lines are appended.
+
+    If a line cannot be written, a warning is logged and the line is lost; later lines are tried again. New files have
+    mode 0666 & ~umask, and symbolic links are not followed.
+
+    Args:
+        path: The file, created if missing.
+        resumed: The `state` of the file when a checkpoint was written: later lines are removed. None: all are kept.
+
+    Raises:
+        OSError: The file cannot be opened.
+        CheckpointError: The lines before the checkpoint are damaged or missing.
+    """
+
+    def __init__(self, path: Path, resumed: Mapping[str, object] | None = None) -> None:
+        self._path, self._lost = path, 0
+        has_lines = path.exists()
+        # The hash of lines that were there before is computed when it is needed.
+        self._hash = None if has_lines else hashlib.sha256()
+        if resumed is not None and has_lines:
+            self._hash = check_appended(path, resumed)
+        self._descriptor: int | None = open_no_follow(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        if resumed is not None and has_lines:
+            os.ftruncate(self._descriptor, int(str(resumed["bytes"])))
+        self._size = os.fstat(self._descriptor).st_size
+
+    @property
+    def state(self) -> dict[str, object]:
+        """The size of the file in bytes and its SHA-256, for `resumed` of a later process."""
+        if self._hash is None:
+            self._hash = _hash(self._path, self._size)
+        return {"bytes": self._size, "sha256": self._hash.hexdigest()}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file contains nothing."""
+        return not self._size
+
+    def append(self, line: str) -> None:
+        """Append a line, which is complete in the file when this method returns, or lost with a warning."""
+        assert self._descriptor is not None, "the file is closed"
+        left = data = (line + "\n").encode("utf-8")
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left):]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # removes the part of the line that was written
+                os.ftruncate(self._descriptor, self._size)
+            if not self._lost:
+                logger.warning("%s cannot be written (%s); lines are lost until it can be written again", self._path,
+                               error)
+            self._lost += 1
+            return
+        if self._lost:
+            logger.warning("%s is written again; %d lines are missing", self._path, self._lost)
+            self._lost = 0
+        self._size += len(data)
+        if self._hash is not None:
+            self._hash.update(data)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def check_appended(path: Path, state: Mapping[str, object]) -> hashlib._Hash:
+    """Return the hash of the lines that a file had in a `state` of `AppendedFile`.
+
+    Raises:
+        CheckpointError: These lines are damaged or missing.
+    """
+    try:
+        found = _hash(path, int(str(state["bytes"])))
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+    if found.hexdigest() != state["sha256"]:
+        raise CheckpointError(f"the lines of {str(path)!r} differ from those at the checkpoint, so the file was "
+                              "damaged or changed; restore it, or move it away to resume with an empty file")
+    return found
+
+
+def _hash(path: Path, size: int) -> hashlib._Hash:
+    found = hashlib.sha256()
+    with open_regular(path) as file:
+        while size > 0 and (data := file.read(min(size, _CHUNK_BYTES))):
+            found.update(data)
+            size -= len(data)
+    return found

@@ -1,0 +1,105 @@
+"""Export the policies of a trained agent to files that work without this library."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytorchrl.acting import POLICY, Acting
+from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.policy import Policy
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.errors import ConfigError, ExportError
+from pytorchrl.export.checks import Observed, compare, played_steps, random_steps
+from pytorchrl.export.formats import FORMATS, Format, Traced, format_of, trace, write
+
+__all__ = ["FORMATS", "Exported", "Exporter", "default_name"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and the result of its check.
+
+    Attributes:
+        path: The file.
+        policy: Name of the policy.
+        num_observations: Number of observations for which the file and the agent choose the same actions.
+        largest_difference: Largest absolute difference of the actions; 0 for discrete actions.
+    """
+
+    path: Path
+    policy: str
+    num_observations: int
+    largest_difference: float
+
+
+def default_name(to: str) -> str:
+    """Return the name that an exported file has by default; raise `ConfigError` for an unknown format."""
+    return f"{POLICY}{format_of(to).suffix}"
+
+
+class Exporter:
+    """Writes the policies of an agent to files; each policy is traced only once.
+
+    Args:
+        acting: The policies of the agent.
+        envs: Factory of the environments that are played to check the files.
+        seed: Seed of the observations with which files are checked.
+    """
+
+    def __init__(self, acting: Acting, envs: EnvFactory, seed: int) -> None:
+        self._acting, self._envs, self._seed = acting, envs, derive_seed(seed, Stream.EVALUATION)
+        self._policies: dict[str, Policy] = {}
+        self._traced: dict[str, Traced] = {}
+
+    def export(self, path: Path, to: str, checks: int, overwrite: bool) -> tuple[Exported, ...]:
+        """Write one file for each policy; see `TrainedAgent.export`."""
+        form = format_of(to)
+        if isinstance(checks, bool) or not isinstance(checks, int) or checks < 1:
+            raise ConfigError(f"checks must be a whole number >= 1, got {checks!r}")
+        paths = self._paths(path, form)
+        if not overwrite and (existing := [str(own) for own in paths.values() if own.exists()]):
+            raise ConfigError(f"{', '.join(existing)} exists already; choose another path, or set overwrite "
+                              "(--overwrite)")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{str(path.parent)!r} cannot be written: {error}") from error
+        observed = self._observe(checks)
+        return tuple(self._write(policy, own, form, observed[policy]) for policy, own in paths.items())
+
+    def _paths(self, path: Path, form: Format) -> dict[str, Path]:
+        if list(self._acting.parts) == [POLICY]:
+            return {POLICY: path}
+        return {policy: path.with_name(f"{path.stem}-{policy}{path.suffix or form.suffix}")
+                for policy in self._acting.parts}
+
+    def _observe(self, checks: int) -> dict[str, list[Observed]]:
+        """Return policy -> at least `checks` observations, half of them played, with the actions of the agent."""
+        played = played_steps(self._acting.players, self._envs, (checks + 1) // 2, self._seed)
+        return {
+            policy: steps + random_steps(
+                self._acting.players[policy], self._acting.parts[policy].spaces,
+                max(1, checks - sum(len(step.first) for step in steps)), self._seed)
+            for policy, steps in played.items()}
+
+    def _write(self, name: str, path: Path, form: Format, steps: list[Observed]) -> Exported:
+        if name not in self._traced:
+            self._policies[name] = self._acting.parts[name].policy()
+            self._traced[name] = trace(name, self._policies[name])
+        # The name begins with a dot and contains the process, so that nobody mistakes the file for a checked one.
+        partial = path.with_name(f".{path.stem}-{os.getpid()}{form.suffix}")
+        try:
+            found = compare(write(self._traced[name], form, partial), self._policies[name], steps)
+            if found.num_different:
+                raise ExportError(
+                    f"{path} was not written: its actions differ from those of the agent for {found.num_different} of "
+                    f"{found.num_observations} observations, by up to {found.largest_difference:.3g}; if an algorithm "
+                    "of your own chooses actions in another way, define best_actions in its actor")
+            partial.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be written: {error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return Exported(path, name, found.num_observations, found.largest_difference)

@@ -1,0 +1,117 @@
+"""Write files completely or not at all, and read texts and JSON that may be damaged or come from a stranger.
+
+Only regular files of a limited size are read. A JSON object may have the key `sha256`, the checksum of its other
+entries, which finds changed bits. Commands that only show runs import this module, so it must not import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+LARGEST_JSON = 16 << 20
+"""Maximum size of a JSON file in bytes."""
+_SHA256 = "sha256"
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+@contextmanager
+def put_in_place(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file, which replaces `path` when the `with` block ends, or is removed if the block fails.
+
+    After the block, the file and its name are on the disk, so that they also survive a crash of the machine.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
+    try:
+        with open(temporary, "xb", opener=open_no_follow) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def open_no_follow(path: str, flags: int) -> int:
+    """Open a file unless it is a symbolic link; used as an `opener` of `open`. New files have mode 0666 & ~umask."""
+    return os.open(path, flags | _NO_FOLLOW, 0o666)
+
+
+def _sync(folder: Path) -> None:
+    """Write the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading. Other files, such as a named pipe or a device, could block for ever.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file.
+    """
+    # A named pipe without a writer would block `open`, unless it is opened in non-blocking mode.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{os.fspath(path)!r} is not a regular file")
+        yield file
+
+
+def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:
+    """Return the text of a regular file in UTF-8.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file.
+        ValueError: It has more than `largest` bytes, or is not in UTF-8.
+    """
+    with open_regular(path) as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"{os.fspath(path)!r} has more than {largest:,} bytes")
+    return content.decode("utf-8")
+
+
+def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> object:
+    """Return the value in a JSON file, without its checksum.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file.
+        ValueError: The file is too large, contains no JSON, or differs from its checksum.
+    """
+    return parse_json(read_text(path, largest), os.fspath(path))
+
+
+def parse_json(text: str, name: str) -> object:
+    """Return the value in the text of a JSON file called `name`, without its checksum; see `read_json`."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{name!r} is nested too deeply") from error
+    if isinstance(value, dict) and _SHA256 in value:
+        found = value.pop(_SHA256)
+        if found != _checksum(value):
+            raise ValueError(f"{name!r} differs from its checksum, so it was damaged or changed after it was written; "
+                             f'if you changed it on purpose, delete its entry "{_SHA256}"')
+    return value
+
+
+def with_checksum(value: Mapping[str, object]) -> dict[str, object]:
+    """Return a JSON object with the checksum of its entries."""
+    return {**value, _SHA256: _checksum(value)}
+
+
+def _checksum(value: Mapping[str, object]) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()

@@ -1,0 +1,181 @@
+"""Write and read sealed files: models and checkpoints with a checksum over the whole file.
+
+A sealed file is a file of `torch.save`, whose contents have the key `sealed`. The comment of its zip archive is the
+SHA-256 of all other bytes. `torch.load(path, weights_only=True)` also reads it. Reading executes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from pytorchrl.errors import CheckpointError
+from pytorchrl.saved_files import open_regular, put_in_place
+
+_SEALED = "sealed"
+_LABEL = b"pytorchrl sha256 "
+_COMMENT_BYTES = len(_LABEL) + 64
+_CHUNK_BYTES = 1 << 20
+_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8,
+                     torch.int16, torch.int32, torch.int64})
+
+
+class _HashedFile:
+    """A file that `torch.save` writes in order. The last two bytes are withheld, because `finish` changes them."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hash, self._last = file, hashlib.sha256(), b""
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        if len(view) >= 2:
+            self._put(self._last)
+            self._put(view[:-2])
+            self._last = bytes(view[-2:])
+        else:
+            joined = self._last + bytes(view)
+            self._put(joined[:-2])
+            self._last = joined[-2:]
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Write the length of the archive's comment, which was 0, and the comment."""
+        self._put(_COMMENT_BYTES.to_bytes(2, "little"))
+        self._file.write(_LABEL + self._hash.hexdigest().encode("ascii"))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._hash.update(data)
+        self._file.write(data)
+
+
+def write_sealed(value: Mapping[str, object], file: IO[bytes]) -> None:
+    """Write plain values and tensors as a sealed file.
+
+    Raises:
+        OSError: The file cannot be written, for example because the disk is full.
+    """
+    hashed = _HashedFile(file)
+    try:
+        torch.save({**value, _SEALED: True}, hashed)  # type: ignore[arg-type] # torch needs only `write` and `flush`
+    except RuntimeError as error:  # torch raises this error if `write` fails
+        raise OSError(str(error)) from error
+    hashed.finish()
+
+
+def save(path: str | os.PathLike[str], value: Mapping[str, object]) -> str:
+    """Write plain values and tensors to a sealed file, completely or not at all, and return its path.
+
+    Raises:
+        OSError: The file cannot be written; an earlier file is unchanged.
+    """
+    with put_in_place(Path(path)) as file:
+        write_sealed(value, file)
+    return os.fspath(path)
+
+
+def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = None) -> dict[str, object]:
+    """Return the contents of a sealed file, or of an older file without a checksum.
+
+    Args:
+        path: The file.
+        kind: Kind of file for messages, such as "model".
+        largest: Maximum size in bytes; None: no limit.
+
+    Raises:
+        CheckpointError: The file is missing, too large or damaged, is not a regular file, or contains values that
+            `write_sealed` cannot have written. The message names the path.
+    """
+    name = f"{kind} {os.fspath(path)!r}"
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if largest is not None and size > largest:
+                raise CheckpointError(f"{name} has {size:,} bytes, but at most {largest:,} are expected")
+            is_verified = _verify(file, name)
+            file.seek(0)
+            value = torch.load(file, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {name}") from None
+    except Exception as error:
+        raise CheckpointError(f"{name} cannot be read: {error}") from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise CheckpointError(f"{name} contains a {type(value).__name__} instead of named values")
+    if value.pop(_SEALED, False) and not is_verified:
+        raise CheckpointError(f"{name} is damaged: it has lost its checksum")
+    _check_tensors(value, name)
+    return value
+
+
+def _verify(file: IO[bytes], name: str) -> bool:
+    """Check the archive and its checksum; return whether it has one.
+
+    Raises:
+        CheckpointError: The checksum is wrong, or entries are compressed, which `torch.save` never does.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members, comment = archive.infolist(), archive.comment
+        if packed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
+            raise CheckpointError(f"{name} is not a file of this library: its member {packed[0]} is compressed")
+        if not (comment.startswith(_LABEL) and len(comment) == _COMMENT_BYTES):
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise CheckpointError(f"{name} is damaged: the checksum of its member {damaged} is wrong")
+            return False
+        if _digest(file).encode("ascii") != comment.removeprefix(_LABEL):
+            damaged = archive.testzip()
+            raise CheckpointError(f"{name} is damaged: the checksum of {damaged or 'the file'} is wrong")
+    return True
+
+
+def _digest(file: IO[bytes]) -> str:
+    """Return the SHA-256 of a sealed file without its comment, as a hexadecimal text."""
+    left = os.fstat(file.fileno()).st_size - _COMMENT_BYTES
+    found = hashlib.sha256()
+    file.seek(0)
+    while left > 0 and (data := file.read(min(left, _CHUNK_BYTES))):
+        found.update(data)
+        left -= len(data)
+    return found.hexdigest()
+
+
+def _check_tensors(value: object, name: str, where: str = "") -> None:
+    """Refuse tensors that `write_sealed` cannot have written: sparse, complex, quantized or with gradients."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_tensors(item, name, f"{where}/{key}" if where else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_tensors(item, name, f"{where}/{index}")
+    elif isinstance(value, torch.Tensor):
+        is_plain = value.layout == torch.strided and value.device.type == "cpu" and value.dtype in _DTYPES
+        if not is_plain or value.requires_grad:
+            raise CheckpointError(
+                f"{name} contains the tensor {where} with dtype {str(value.dtype).removeprefix('torch.')}, layout "
+                f"{str(value.layout).removeprefix('torch.')}, device {value.device} and "
+                f"requires_grad={value.requires_grad}; expected a dense tensor of real numbers on the CPU")
+
+
+def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
+    """Return the acting state in the contents of a model.
+
+    Raises:
+        CheckpointError: There is none, or it contains numbers that are not finite.
+    """
+    state = saved.get("acting_state")
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise CheckpointError(f"{name} contains no acting state; only files of save_model can be loaded")
+    for key, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{name} contains numbers in {key!r} that are not finite, so it cannot act")
+    return state

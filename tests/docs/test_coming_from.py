@@ -1,0 +1,126 @@
+"""Tests of the pages on other libraries: every name and every default of this library in their tables is true."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from functools import cache
+
+import pytest
+
+import pytorchrl
+from pytorchrl import train
+from pytorchrl.composition import known_names
+from pytorchrl.errors import ConfigError
+from tests.conftest import ROOT
+
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "coming_from").glob("*.md"))
+         if path.stem != "index"}
+# Algorithms that together have all options -> an environment that the algorithm accepts.
+ALGORITHMS = {"ppo": "CartPole-v1", "appo": "CartPole-v1", "dqn": "CartPole-v1", "r2d2": "CartPole-v1",
+              "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+# Parts whose options a table of defaults may name: in this order, after the algorithm of the table.
+PARTS = {"PPO": ("OnPolicyActor", "GAEBuffer"), "APPO": ("OnPolicyActor", "VTraceBuffer"), "DQN": ("QActor",),
+         "SAC": ("OffPolicyActor",)}
+SAME = re.compile("the same names?")
+
+
+def tables_of(text):
+    """Return the tables of a page, as pairs (cells of the head, cells of the rows)."""
+    found = re.findall(r"^\|(.+)\|\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.MULTILINE)
+    return [([cell.strip() for cell in head.split("|")],
+             [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()])
+            for head, rows in found]
+
+
+def names_in(cell):
+    return re.findall(r"`(\w+)`", cell)
+
+
+def translations():
+    """Yield (page, names elsewhere, names here) for each row of each table that translates names."""
+    for page, text in PAGES.items():
+        for head, rows in tables_of(text):
+            if head[1:] == ["pytorchrl", "remark"]:
+                for theirs, ours, _ in rows:
+                    names = names_in(theirs.split(" of ")[0])
+                    yield page, names, names if SAME.fullmatch(ours) else names_in(ours)
+
+
+def names_without_counterpart():
+    for page, text in PAGES.items():
+        for head, rows in tables_of(text):
+            if head[1:] == ["remark"]:
+                for theirs, _ in rows:
+                    yield from ((page, name) for name in names_in(theirs))
+
+
+def defaults():
+    """Yield (page, class name of the algorithm, option, default) for each row of each table of defaults."""
+    for page, text in PAGES.items():
+        for head, rows in tables_of(text):
+            if head[0] == "option":
+                for option, _, ours in rows:
+                    yield page, head[2], *names_in(option), ours
+
+
+def error_of(algorithm, name):
+    """Return the error of `train` for `name`; an algorithm with an option of this name trains for one step instead."""
+    try:
+        train(algorithm, ALGORITHMS[algorithm], **{"target_steps": 1, "progress": False, name: 1})
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@cache
+def errors_of(name):
+    return [error for algorithm in ALGORITHMS if (error := error_of(algorithm, name))]
+
+
+def suggested(name):
+    """Return the options that some error for `name` suggests."""
+    hints = [hint for error in errors_of(name) for hint in re.findall(r"did you mean (.*)|; give (\w+) of ", error)]
+    return {option for quoted, plain in hints for option in [*re.findall(r"'(\w+)'", quoted), plain]}
+
+
+def test_there_is_a_page_for_each_library():
+    assert set(PAGES) == {"stable_baselines3", "rllib", "cleanrl", "sample_factory", "predecessor"}
+    counted = {page: sum(len(theirs) for found, theirs, _ in translations() if found == page) for page in PAGES}
+    assert min(counted.values()) >= 35, counted
+    assert {page for page, *_ in defaults()} == set(PAGES)
+    assert {page for page, _ in names_without_counterpart()} == set(PAGES)
+
+
+@pytest.mark.parametrize(("page", "theirs", "ours"), list(translations()), ids=str)
+def test_a_translated_name_is_an_option_that_the_error_suggests(page, theirs, ours):
+    options = {name for algorithm in ALGORITHMS for name in known_names(algorithm)}
+    assert ours
+    assert set(ours) <= options
+    for name in set(theirs) - set(ours):
+        assert suggested(name), name
+        assert suggested(name) & set(ours), (name, suggested(name))
+    # Each option of the row is suggested for one of the names, unless it has this name elsewhere, too.
+    assert set(ours) - set(theirs) <= set().union(*map(suggested, set(theirs) - set(ours)))
+
+
+@pytest.mark.parametrize(("page", "name"), list(names_without_counterpart()))
+def test_the_error_for_a_name_without_counterpart_gives_a_remedy(page, name):
+    for error in errors_of(name):
+        assert re.match(rf"there is no option '{name}'; \w", error), error
+        assert "did you mean" not in error
+    assert errors_of(name)
+
+
+@pytest.mark.parametrize(("page", "algorithm", "option", "shown"), list(defaults()))
+def test_a_default_on_the_pages_is_the_default(page, algorithm, option, shown):
+    classes = [getattr(pytorchrl, name) for name in (algorithm, *PARTS[algorithm])]
+    found = [field.default for cls in classes for field in dataclasses.fields(cls.Options) if field.name == option]
+    assert ast.literal_eval(shown) == found[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_of_other_libraries_have_valid_syntax(page):
+    for body in re.findall(r"^```\{code-block\} python\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL):
+        ast.parse(body)

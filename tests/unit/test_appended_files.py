@@ -1,0 +1,111 @@
+"""Tests of files to which lines are appended: a full disk, resuming, and damaged lines."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from pytorchrl.appended_files import AppendedFile, check_appended
+from pytorchrl.errors import CheckpointError
+
+
+class Disk:
+    """A stand-in for `os.write` with room for a number of bytes."""
+
+    def __init__(self, room):
+        self.room, self._write = room, os.write
+
+    def write(self, descriptor, data):
+        written = min(self.room, len(data))
+        if not written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= written
+        return self._write(descriptor, data[:written])
+
+
+@pytest.mark.parametrize("room", range(13))
+def test_a_full_disk_loses_whole_lines_and_writing_goes_on(tmp_path, monkeypatch, caplog, room):
+    file, disk = AppendedFile(tmp_path / "lines"), Disk(room)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", disk.write)
+        for line in ("one", "two", "three"):
+            file.append(line)
+        disk.room = 100
+        file.append("four")
+    file.close()
+    complete = ["one"] * (room >= 4) + ["two"] * (room >= 8)
+    # The room of a line that did not fit is used again.
+    written = (tmp_path / "lines").read_text().split("\n")
+    assert written[-2:] == ["four", ""]
+    assert written[:len(complete)] == complete
+    assert all(line in ("one", "two", "three", "four", "") for line in written)
+    missing = 5 - len(written)
+    assert caplog.text.count("cannot be written (") == caplog.text.count("is written again") <= 2
+    assert missing > 0
+    assert f"{missing} lines are missing" in caplog.text or caplog.text.count("1 lines are missing") == missing
+
+
+@pytest.mark.parametrize("gap", ["same", "later", "reopened"])
+def test_a_resumed_file_ends_where_it_was_at_the_checkpoint(tmp_path, gap):
+    path = tmp_path / "lines"
+    file = AppendedFile(path)
+    file.append("before, ä")
+    state = file.state
+    if gap != "same":
+        file.append("after")
+    if gap == "reopened":
+        file.close()
+        file = AppendedFile(path)
+        assert file.state["bytes"] == os.path.getsize(path)
+        file.append("and later")
+    file.close()
+    resumed = AppendedFile(path, state)
+    assert resumed.state == state
+    resumed.append("again")
+    assert check_appended(path, resumed.state).hexdigest() == resumed.state["sha256"]
+    resumed.close()
+    resumed.close()
+    assert path.read_text() == "before, ä\nagain\n"
+
+
+def test_every_changed_byte_before_a_checkpoint_is_found(tmp_path):
+    path = tmp_path / "lines"
+    file = AppendedFile(path)
+    file.append('{"env_steps": 10}')
+    state = file.state
+    file.append("later")
+    file.close()
+    content = path.read_bytes()
+    for index in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[index] ^= 1 << bit
+            path.write_bytes(flipped)
+            if index < state["bytes"]:
+                with pytest.raises(CheckpointError, match=r"the lines of '.*lines' differ .* or move it away"):
+                    AppendedFile(path, state)
+            else:
+                AppendedFile(path, state).close()
+    for size in range(state["bytes"]):
+        path.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match="differ"):
+            AppendedFile(path, state)
+        assert path.read_bytes() == content[:size]
+
+
+def test_a_missing_file_begins_anew(tmp_path):
+    file = AppendedFile(tmp_path / "lines", {"bytes": 10, "sha256": "0"})
+    file.append("a")
+    assert file.state["bytes"] == 2
+    file.close()
+
+
+def test_links_and_pipes_are_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="link"):
+        AppendedFile(tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        AppendedFile(tmp_path / "pipe", {"bytes": 3, "sha256": "0"})
