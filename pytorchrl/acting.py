@@ -13,6 +13,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays
 from pytorchrl.agent.env.aliases import Action, Observation
+from pytorchrl.agent.env.guard import observation_problem
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start
 from pytorchrl.agent.multi.data import own_names
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -114,7 +115,13 @@ class Player:
     def act(
         self, obs: Observation, memory: Arrays | None, mask: np.ndarray | None, deterministic: bool,
     ) -> tuple[Action, Arrays]:
-        """Return the action for one observation of an environment, and the memory after the observation."""
+        """Return the action for one observation of an environment, and the memory after the observation.
+
+        Raises:
+            ConfigError: The observation does not fit the observation space.
+        """
+        if problem := observation_problem(self._spaces.observation, obs, "obs"):
+            raise ConfigError(f"act received an observation that does not fit the observation space; {problem}")
         allowed = self.reader.mask_rows([obs]) if mask is None else np.asarray(mask, dtype=np.bool_)[None]
         step = self.choose(self.reader.read_rows([obs]), self.initial_memory(1) if memory is None else memory,
                            np.array([memory is None]), allowed, deterministic)

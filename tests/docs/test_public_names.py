@@ -60,7 +60,8 @@ def code_of_pages():
     """Yield the Python code on the pages of the site, in the readme and in the examples."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
     for page in [ROOT / "README.md", *pages]:
-        yield from _BLOCK.findall(page.read_text(encoding="utf-8"))
+        yield from (re.sub(r"^%.*$", "", code, flags=re.MULTILINE)  # magic commands of notebooks are not Python
+                    for code in _BLOCK.findall(page.read_text(encoding="utf-8")))
     for example in (ROOT / "examples").glob("*.py"):
         yield example.read_text(encoding="utf-8")
 

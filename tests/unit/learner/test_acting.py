@@ -157,6 +157,15 @@ def test_a_changed_policy_does_not_change_the_agent():
     assert [int(agent.act(scale * obs)) for scale in range(-5, 5)] == before
 
 
+def test_an_observation_of_another_form_is_named():
+    agent = agent_of("ppo")
+    obs, _ = make_env("ppo").reset(seed=1)
+    for wrong in (obs[:-1], obs[None], {"obs": obs}, "text"):
+        with pytest.raises(ConfigError, match=r"does not fit the observation space; obs: expected float32 \(\d+,\)"):
+            agent.act(wrong)
+    agent.act(list(obs))  # numbers of another type are converted, as those of environments
+
+
 def test_missing_memory_is_named():
     policy = agent_of("ppo-gru").policy
     with pytest.raises(ConfigError, match=r"entries of initial_memory\(\), \['policy'\]; policy is missing"):
