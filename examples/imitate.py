@@ -40,14 +40,14 @@ def main() -> None:
 
 def clone(expert: prl.TrainedAgent, data: Dataset, num_epochs: int) -> prl.TrainedAgent:
     """Return an agent with new weights that was trained to choose the recorded actions."""
-    torch.manual_seed(expert.seed)
     actor = expert.agent.actor(device="cpu", seed=expert.seed + 1)
     algorithm = expert.agent.algorithm(device="cpu", actor=actor, seed=expert.seed)
     optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
     observations, actions = torch.as_tensor(data.observations["obs"]), torch.as_tensor(data.actions)
-    for _ in range(num_epochs):
-        for rows in torch.randperm(len(actions)).split(64):
-            log_probs, *_ = actor.evaluate_actions({"obs": observations[rows]}, {}, None, actions[rows])
+    for epoch in range(num_epochs):
+        shuffle = torch.Generator().manual_seed(expert.seed + epoch)
+        for rows in torch.randperm(len(actions), generator=shuffle).split(64):
+            log_probs = actor.evaluate_actions({"obs": observations[rows]}, {}, None, actions[rows])[0]
             optimizer.zero_grad()
             (-log_probs.mean()).backward()
             optimizer.step()
