@@ -139,6 +139,28 @@ def test_games_are_recorded_as_the_policy_sees_them(tmp_path):
     assert [int(agent.act(obs)) for obs in data.observations["obs"]] == data.actions.tolist()
 
 
+class Reusing(gym.Env):
+    """An environment that returns the same array at each step, with other numbers."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = np.zeros(2, np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        self.obs += 1
+        return self.obs, 1.0, bool(self.obs[0] == 4), False, {}
+
+
+def test_observations_whose_memory_is_reused_are_copied(tmp_path):
+    data = record_dataset(prl.train("ppo", Reusing, target_steps=0, **TINY), tmp_path / "data.npz", num_episodes=1)
+    assert data.observations["obs"][:, 0].tolist() == [0, 1, 2, 3]
+    assert data.final_observations["obs"].tolist() == [[4, 4]]
+
+
 def test_each_episode_is_reported(tmp_path):
     calls = []
     data = record_dataset(agent_of("ppo"), tmp_path / "data.npz", num_episodes=3,
