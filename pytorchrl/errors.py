@@ -27,7 +27,7 @@
     ├ NonFiniteError                    NaN or infinity
     │ ├ NonFiniteDataError              in data of an environment or actor
     │ └ NonFiniteUpdateError            in a loss or gradient
-    ├ CheckpointError                   a saved model or checkpoint cannot be read
+    ├ CheckpointError                   a saved model, checkpoint or data set cannot be read
     ├ ReplayError                       a replayed run differs from its record
     ├ StoppedError                      a learner, scheme or worker was used after stop()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
@@ -156,7 +156,7 @@ class NonFiniteUpdateError(NonFiniteError):
 
 
 class CheckpointError(PyTorchRLError):
-    """A saved model or checkpoint is missing or damaged, or belongs to another kind of agent or another run."""
+    """A saved model, checkpoint or data set is missing or damaged, or belongs to another kind of agent or run."""
 
 
 class ExportError(PyTorchRLError):

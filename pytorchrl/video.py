@@ -57,7 +57,7 @@ def record_video(
         ConfigError: The environments have several agents, the extra `video` is missing, the directory cannot be
             written, or the environment does not render images.
     """
-    _refuse_several_agents(agent)
+    refuse_several_agents(agent)
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError(f"recording videos needs the extra `video`: {install_hint('video')}")
     try:
@@ -67,7 +67,7 @@ def record_video(
     _check_mode(agent, "rgb_array")
     recorder = functools.partial(_recorded, video_dir=os.fspath(video_dir), num_episodes=num_episodes)
     return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
-                          envs=_single_environment(agent, recorder))
+                          envs=single_environment(agent, recorder))
 
 
 @brief_errors
@@ -88,17 +88,18 @@ def show_episodes(
     Raises:
         ConfigError: The environments have several agents, or the environment has no window.
     """
-    _refuse_several_agents(agent)
+    refuse_several_agents(agent)
     _check_mode(agent, "human")
     shown = functools.partial(_require_mode, mode="human")
     return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
-                          envs=_single_environment(agent, shown, "human"))
+                          envs=single_environment(agent, shown, "human"))
 
 
-def _refuse_several_agents(agent: TrainedAgent) -> None:
+def refuse_several_agents(agent: TrainedAgent) -> None:
+    """Raise `ConfigError` if the environments have several agents."""
     if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
         raise ConfigError("only single-agent environments can be recorded or shown, and this run has several agents; "
-                          "evaluate it without a video")
+                          "evaluate it without recording")
 
 
 def _check_mode(agent: TrainedAgent, mode: str) -> None:
@@ -109,7 +110,7 @@ def _check_mode(agent: TrainedAgent, mode: str) -> None:
         modes.extend(env.metadata.get("render_modes") or ())
         return env
 
-    _single_environment(agent, look, None)(mode="test", seed=0).close()
+    single_environment(agent, look, None)(mode="test", seed=0).close()
     # Gymnasium itself can show the images of an environment that it makes from an id.
     has_window = not callable(agent.agent.test_envs.options.env_fn) and "rgb_array" in modes
     if mode not in modes and not (mode == "human" and has_window):
@@ -135,10 +136,19 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
             disable_logger=True)
 
 
-def _single_environment(
+def single_environment(
     agent: TrainedAgent, recorder: _Wrapper, render_mode: str | None = "rgb_array",
 ) -> EnvFactory:
-    """Return a factory of one test environment that is rendered, with preprocessing and the recorder."""
+    """Return a factory of one test environment, with the recorder inside the wrappers and the preprocessing.
+
+    Args:
+        agent: The agent of the environment.
+        recorder: The innermost wrapper.
+        render_mode: Render mode of the environment; None: the environment is not rendered.
+
+    Raises:
+        ConfigError: An Atari game has a setting that single games lack.
+    """
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")
@@ -174,7 +184,7 @@ def _single_game(
     of_game = {name: settings.pop(name) for name in _OF_GAMES if name in settings}
     if others := sorted(settings.keys() - _OF_LEARNING):
         raise ConfigError(
-            f"videos of Atari games cannot be recorded with {', '.join(others)}; evaluate without a video")
+            f"Atari games cannot be recorded or shown with {', '.join(others)}; evaluate without recording")
     limit = options.max_episode_steps
     return {
         "env_kwargs": {**of_game, "frameskip": 1, **rendering}, "test_env_kwargs": {},

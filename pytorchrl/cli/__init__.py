@@ -1,4 +1,4 @@
-"""Run the command `pytorchrl`: train, watch, report, board, profile, enjoy, export, plot or compare.
+"""Run the command `pytorchrl`: train, watch, report, board, profile, enjoy, dataset, export, plot or compare.
 
 Exit codes: 0 for success; 1 for an error after training began; 2 for an error before that; 130 after Ctrl-C;
 143 after SIGTERM.
@@ -28,13 +28,14 @@ _COMMANDS = {
     "board": "list runs on a local page",
     "profile": "train for a few seconds, and show where the time goes",
     "enjoy": "play episodes with a trained agent",
+    "dataset": "play episodes with a trained agent, and write them as a data set",
     "export": "write a trained policy to a file for other programs",
     "plot": "draw learning curves",
     "compare": "compare groups of runs",
 }
 Handler = Callable[[int, FrameType | None], object] | int | None
 """A signal handler, of the type that `signal.signal` accepts and returns."""
-_USAGE = "usage: pytorchrl {train,watch,report,board,profile,enjoy,export,plot,compare} ... | --help | --version"
+_USAGE = f"usage: pytorchrl {{{','.join(_COMMANDS)}}} ... | --help | --version"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -61,7 +61,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _seed(text: str) -> int:
+def whole_seed(text: str) -> int:
+    """Return a seed for argparse."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**63 - 1, got {text!r}")
     return int(text)
@@ -72,7 +73,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                     description="Play whole episodes with a trained agent and print their raw returns.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
     parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
-    parser.add_argument("--seed", type=_seed, metavar="INT", help="seed of environments and actions [the run's seed]")
+    parser.add_argument("--seed", type=whole_seed, metavar="INT",
+                        help="seed of environments and actions [the run's seed]")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best action")
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
     parser.add_argument("--algorithm", metavar="MODULE:CLASS",

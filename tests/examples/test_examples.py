@@ -27,6 +27,7 @@ SMOKE_RUNS = {
     "multi_agent.py": ([], "mpe2"),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
+    "imitate.py": ([], None),
     "optuna_search.py": ([], "optuna"),
     "tune_search.py": ([pytest.mark.ray], "pandas"),
 }

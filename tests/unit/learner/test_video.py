@@ -27,7 +27,7 @@ def test_recorded_environment_has_the_spaces_of_training(env):
     if env.startswith("ALE/"):
         pytest.importorskip("ale_py")
     agent = train("ppo", env, **TINY)
-    factory = video._single_environment(agent, identity)
+    factory = video.single_environment(agent, identity)
     envs = factory(mode="test", seed=1)  # raises an error if the spaces differ from those of training
     try:
         obs, _ = envs.reset()
@@ -41,7 +41,7 @@ def test_recorded_environment_has_the_spaces_of_training(env):
 def test_a_recorded_game_equals_that_of_the_vector_environment():
     pytest.importorskip("ale_py")
     agent = compose("ppo", "ALE/Pong-v5", {"num_envs": 1})[0]
-    factory = video._single_environment(type("Trained", (), {"agent": agent}), identity)
+    factory = video.single_environment(type("Trained", (), {"agent": agent}), identity)
     pictures = []
     for made in (factory, agent.test_envs):
         envs = made(mode="test", seed=1)
@@ -60,7 +60,7 @@ def test_a_recorded_game_equals_that_of_the_vector_environment():
 def film_of(**options):
     """Return the factory of the environment that is recorded, for an Atari agent with the given options."""
     agent = SimpleNamespace(test_envs=atari_factory("ALE/Pong-v5", 2, **options))
-    return video._single_environment(SimpleNamespace(agent=agent), identity)
+    return video.single_environment(SimpleNamespace(agent=agent), identity)
 
 
 def test_a_video_uses_the_settings_of_the_game():
@@ -78,7 +78,7 @@ def test_a_video_uses_the_settings_of_the_game():
 
 def test_a_setting_that_single_games_lack_is_refused():
     pytest.importorskip("ale_py")
-    with pytest.raises(ConfigError, match="videos of Atari games cannot be recorded with maxpool"):
+    with pytest.raises(ConfigError, match="Atari games cannot be recorded or shown with maxpool"):
         film_of(env_kwargs={"maxpool": False})
 
 

@@ -42,7 +42,7 @@ LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_direc
                  "recipes", "descriptions",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
                  "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor",
-                 "callbacks", "learner_options", "acting", "export"}
+                 "callbacks", "learner_options", "acting", "export", "offline"}
 
 
 def layer_of(module):
@@ -122,7 +122,8 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "ratio = (time.perf_counter() - start) / torch_s\n"
         "import pytorchrl.analysis, pytorchrl.cli.compare, pytorchrl.cli.train\n"
         "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', "
-        "'pettingzoo', 'onnx', 'onnxscript', 'onnxruntime', 'safetensors')\n"
+        "'pettingzoo', 'onnx', 'onnxscript', 'onnxruntime', 'safetensors', "
+        "'minari', 'h5py')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
     # Three attempts are made, because a slow disk may affect a single attempt.

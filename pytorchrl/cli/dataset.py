@@ -1,0 +1,69 @@
+"""Implement `pytorchrl dataset RUN_DIR`: write episodes of a trained agent as a data set."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from pytorchrl.cli.enjoy import count, whole_seed
+from pytorchrl.cli.output import show, show_stderr
+from pytorchrl.cli.parsing import Parser
+from pytorchrl.cli.train import make_importable
+from pytorchrl.offline import record_dataset
+from pytorchrl.run_directory import MODEL_NAME
+from pytorchrl.training import load
+
+# Shortest time between two lines of progress, in seconds.
+_INTERVAL_S = 5.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Record the episodes and return the exit code."""
+    given = _parse(arguments)
+    if given.algorithm is not None or given.trust:
+        make_importable()
+    agent = load(given.run_dir, model=given.model, algorithm=given.algorithm, trust=given.trust)
+    dataset = record_dataset(
+        agent, given.out, num_episodes=given.episodes, deterministic=not given.stochastic, seed=given.seed,
+        overwrite=given.overwrite, on_episode=_progress(given.episodes))
+    returns = dataset.returns.tolist()
+    show(f"wrote {given.out}: {len(returns)} {'episode' if len(returns) == 1 else 'episodes'}, "
+         f"{len(dataset.rewards):,} steps, mean return {statistics.fmean(returns):.2f} (from {min(returns):.1f} to "
+         f"{max(returns):.1f})")
+    return 0
+
+
+def _progress(num_episodes: int) -> Callable[[int, int], None]:
+    """Return a function that prints the number of episodes so far, at most once per interval."""
+    last = time.monotonic()
+
+    def report(episodes: int, steps: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _INTERVAL_S:
+            last = time.monotonic()
+            show_stderr(f"{episodes:,} of {num_episodes:,} episodes, {steps:,} steps")
+    return report
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog="pytorchrl dataset", usage="pytorchrl dataset RUN_DIR --out FILE [flags]",
+                    description="Play whole episodes with a trained agent, and write their observations, actions and "
+                                "raw rewards as a data set.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
+    parser.add_argument("--out", required=True, metavar="FILE",
+                        help="a file *.npz, or, without a suffix, the id of a data set of Minari, such as "
+                             "cartpole/expert-v0 (extra `offline`)")
+    parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
+    parser.add_argument("--seed", type=whole_seed, metavar="INT",
+                        help="seed of the environment and of actions [the run's seed]")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best action")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing data set")
+    parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
+    parser.add_argument("--algorithm", metavar="MODULE:CLASS",
+                        help="class of the run's algorithm, to import if it is your own")
+    parser.add_argument("--trust", action="store_true",
+                        help="import code that the run names, such as a function of environments, and execute it")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser.parse(arguments)
