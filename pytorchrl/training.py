@@ -144,7 +144,11 @@ def load(
     """
     agent, seed = recipes.read(Path(run_dir), algorithm, trust=trust)
     path = Path(run_dir) / f"{model}.pt"
-    algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
+    try:
+        algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
+    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch's errors of allocation
+        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
+                              f"{type(error).__name__}: {error}") from error
     expected = algorithm_for_acting.acting_state().values()
     largest = _MODEL_FACTOR * sum(tensor.nbytes for tensor in expected) + _MODEL_BYTES
     state = acting_state_of(read_sealed(path, "model", largest), f"model {str(path)!r}")

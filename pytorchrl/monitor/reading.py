@@ -13,12 +13,14 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
-from pytorchrl.saved_files import read_json
+from pytorchrl.saved_files import open_regular, read_json
 
 Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
 
 _TAIL_BYTES = 1 << 20
+# Of larger files, only the last part is read, so that a huge file does not fill the memory.
+_MOST_BYTES = 256 << 20
 
 
 def check_run(run_dir: Path) -> None:
@@ -60,15 +62,16 @@ class Records:
     def read(self) -> list[Record]:
         """Return the new complete records, in order; lines that are not JSON objects are skipped."""
         try:
-            with open(self._path, "rb") as file:
+            with open_regular(self._path) as file:
                 status = os.fstat(file.fileno())
                 self.written_at = status.st_mtime
                 self.has_restarted = status.st_ino != self._inode or status.st_size < self._offset
                 if self.has_restarted:
                     self._inode = status.st_ino
-                    self._offset = max(0, status.st_size - _TAIL_BYTES) if self._only_latest else 0
+                    most = _TAIL_BYTES if self._only_latest else _MOST_BYTES
+                    self._offset = max(0, status.st_size - most)
                 file.seek(self._offset)
-                data = file.read(status.st_size - self._offset)
+                data = file.read(min(status.st_size - self._offset, _MOST_BYTES))
         except OSError:
             return []
         end = data.rfind(b"\n") + 1

@@ -271,6 +271,8 @@ class SampleQueue:
         with self._journal.reading():
             version = self._worker.version
         for batch in self._builder.add(rollouts, version):
+            if self.delays_requests:  # use the order of synchronous rounds, which does not depend on arrival
+                batch.rollouts.sort(key=lambda queued: (queued.rollout.sequence, queued.rollout.worker))
             self._put(batch)
 
     def _put(self, batch: TrainBatch) -> None:

@@ -39,6 +39,7 @@ OTHER = {
     "num_envs": 3, "backend": "sync", "autoreset": "next_step", "max_episode_steps": 11, "frame_stack": 2,
     "wrappers": (gym.wrappers.RescaleAction,), "reward_transform": "sign", "end_on_life_loss": True,
     "info_keywords": ("lives",), "on_env_error": "restart", "max_env_restarts": 7, "keep_float64": True,
+    "env_timeout_s": 30.0,
 }
 NEEDED = {"max_env_restarts": {"on_env_error": "restart"}, "clip_param_vf": {"use_clipped_value_loss": True},
           "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},

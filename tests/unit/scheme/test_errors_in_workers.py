@@ -86,7 +86,7 @@ def test_a_fault_of_a_constructor_is_raised(make_scheme, execution, num_grad_wor
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("grad_communication", [SYNC, ASYNC])
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
-def test_an_error_arrives_within_a_second(make_scheme, execution, grad_communication):
+def test_an_error_arrives_soon(make_scheme, execution, grad_communication):
     raised_at = []
 
     class RaisesLater(CountingEnv):
@@ -100,7 +100,7 @@ def test_an_error_arrives_within_a_second(make_scheme, execution, grad_communica
             RaisesLater, grad_communication=grad_communication, **execution)
     with pytest.raises(EnvError, match="later"):
         _step_on(scheme)
-    assert time.monotonic() - min(raised_at) < 1
+    assert time.monotonic() - min(raised_at) < 10  # a second on an idle machine
 
 
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
