@@ -179,6 +179,13 @@ class TrainedAgent:
         self.summary, self.log_dir = dict(summary or {}), log_dir
         self._exporter: Exporter | None = None
 
+    def __repr__(self) -> str:
+        """Return the factories of the agent and, if they are known, its mean return and the directory of its run."""
+        shown = {"algorithm": self.agent.algorithm, "actor": self.agent.actor, "envs": self.agent.test_envs}
+        figures = [] if self.return_mean is None else [f"return_mean={self.return_mean:.1f}"]
+        figures += [] if self.log_dir is None else [f"log_dir={str(self.log_dir)!r}"]
+        return f"TrainedAgent({', '.join([*(f'{name}={part!r}' for name, part in shown.items()), *figures])})"
+
     @property
     def return_mean(self) -> float | None:
         """The mean raw return of the last 100 training episodes; None if no episode has ended, or after `load`."""

@@ -9,7 +9,7 @@ from pytorchrl.cli.enjoy import count
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import make_importable
-from pytorchrl.export import FORMATS
+from pytorchrl.export.formats import FORMATS
 from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import load
 

@@ -12,9 +12,9 @@ from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, ExportError
 from pytorchrl.export.checks import Observed, compare, played_steps, random_steps
-from pytorchrl.export.formats import FORMATS, Format, Traced, format_of, trace, write
+from pytorchrl.export.formats import Format, Traced, format_of, trace, write
 
-__all__ = ["FORMATS", "Exported", "Exporter", "default_name"]
+__all__ = ["Exported"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.site, pytest.mark.timeout(600), pytest.mark.xdist_grou
 
 _BLOCK = re.compile(
     r"^```(?:python|\{code-cell\}[^\n]*)\n(?:---\n.*?^---\n)?(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The first line of a notebook's cell may be a command of Jupyter, such as `%%writefile file.py`.
+_MAGIC = re.compile(r"\A%%.*\n")
 
 
 def value_of(name):
@@ -49,7 +51,7 @@ def names_of_packages():
 
 def imported_names(code):
     """Yield the full names that code imports from this library."""
-    for node in ast.walk(ast.parse(code)):
+    for node in ast.walk(ast.parse(_MAGIC.sub("", code))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pytorchrl":
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):

@@ -20,7 +20,8 @@ import pytorchrl as prl
 from pytorchrl.agent.env.spaces import ObservationReader
 from pytorchrl.cli import main
 from pytorchrl.errors import ConfigError, ExportError
-from pytorchrl.export import FORMATS, checks
+from pytorchrl.export import checks
+from pytorchrl.export.formats import FORMATS
 from pytorchrl.export.inputs import sample
 from tests.unit.learner import exported_files
 from tests.unit.learner.small_agents import TINY, Mixed, agent_of, make_env
