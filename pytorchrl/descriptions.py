@@ -268,9 +268,14 @@ def find_imported(reference: str) -> object:
     """
     for base in _BASES:
         for cls in _subclasses(base):
-            if f"{cls.__module__}:{cls.__qualname__}" == reference:
+            if reference in _references(cls):
                 return cls
     raise CheckpointError(f"{reference} is a function, or a class that this process has not imported")
+
+
+def _references(cls: type) -> tuple[str, str]:
+    """Return the references to a class; those to a class of the script that is running differ."""
+    return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 
 def find_by_import(reference: str) -> object:

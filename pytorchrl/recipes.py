@@ -71,7 +71,7 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
     try:
         run = mapping(read_json(path))
         recipe, agent, seed = run["recipe"], run.get("agent"), check_seed(run["seed"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe a run: {error}") from error

@@ -88,6 +88,8 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 def no_run(path: Path, missing: str) -> str:
     """Return the message for a directory that lacks the file `missing`; it names the newest run, if there is one."""
     newest = _newest_run(path)
+    if path.is_file():
+        return f"{str(path)!r} is a file; name the directory of the run, {str(path.parent)!r}"
     if newest is None:
         return f"{str(path)!r} contains no run: {missing} is missing"
     return f"{str(path)!r} is a directory of runs; name one of them, for example the newest, {str(newest)!r}"

@@ -112,6 +112,7 @@ _PREDECESSORS: dict[str, tuple[Here, ...]] = {
 }
 _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "policy": _NETWORK,
+    "network": _NETWORK,  # in OpenAI Baselines
     "learning_rate": _LEARNING_RATES,
     "n_steps": (
         Here("rollouts.size", "steps of each environment"),

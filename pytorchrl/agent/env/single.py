@@ -77,7 +77,9 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
         return gym.spec(name)  # finds the newest version of an id without a version
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "is its package imported?"
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else (
+            "is its package imported? Name an environment of your own 'module:id', where the module registers the id "
+            "with gymnasium.register, or pass its class in Python.")
         if not near and "/" in name and name.replace("/", "").isidentifier():
             hint += f" A module of PettingZoo is named with dots, {name.replace('/', '.')!r}"
         raise ConfigError(f"there is no environment {env_id!r}; {hint} ({failure})") from failure

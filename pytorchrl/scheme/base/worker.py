@@ -55,8 +55,10 @@ def check_execution(level: str, execution: Execution | str, num_workers: int) ->
     """
     execution = Execution(execution)
     if execution is CENTRAL and num_workers > 1:
+        above = "GWorkerSet.create_factory" if level == "col" else "Scheme.from_factory"
         raise ConfigError(f"{level}_execution='Central' contradicts num_{level}_workers={num_workers}: the local "
-                          f"worker would do all the work; give {level}_execution='Parallel', or 1 worker")
+                          f"worker would do all the work; give {level}_execution='Parallel' to the level above (its "
+                          f"default in {above} is 'Central'), or 1 worker")
     return execution
 
 

@@ -64,6 +64,21 @@ if __name__ == "__main__":
 '''
 
 
+OWN_CLASS = '''
+import gymnasium as gym
+import pytorchrl as prl
+
+class Wide(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+if __name__ == "__main__":
+    prl.train(
+        "ppo", Wide, log_dir="run", num_envs=1, num_steps=8, num_mini_batch=1, target_steps=8, progress=False)
+    print(prl.load("run").agent.test_envs.options.env_fn.__name__)
+'''
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """Return the folder of a module `strange_parts` that is on Python's path and not imported."""
@@ -126,6 +141,15 @@ def test_a_script_is_named_by_its_file(tmp_path):
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=300,
                            capture_output=True, text=True)
     assert "returns=" in found.stdout
+
+
+def test_a_script_loads_a_class_that_it_defines_itself(tmp_path):
+    script = tmp_path / "own_script.py"
+    script.write_text(OWN_CLASS)
+    environment = os.environ | {"PYTHONPATH": str(Path(pytorchrl.__file__).parents[1])}
+    found = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, check=True, timeout=300,
+                           capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "Wide"
 
 
 def agents():

@@ -191,6 +191,13 @@ def test_the_refusal_of_an_earlier_run_names_its_directory_of_runs(tmp_path):
         prepare_log_dir(run.rename(tmp_path / "mine"))
 
 
+def test_a_file_is_refused_with_its_directory(tmp_path):
+    model = tmp_path / "model.pt"
+    model.touch()
+    with pytest.raises(CheckpointError, match=rf"model\.pt' is a file; name the directory of the run, '{tmp_path}'"):
+        pytorchrl.load(model)
+
+
 def test_a_directory_of_runs_is_refused_with_its_newest_run(tmp_path):
     """Check that functions that read one run refuse a directory of runs and name its newest run."""
     runs = tmp_path / "runs"

@@ -12,10 +12,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 
 def test_there_is_something_to_run():
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["train", "compose"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["train", "compose", "own parts"])
 def test_python_of_the_readme_runs(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert all(int(steps) <= 100_000 for steps in re.findall(r"target_steps=([\d_]+)", block))

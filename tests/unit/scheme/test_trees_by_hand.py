@@ -117,7 +117,8 @@ WRONG = {
         lambda: GWorkerSet.create_factory(1, collection(4)), ConfigError, "col_execution='Central' contradicts "
                                                                           "num_col_workers=4.*give"),
     "a worker with central collection over a set of four": (
-        lambda: GWorker(0, collection(4)), ConfigError, "col_execution='Central' contradicts num_col_workers=4.*give"),
+        lambda: GWorker(0, collection(4)), ConfigError,
+        "col_execution='Central' contradicts num_col_workers=4.*default in GWorkerSet.create_factory"),
     "central gradients over a set of two": (
         lambda: UWorker(GWorkerSet.create_factory(2, collection())), ConfigError,
         "grad_execution='Central' contradicts num_grad_workers=2.*give"),
