@@ -10,6 +10,7 @@ import torch
 
 from pytorchrl import ASYNC, ConfigError, Learner
 from pytorchrl.callbacks import Callback
+from pytorchrl.interrupts import checkpoint_within
 from pytorchrl.scheme.ledger import LedgerSnapshot
 
 OPTIONS = {"progress": False, "tensorboard": False}
@@ -66,32 +67,23 @@ def test_options_decide_whether_a_signal_writes_a_checkpoint(make_scheme, tmp_pa
     assert any(tmp_path.glob("checkpoints/step-*.pt")) == expected
 
 
-@pytest.mark.parametrize("reason", ["grace", "error"])
-def test_without_a_checkpoint_the_reason_is_logged_and_the_process_ends(make_scheme, tmp_path, caplog, monkeypatch,
-                                                                         reason):
+def test_without_a_checkpoint_the_reason_is_logged_and_the_process_ends(make_scheme, tmp_path, caplog, monkeypatch):
     scheme = make_scheme()
-    learner = Learner(scheme, 600, tmp_path, callbacks=[At(2, terminate)], checkpoint_on_exit=True,
-                      grace_s=0.001 if reason == "grace" else 10.0, **OPTIONS)
-    if reason == "grace":
-        step = scheme.step
+    learner = Learner(scheme, 600, tmp_path, callbacks=[At(2, terminate)], checkpoint_on_exit=True, **OPTIONS)
 
-        def slow():
-            info = step()
-            if scheme.version > 2:
-                signal.pause()
-            return info
-        monkeypatch.setattr(scheme, "step", slow)
-        learner.options.callbacks[0]._update = 2
-    else:
-        def fail(timeout_s):
-            raise RuntimeError("a worker is gone")
-        monkeypatch.setattr(scheme, "checkpoint", fail)
+    def fail(timeout_s):
+        raise RuntimeError("a worker is gone")
+    monkeypatch.setattr(scheme, "checkpoint", fail)
     with pytest.raises(SystemExit):
         learner.train()
-    assert "no checkpoint was written after the signal: " in caplog.text
-    assert {"grace": "did not end within grace_s", "error": "a worker is gone"}[reason] in caplog.text
+    assert "no checkpoint was written after the signal: a worker is gone" in caplog.text
     assert learner.stopped
     assert not any(tmp_path.glob("checkpoints/*"))
+
+
+def test_after_the_grace_period_no_checkpoint_is_tried(caplog):
+    checkpoint_within(0.0, pytest.fail)
+    assert "no checkpoint was written after the signal: the last update did not end within grace_s" in caplog.text
 
 
 @pytest.mark.parametrize(("options", "message"), [
