@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import open_no_follow, open_regular
+from pytorchrl.saved_files import open_no_follow, open_regular, sha256_of
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
-
-_CHUNK_BYTES = 1 << 20
 
 
 class AppendedFile:
@@ -102,9 +100,5 @@ def check_appended(path: Path, state: Mapping[str, object]) -> hashlib._Hash:
 
 
 def _hash(path: Path, size: int) -> hashlib._Hash:
-    found = hashlib.sha256()
     with open_regular(path) as file:
-        while size > 0 and (data := file.read(min(size, _CHUNK_BYTES))):
-            found.update(data)
-            size -= len(data)
-    return found
+        return sha256_of(file, size)

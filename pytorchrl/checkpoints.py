@@ -2,7 +2,7 @@
 
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
 
-Files are written and read as `saved_files` describes.
+Files are written and read as `sealed_files` describes.
 """
 
 from __future__ import annotations

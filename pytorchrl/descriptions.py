@@ -25,20 +25,22 @@ import math
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from pytorchrl.agent.algorithms.registry import subclasses
 from pytorchrl.agent.env.vec_env import EnvFactory
-from pytorchrl.agent.options import Factory, Options, Part, build_options
+from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
 from pytorchrl.envs.lookup import names_module
 from pytorchrl.errors import CheckpointError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.scheme.agent_parts import AgentParts
+from pytorchrl.scheme.base.levels import as_keywords
 from pytorchrl.untyped import Json
 
 Find = Callable[[str], object]
@@ -64,7 +66,7 @@ def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False)
     described = functools.partial(to_json, spaces=spaces, exact=exact)
     if isinstance(value, Factory):
         return {FACTORY: reference(value.cls),
-                "options": {name: to_json(option, spaces) for name, option in keywords(value.options).items()}}
+                "options": {name: to_json(option, spaces) for name, option in as_keywords(value.options).items()}}
     if spaces is not None and (place := _place(value, spaces)):
         return {_SPACE: place}
     value = _simple(value)
@@ -117,12 +119,12 @@ def describe_agent(agent: AgentParts) -> dict[str, object]:
 def describe_learner(options: LearnerOptions) -> dict[str, object]:
     """Return the options of a learner as JSON, without its directory, which contains the file, and `target_steps`."""
     elsewhere = ("log_dir", "target_steps")
-    return {name: to_json(value) for name, value in keywords(options).items() if name not in elsewhere}
+    return {name: to_json(value) for name, value in as_keywords(options).items() if name not in elsewhere}
 
 
 def _without_log_dir(envs: EnvFactory) -> object:
     """Return the description of environments without the directory of the run, to which monitor files are written."""
-    options = {name: value for name, value in keywords(envs.options).items() if name != "log_dir"}
+    options = {name: value for name, value in as_keywords(envs.options).items() if name != "log_dir"}
     return {FACTORY: reference(envs.cls), "options": {name: to_json(value) for name, value in options.items()}}
 
 
@@ -214,11 +216,6 @@ def mapping(value: object) -> Mapping[str, object]:
     return value
 
 
-def keywords(options: Options) -> dict[str, object]:
-    """Return the value of every option of a part, by name."""
-    return {name: getattr(options, name) for name in options.declarations()}
-
-
 def code_in(value: object) -> list[str]:
     """Return the references to code in a description, and the texts of values from which nothing can be built."""
     if isinstance(value, list):
@@ -267,7 +264,7 @@ def find_imported(reference: str) -> object:
         CheckpointError: There is no such class.
     """
     for base in _BASES:
-        for cls in _subclasses(base):
+        for cls in subclasses(base):
             if reference in _references(cls):
                 return cls
     raise CheckpointError(f"{reference} is a function, or a class that this process has not imported")
@@ -293,14 +290,6 @@ def find_by_import(reference: str) -> object:
     except Exception as error:
         raise CheckpointError(f"{reference} cannot be imported ({type(error).__name__}: {error}); run from the folder "
                               "that contains the module, or add that folder to PYTHONPATH") from error
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    """Yield all imported subclasses; if a class was defined more than once, its latest definition comes first."""
-    subclasses: list[type] = type.__subclasses__(cls)
-    for subclass in reversed(subclasses):
-        yield subclass
-        yield from _subclasses(subclass)
 
 
 def check_environment(env: object) -> None:

@@ -18,6 +18,7 @@ from typing import IO
 LARGEST_JSON = 16 << 20
 """Maximum size of a JSON file in bytes."""
 _SHA256 = "sha256"
+_CHUNK_BYTES = 1 << 20
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -67,6 +68,15 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{os.fspath(path)!r} is not a regular file")
         yield file
+
+
+def sha256_of(file: IO[bytes], size: int) -> hashlib._Hash:
+    """Return the SHA-256 of the next `size` bytes of a file, or of what is left of it."""
+    found = hashlib.sha256()
+    while size > 0 and (data := file.read(min(size, _CHUNK_BYTES))):
+        found.update(data)
+        size -= len(data)
+    return found
 
 
 def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:

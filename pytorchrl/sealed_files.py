@@ -16,12 +16,11 @@ from typing import IO
 import torch
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import open_regular, put_in_place
+from pytorchrl.saved_files import open_regular, put_in_place, sha256_of
 
 _SEALED = "sealed"
 _LABEL = b"pytorchrl sha256 "
 _COMMENT_BYTES = len(_LABEL) + 64
-_CHUNK_BYTES = 1 << 20
 _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8,
                      torch.int16, torch.int32, torch.int64})
 
@@ -140,13 +139,8 @@ def _verify(file: IO[bytes], name: str) -> bool:
 
 def _digest(file: IO[bytes]) -> str:
     """Return the SHA-256 of a sealed file without its comment, as a hexadecimal text."""
-    left = os.fstat(file.fileno()).st_size - _COMMENT_BYTES
-    found = hashlib.sha256()
     file.seek(0)
-    while left > 0 and (data := file.read(min(left, _CHUNK_BYTES))):
-        found.update(data)
-        left -= len(data)
-    return found.hexdigest()
+    return sha256_of(file, os.fstat(file.fileno()).st_size - _COMMENT_BYTES).hexdigest()
 
 
 def _check_tensors(value: object, name: str, where: str = "") -> None:

@@ -146,7 +146,7 @@ def imported_registration(reference: str) -> Registration | None:
     if not isinstance(reference, str) or not is_reference(reference):
         return registration_of(reference)
     # Only names are compared, because getattr on the module could run its code.
-    found = next((cls for cls in _subclasses(Algorithm) if reference_to(cls) == reference), None)
+    found = next((cls for cls in subclasses(Algorithm) if reference_to(cls) == reference), None)
     return None if found is None else _of_class(found)
 
 
@@ -187,16 +187,16 @@ def _import(reference: str) -> type:
     for name in qualname.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, type):
-        own = [cls.__qualname__ for cls in _subclasses(Algorithm) if cls.__module__ == module_name]
+        own = [cls.__qualname__ for cls in subclasses(Algorithm) if cls.__module__ == module_name]
         raise ConfigError(f"module {module_name!r} has no class {qualname!r}; its algorithms: "
                           f"{', '.join(own) or 'none'}")
     return found
 
 
-def _subclasses(cls: type) -> list[type]:
+def subclasses(cls: type) -> list[type]:
     """Return all imported subclasses; if a class was defined more than once, its latest definition comes first."""
     found: list[type] = []
-    subclasses: list[type] = cls.__subclasses__()
-    for subclass in reversed(subclasses):
-        found += [subclass, *_subclasses(subclass)]
+    direct: list[type] = cls.__subclasses__()
+    for subclass in reversed(direct):
+        found += [subclass, *subclasses(subclass)]
     return found

@@ -32,8 +32,9 @@ from pytorchrl import (
     VecEnv,
 )
 from pytorchrl.agent.env.vec_env import EnvFactory
-from pytorchrl.descriptions import find_by_import, find_imported, from_json, keywords, to_json
+from pytorchrl.descriptions import find_by_import, find_imported, from_json, to_json
 from pytorchrl.errors import CheckpointError
+from pytorchrl.scheme.base.levels import as_keywords
 from pytorchrl.training import load
 
 STRANGE = "strange_parts"
@@ -188,7 +189,7 @@ def test_an_agent_composed_in_python_is_loaded_and_acts_as_before(tmp_path, name
     assert run["learner"]["log_every_s"] == 9.0
     assert run["recipe"] == {}
     for part, factory in scheme.agent.as_dict().items():
-        names = set(keywords(factory.options)) - ({"log_dir"} if isinstance(factory, EnvFactory) else set())
+        names = set(as_keywords(factory.options)) - ({"log_dir"} if isinstance(factory, EnvFactory) else set())
         assert set(run["agent"][part]["options"]) == names
 
 
