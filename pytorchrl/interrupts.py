@@ -81,11 +81,11 @@ class Interrupts:
         """The seconds that are left of the grace period, at least 0."""
         return max(0.0, self._received_at + self._grace_s - time.monotonic())
 
-    def raise_received(self) -> NoReturn:
-        """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`."""
+    def raise_received(self, *message: str) -> NoReturn:
+        """Raise Python's exception for the signal: `KeyboardInterrupt` with the message, or `SystemExit(143)`."""
         if self.received == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(*message)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._forcing:

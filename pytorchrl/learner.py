@@ -235,7 +235,8 @@ class Learner:
         interrupts.finish_waiting()
         if interrupts.received:
             self._leave(interrupts.seconds_left if is_whole else 0.0)
-            interrupts.raise_received()
+            saved = "nothing is saved without a log_dir" if self.log_dir is None else f"saved in {self.log_dir}"
+            interrupts.raise_received(f"training was interrupted after {self.env_steps:,} env steps; {saved}")
 
     def _leave(self, seconds_left: float) -> None:
         """Save what a signal has ended, and stop."""

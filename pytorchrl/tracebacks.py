@@ -1,4 +1,4 @@
-"""Shorten the tracebacks of errors about settings to the caller's line and the message."""
+"""Shorten the tracebacks of errors about settings, and of Ctrl-C, to the caller's line and the message."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
     The message of a `ConfigError` is sufficient, so the frames of the check and earlier errors in the chain are
-    removed. A traceback that contains a frame of the user's own code, for example in an environment, is kept.
+    removed. A traceback that contains a frame of the user's own code, for example in an environment, is kept. A
+    `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same way.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
+        brief: BaseException
         try:
             return function(*args, **kwargs)
-        except ConfigError as error:
-            if os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__):
+        except (ConfigError, KeyboardInterrupt) as error:
+            if (os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__)
+                    or not (error.args or isinstance(error, ConfigError))):
                 raise
             brief, cause = error.with_traceback(None), _users_cause(error)
         raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows all frames

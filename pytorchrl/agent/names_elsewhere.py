@@ -408,9 +408,16 @@ _OWN: dict[str, tuple[Here, ...]] = {
     "device": at("scheme.device"),
     "seed": at("scheme.seed"),
 }
+# Common words for networks, which users try first.
+_COMMON: dict[str, tuple[Here, ...]] = {
+    **dict.fromkeys(("net", "encoder", "extractor", "backbone"), at(
+        "actor.feature_extractor", note="a function of a space that builds a network")),
+    "actor": no_option("`feature_extractor` and `hidden_sizes` change its networks; an actor of your own is the "
+                       "`actor_factory` of `Scheme`, see docs/own_actor.md"),
+}
 
 ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType(
-    {**_OWN, **_SAMPLE_FACTORY, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_PREDECESSORS})
+    {**_COMMON, **_OWN, **_SAMPLE_FACTORY, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_PREDECESSORS})
 """Name in another library, or in another part of this package -> meanings, in order of preference."""
 
 OF_OTHER_LIBRARIES = tuple(sorted({*_PREDECESSORS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL, *_SAMPLE_FACTORY}))

@@ -7,13 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from pytorchrl.cli.enjoy import count, whole_seed
 from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.cli.train import make_importable
+from pytorchrl.cli.saved_agent import add_agent_flags, add_episode_flags, add_run_dir, load_agent
 from pytorchrl.offline import record_dataset
-from pytorchrl.run_directory import MODEL_NAME
-from pytorchrl.training import load
 
 # Shortest time between two lines of progress, in seconds.
 _INTERVAL_S = 5.0
@@ -22,9 +19,7 @@ _INTERVAL_S = 5.0
 def run(arguments: Sequence[str]) -> int:
     """Record the episodes and return the exit code."""
     given = _parse(arguments)
-    if given.algorithm is not None or given.trust:
-        make_importable()
-    agent = load(given.run_dir, model=given.model, algorithm=given.algorithm, trust=given.trust)
+    agent = load_agent(given)
     dataset = record_dataset(
         agent, given.out, num_episodes=given.episodes, deterministic=not given.stochastic, seed=given.seed,
         overwrite=given.overwrite, on_episode=_progress(given.episodes))
@@ -51,19 +46,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="pytorchrl dataset", usage="pytorchrl dataset RUN_DIR --out FILE [flags]",
                     description="Play whole episodes with a trained agent, and write their observations, actions and "
                                 "raw rewards as a data set.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
+    add_run_dir(parser)
     parser.add_argument("--out", required=True, metavar="FILE",
                         help="a file *.npz, or, without a suffix, the id of a data set of Minari, such as "
                              "cartpole/expert-v0 (extra `offline`)")
-    parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
-    parser.add_argument("--seed", type=whole_seed, metavar="INT",
-                        help="seed of the environment and of actions [the run's seed]")
-    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best action")
+    add_episode_flags(parser, "the environment")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing data set")
-    parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
-    parser.add_argument("--algorithm", metavar="MODULE:CLASS",
-                        help="class of the run's algorithm, to import if it is your own")
-    parser.add_argument("--trust", action="store_true",
-                        help="import code that the run names, such as a function of environments, and execute it")
+    add_agent_flags(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser.parse(arguments)

@@ -9,19 +9,16 @@ from collections.abc import Sequence
 
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.cli.train import make_importable
+from pytorchrl.cli.saved_agent import add_agent_flags, add_episode_flags, add_run_dir, load_agent
 from pytorchrl.reporting import by_policy, to_json
-from pytorchrl.run_directory import MODEL_NAME
-from pytorchrl.training import TrainedAgent, load
+from pytorchrl.training import TrainedAgent
 from pytorchrl.video import record_video, show_episodes
 
 
 def run(arguments: Sequence[str]) -> int:
     """Play episodes and return the exit code."""
     given = _parse(arguments)
-    if given.algorithm is not None or given.trust:
-        make_importable()
-    agent = load(given.run_dir, model=given.model, algorithm=given.algorithm, trust=given.trust)
+    agent = load_agent(given)
     rendered = _render(agent, given)
     evaluation = agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)
     returns, lengths = list(evaluation.returns), list(evaluation.lengths)
@@ -54,33 +51,12 @@ def _render(agent: TrainedAgent, given: argparse.Namespace) -> tuple[float, ...]
     return record_video(agent, given.out, **options).returns if given.render == "video" else ()
 
 
-def count(text: str) -> int:
-    """Return a number of episodes or checks, at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
-    return int(text)
-
-
-def whole_seed(text: str) -> int:
-    """Return a seed for argparse."""
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**63 - 1, got {text!r}")
-    return int(text)
-
-
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="pytorchrl enjoy", usage="pytorchrl enjoy RUN_DIR [flags]",
                     description="Play whole episodes with a trained agent and print their raw returns.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
-    parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
-    parser.add_argument("--seed", type=whole_seed, metavar="INT",
-                        help="seed of environments and actions [the run's seed]")
-    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best action")
-    parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
-    parser.add_argument("--algorithm", metavar="MODULE:CLASS",
-                        help="class of the run's algorithm, to import if it is your own")
-    parser.add_argument("--trust", action="store_true",
-                        help="import code that the run names, such as a function of environments, and execute it")
+    add_run_dir(parser)
+    add_episode_flags(parser, "environments")
+    add_agent_flags(parser)
     parser.add_argument("--render", choices=("human", "video"), metavar="MODE",
                         help="also show as many other episodes in a window (human), or film them (video, extra "
                              "`video`)")

@@ -32,6 +32,7 @@ from pytorchrl import (
     VecEnv,
 )
 from pytorchrl.agent.env.vec_env import EnvFactory
+from pytorchrl.cli import main
 from pytorchrl.descriptions import find_by_import, find_imported, from_json, to_json
 from pytorchrl.errors import CheckpointError
 from pytorchrl.scheme.base.levels import as_keywords
@@ -216,6 +217,8 @@ def test_own_code_is_imported_only_if_the_run_is_trusted(tmp_path, module, capsy
     assert capsys.readouterr().out == "executed\n"
     assert agent.agent.actor.cls is sys.modules["strange_parts"].Wide
     assert agent.evaluate(2).returns == expected
+    export = ["export", str(tmp_path / "run"), "--to", "torch", "--checks", "1"]
+    assert [main(export), main([*export, "--trust"])] == [2, 0]
     (module / "strange_parts.py").unlink()
     del sys.modules["strange_parts"]
     with pytest.raises(CheckpointError, match=r"strange_parts:make_env cannot be imported.*run from the folder"):

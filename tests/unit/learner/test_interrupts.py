@@ -34,6 +34,8 @@ def test_first_signal_finishes_the_update_saves_and_stops(fake_scheme, tmp_path,
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     if raised is SystemExit:
         assert caught.value.code == 143
+    else:
+        assert str(caught.value) == f"training was interrupted after 50 env steps; saved in {tmp_path}"
 
 
 def test_second_signal_ends_immediately_without_saving(fake_scheme, tmp_path):

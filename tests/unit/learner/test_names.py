@@ -174,6 +174,8 @@ def test_documented_names_are_translated_everywhere(capsys, agent, name, meant):
     ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean "
                      "'initial_alpha' ("),
     ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
+    ("ppo", "encoder", "did you mean 'feature_extractor' (a function of a space that builds a network)?"),
+    ("ppo", "actor", "; feature_extractor and hidden_sizes change its networks; an actor of your own is the actor_f"),
     ("sac", "learning_starts", "; give start_steps of the algorithm instead"),
 ])
 def test_train_suggests_the_option_for_a_name(algorithm, name, message):
@@ -192,6 +194,7 @@ def test_all_unknown_names_are_reported_at_once(agent):
                                                      "'num_col_workers'?"),
     (lambda agent: Scheme.a3c(*agent, num_grad_worker=2), "Scheme has no option 'num_grad_worker'; did you mean "
                                                           "'num_grad_workers'?"),
+    (lambda agent: Scheme(*agent, actor=2), "an actor of your own is the actor_factory of Scheme"),
     (lambda agent: Scheme(*agent[:3]), "Scheme needs train_envs_factory"),
     (lambda agent: Learner(None, total_timesteps=1), "Learner has no option 'total_timesteps'; did you mean "
                                                      "'target_steps'?"),

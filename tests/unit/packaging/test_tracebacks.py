@@ -65,6 +65,25 @@ def test_an_environment_variable_shows_all_frames(run_forked, tmp_path):
     assert len([line for line in lines if "in __post_init__" in line]) > 0
 
 
+def test_ctrl_c_shows_the_line_of_the_script_and_what_was_saved(run_forked, tmp_path):
+    (tmp_path / "script.py").write_text("""import os, signal, pytorchrl
+
+class Interrupt(pytorchrl.callbacks.Callback):
+    def on_step(self, run, info):
+        os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+pytorchrl.train("ppo", "CartPole-v1", target_steps=800, num_envs=1, num_steps=8, num_mini_batch=1,
+                callbacks=[Interrupt()])
+""")
+    lines = run_forked(tmp_path / "script.py").stderr.splitlines()
+    assert lines[-1] == ("KeyboardInterrupt: training was interrupted after 8 env steps; nothing is saved without a "
+                         "log_dir")
+    files = [line for line in lines if line.startswith("  File")]
+    assert "script.py" in files[-2]
+    assert files[-1].endswith("in entry")
+
+
 @pytest.fixture(scope="module")
 def agent():
     envs = VecEnv.create_factory("CartPole-v1")
