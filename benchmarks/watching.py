@@ -1,8 +1,9 @@
 """Measure what watching costs a run: pairs of equal runs, one alone, one with records each second and a watcher.
 
-Each pair trains PPO on CartPole-v1 with asynchronous collection, in a random order. The watcher is
-`pytorchrl watch` in a pseudo-terminal of 200 columns. The script prints the median of the ratios of the speeds with a
-95 % bootstrap interval, and the processor time of the watcher, start-up included, per second of its life.
+Each pair trains PPO on CartPole-v1 in a random order, by default with asynchronous collection. The watcher is
+`pytorchrl watch` in a pseudo-terminal of 200 columns. The script prints the medians of two ratios with 95 % bootstrap
+intervals: that of the speeds, and that of the processor times of the runs with their workers, which other programs on
+the machine affect less. It also prints the processor time of the watcher, start-up included, per second of its life.
 
     python benchmarks/watching.py --pairs 10
     python benchmarks/watching.py --smoke
@@ -31,14 +32,19 @@ import numpy as np
 def train(run_dir: Path, options: argparse.Namespace, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--num-envs", "4", "--num-steps",
-         "64", "--num-col-workers", str(options.workers), "--col-communication", "asynchronous", "--runtime",
+         "64", "--num-col-workers", str(options.workers), "--col-communication", options.communication, "--runtime",
          options.runtime, "--target-steps", str(options.steps), "--seed", "1", "--no-progress", "--json", "--log-dir",
          str(run_dir), *flags], stdout=subprocess.PIPE, text=True)
 
 
-def speed_of(process: subprocess.Popen[str]) -> float:
-    output, _ = process.communicate()
-    return float(json.loads(output.splitlines()[-1])["env_steps_per_s"])
+def measured(process: subprocess.Popen[str]) -> tuple[float, float]:
+    """Return the speed in env steps per second and the processor time in seconds, both after the run has ended."""
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return float(json.loads(output.splitlines()[-1])["env_steps_per_s"]), usage.ru_utime + usage.ru_stime
 
 
 def drain(master: int) -> None:
@@ -49,8 +55,8 @@ def drain(master: int) -> None:
         return
 
 
-def watched(run_dir: Path, options: argparse.Namespace) -> tuple[float, float]:
-    """Return the speed of a watched run, and the watcher's processor seconds per second."""
+def watched(run_dir: Path, options: argparse.Namespace) -> tuple[tuple[float, float], float]:
+    """Return what `measured` returns for a watched run, and the watcher's processor seconds per second."""
     training = train(run_dir, options, "--log-every-s", "1")
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
@@ -59,11 +65,11 @@ def watched(run_dir: Path, options: argparse.Namespace) -> tuple[float, float]:
                                stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     threading.Thread(target=drain, args=(master,), daemon=True).start()
-    speed = speed_of(training)
+    found = measured(training)
     _, status, usage = os.wait4(watcher.pid, 0)
     watcher.returncode = os.waitstatus_to_exitcode(status)
     assert watcher.returncode == 0
-    return speed, (usage.ru_utime + usage.ru_stime) / (time.perf_counter() - start)
+    return found, (usage.ru_utime + usage.ru_stime) / (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -72,6 +78,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--runtime", default="processes", choices=("processes", "ray", "threads"))
+    parser.add_argument("--communication", default="asynchronous", choices=("asynchronous", "synchronous"),
+                        help="with synchronous collection, the runs of a pair do the same work")
     parser.add_argument("--smoke", action="store_true", help="one tiny pair")
     options = parser.parse_args()
     if options.smoke:
@@ -79,20 +87,22 @@ def main() -> None:
     rng, ratios, shares = random.Random(0), [], []
     for pair in range(options.pairs):
         with tempfile.TemporaryDirectory() as folder:
-            speeds = {}
+            found = {}
             for arm in rng.sample(("alone", "watched"), 2):
                 if arm == "alone":
-                    speeds[arm] = speed_of(train(Path(folder) / arm, options))
+                    found[arm] = measured(train(Path(folder) / arm, options))
                 else:
-                    speeds[arm], share = watched(Path(folder) / arm, options)
+                    found[arm], share = watched(Path(folder) / arm, options)
                     shares.append(share)
-        ratios.append(speeds["watched"] / speeds["alone"])
-        print(f"pair {pair + 1}: alone {speeds['alone']:.0f}, watched {speeds['watched']:.0f} steps/s, "
-              f"ratio {ratios[-1]:.3f}, watcher {shares[-1]:.3f} s per s", flush=True)
-    draws = np.median(np.random.default_rng(0).choice(ratios, (10_000, len(ratios))), axis=1)
-    low, high = np.quantile(draws, (0.025, 0.975))
-    print(f"watched / alone: median {np.median(ratios):.3f}, 95 % interval {low:.3f} to {high:.3f}, "
-          f"{len(ratios)} pairs; watcher: {np.median(shares):.3f} s of processor time per s")
+        (alone, alone_s), (with_watcher, with_watcher_s) = found["alone"], found["watched"]
+        ratios.append((with_watcher / alone, with_watcher_s / alone_s))
+        print(f"pair {pair + 1}: alone {alone:.0f} steps/s and {alone_s:.2f} s, watched {with_watcher:.0f} steps/s and "
+              f"{with_watcher_s:.2f} s, watcher {shares[-1]:.3f} s per s", flush=True)
+    for name, values in zip(("speed", "processor time"), np.transpose(ratios), strict=True):
+        draws = np.median(np.random.default_rng(0).choice(values, (10_000, len(values))), axis=1)
+        low, high = np.quantile(draws, (0.025, 0.975))
+        print(f"{name}, watched / alone: median {np.median(values):.3f}, 95 % interval {low:.3f} to {high:.3f}")
+    print(f"{len(ratios)} pairs; watcher: {np.median(shares):.3f} s of processor time per s")
 
 
 if __name__ == "__main__":
