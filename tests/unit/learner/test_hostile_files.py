@@ -57,7 +57,7 @@ for run in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir())
         except BaseException as error:
             outcome = f"raw {type(error).__name__}: {str(error)[:300]}"
         print(json.dumps([run.name, name, outcome]), flush=True)
-        gc.collect()  # parts of networks that did not fit into memory
+    gc.collect()  # parts of networks that did not fit into memory
 '''
 FORMS = ("pipe", "sparse", "directory", "endless", "random")
 
