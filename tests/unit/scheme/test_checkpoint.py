@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -136,6 +138,30 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
     finally:
         first.stop()
         second.stop()
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("agent", ["dqn, prioritised", "r2d2", "r2d2, whole rollouts", "two policies, dqn"])
+def test_a_checkpoint_contains_no_empty_places_of_a_replay(agent, shards, tmp_path):
+    """Check that the size of a checkpoint depends on the rollouts in replay, also if shards keep them elsewhere."""
+    settings = {"num_replay_workers": shards, "col_communication": "asynchronous"} if shards else {}
+    algo, actor, storage, envs = AGENTS[agent]()
+    large = dataclasses.replace(storage, options=with_size(storage.options, 100_000))
+    scheme = Scheme(algo, actor, large, envs, num_col_workers=2, runtime="simulated", seed=1, **settings)
+    scheme.step()
+    checkpoint = scheme.checkpoint()
+    scheme.stop()
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    assert (tmp_path / "checkpoint.pt").stat().st_size < 300_000  # one number for each empty place is 800,000 bytes
+
+
+def with_size(options, size):
+    """Return options of a replay with another size, which the storage of each policy has, too."""
+    changed = {"size": size}
+    if hasattr(options, "policies"):
+        changed["policies"] = {name: dataclasses.replace(own, options=with_size(own.options, size))
+                               for name, own in options.policies.items()}
+    return dataclasses.replace(options, **changed)
 
 
 def test_residuals_of_lossy_gradients_are_kept(make):
