@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from pytorchrl.errors import CheckpointError
 from pytorchrl.sealed_files import read_sealed, save
@@ -54,7 +55,12 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> 
 def paths(directory: Path) -> list[Path]:
     """Return the paths of all checkpoints, newest first."""
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)] if directory.is_dir() else []
-    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
+    return sorted(found, key=env_steps_of, reverse=True)
+
+
+def env_steps_of(path: Path) -> int:
+    """Return the number of env steps in the name of a checkpoint."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def read(path: Path) -> dict[str, object]:
@@ -63,13 +69,27 @@ def read(path: Path) -> dict[str, object]:
     Raises:
         CheckpointError: The file is missing or damaged, or is not a checkpoint.
     """
-    return read_sealed(path, "checkpoint")
+    found = read_sealed(path, "checkpoint")
+    if not all(isinstance(found.get(name), dict) for name in ("scheme", "learner")):
+        raise CheckpointError(f"checkpoint {str(path)!r} lacks the state of a scheme or of a learner")
+    return found
 
 
-def newest(directory: Path) -> StateDict | None:
-    """Return the newest readable checkpoint, or None if there are no checkpoints.
+class Newest(NamedTuple):
+    """The newest checkpoint that can be read."""
 
-    Newer checkpoints that cannot be read get the suffix `.damaged`, and a warning is logged.
+    scheme: StateDict
+    """The state of the scheme."""
+    learner: StateDict
+    """The state of the learner."""
+    damaged: tuple[Path, ...]
+    """Newer checkpoints, which cannot be read."""
+
+
+def newest(directory: Path) -> Newest | None:
+    """Return the newest readable checkpoint, or None if there are no checkpoints; changes no file.
+
+    A warning is logged for each newer checkpoint that cannot be read.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be read.
@@ -78,16 +98,22 @@ def newest(directory: Path) -> StateDict | None:
     damaged: list[Path] = []
     for path in paths(directory):
         try:
-            checkpoint = read(path)
+            found = cast("StateDict", read(path))
         except CheckpointError as error:  # noqa: PERF203 - there are few checkpoints
+            if not path.exists():  # the run goes on in another process, which has removed its old checkpoint
+                continue
             logger.warning("%s", error)
             problem = problem or error
             damaged.append(path)
         else:
-            for newer in damaged:  # otherwise, `write` would keep them instead of readable files
-                newer.replace(newer.with_name(f"{newer.name}.damaged"))
-            return checkpoint
+            return Newest(found["scheme"], found["learner"], tuple(damaged))
     if problem is not None:
         raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to start a new run, use "
                               "another log_dir, or overwrite=True instead of resume=True") from problem
     return None
+
+
+def set_aside(damaged: Iterable[Path]) -> None:
+    """Give damaged checkpoints the suffix `.damaged`; otherwise, `write` would keep them instead of readable files."""
+    for path in damaged:
+        path.replace(path.with_name(f"{path.name}.damaged"))

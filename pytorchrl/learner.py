@@ -26,7 +26,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
-from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
 
@@ -78,21 +78,17 @@ class Learner:
         if run_name is not None and (log_dir is None or not is_directory_of_runs(log_dir)):
             raise ConfigError(f"run_name={run_name!r} needs log_dir to be a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None
-        self._resumed: StateDict | None = None
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-            found = RunFiles(self.log_dir).newest_checkpoint() if self.options.resume else None
-            if found is not None:
-                scheme.resume(found["scheme"])
-                self._resumed = found["learner"]
+        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
+        self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False
         self._target = Target(scheme, target_steps)
         self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
-        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
         self._progress: Progress | None = None
 
@@ -107,7 +103,8 @@ class Learner:
             raise StoppedError("this learner has been stopped; make a new scheme and learner to train again")
         if self._started:
             return
-        self._files.lock()
+        if self._files.lock():
+            self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
             self._progress = Progress()
             if self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser():

@@ -34,12 +34,52 @@ class RunFiles:
         self._log_dir = log_dir
         self._lock: Lock | None = None
         self._recorder: Recorder | None = None
+        self._traces = self._current_traces()
+        self._damaged: tuple[Path, ...] = ()
         self.last_checkpoint: dict[str, float] | None = None
 
-    def lock(self) -> None:
-        """Lock the directory; raise `ConfigError` if another run uses it."""
+    def lock(self) -> bool:
+        """Lock the directory, and return whether another run has used it since this object was built.
+
+        Raises:
+            ConfigError: Another run uses the directory.
+        """
         if self._log_dir is not None:
             self._lock = Lock(self._log_dir)
+        return self._current_traces() != self._traces
+
+    def _current_traces(self) -> list[tuple[str, int, int]]:
+        """Return the names, identities and times of `run.json` and the checkpoints, which another run would change."""
+        if self._log_dir is None:
+            return []
+        files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]
+        found = [(file.name, file.stat()) for file in files if file.exists()]
+        return [(name, status.st_ino, status.st_mtime_ns) for name, status in found]
+
+    def resume(self, scheme: Scheme, *, is_wanted: bool = True, is_changed: bool = False) -> StateDict | None:
+        """Make a scheme continue from the newest checkpoint that can be read.
+
+        Args:
+            scheme: The scheme, which may have been resumed from an older checkpoint.
+            is_wanted: Whether the option `resume` is set.
+            is_changed: Whether another run has used the directory since this object was built.
+
+        Returns:
+            The learner's state in the checkpoint; None if the run is new.
+
+        Raises:
+            CheckpointError: No checkpoint can be read or fits the scheme, or the records were changed after it.
+            ConfigError: Another run has used the directory, and is not to be continued or has no checkpoint.
+        """
+        newest = self.newest_checkpoint() if is_wanted else None
+        if newest is not None:
+            scheme.resume(newest.scheme)
+            return newest.learner
+        if is_changed:
+            self.close()
+            raise ConfigError(f"another run has used log_dir {str(self._log_dir)!r} since this learner was built; "
+                              "build a new learner, with resume=True to continue that run, or with another log_dir")
+        return None
 
     def begin(
         self, scheme: Scheme, recipe: Mapping[str, object], options: LearnerOptions, *, resumed: StateDict | None,
@@ -54,6 +94,7 @@ class RunFiles:
         """
         if self._log_dir is None:
             return
+        checkpoints.set_aside(self._damaged)
         settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
                     "learner": describe_learner(options)}
         write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
@@ -62,7 +103,7 @@ class RunFiles:
                                   after=None if resumed is None else resumed["env_steps"],
                                   resumed=None if resumed is None else resumed.get("records"))
 
-    def newest_checkpoint(self) -> StateDict | None:
+    def newest_checkpoint(self) -> checkpoints.Newest | None:
         """Return the newest checkpoint that can be read, if there is one, after a check of the records before it.
 
         Raises:
@@ -70,13 +111,15 @@ class RunFiles:
         """
         if self._log_dir is None:
             return None
-        found, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
-        state = None if found is None else found["learner"].get("records")
+        newest, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
+        if newest is None:
+            return None
+        state, self._damaged = newest.learner.get("records"), newest.damaged
         if state is not None and records.exists():
             check_appended(records, state)
         elif state is not None and state["bytes"]:
             logger.warning("%s is missing; new records begin at the checkpoint", records)
-        return found
+        return newest
 
     def record(self, metrics: Mapping[str, object]) -> None:
         """Append a record of metrics."""
