@@ -346,7 +346,7 @@ class Learner:
         return self._files.save_model(self.scheme, name)
 
     def save_checkpoint(self, timeout_s: float = 60.0) -> None:
-        """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues; the newest two are kept.
+        """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues.
 
         At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
         that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is only logged.
@@ -369,7 +369,7 @@ class Learner:
         self._due.after_checkpoint(self.env_steps)
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
                "callbacks": self._callbacks.state()}
-        self._files.checkpoint(self.env_steps, state, own, start)
+        self._files.checkpoint(self.env_steps, state, own, start, self.updates)
         self._callbacks.call("on_checkpoint")
 
     def stop(self) -> MetricsDict:
@@ -439,6 +439,7 @@ class Learner:
         """Write a record of the metrics, and reset the means of the algorithm's statistics."""
         self._measured.count()
         self._due.after_record(self.env_steps)
+        self._files.rate(self._evaluations.last)
         self._callbacks.evaluated(self._evaluations.last)
         record = self._measured.record(self._evaluations.last, self._files.last_checkpoint)
         self._files.record(self._callbacks.recorded(record))

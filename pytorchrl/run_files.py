@@ -9,12 +9,13 @@ from pathlib import Path
 
 from pytorchrl import checkpoints
 from pytorchrl.appended_files import check_appended
+from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
-from pytorchrl.scheme import Scheme
+from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import StateDict
 
@@ -34,6 +35,8 @@ class RunFiles:
         self._log_dir = log_dir
         self._lock: Lock | None = None
         self._recorder: Recorder | None = None
+        self._checkpoints: CheckpointFiles | None = None
+        self._evaluation: Evaluation | None = None
         self._traces = self._current_traces()
         self._damaged: tuple[Path, ...] = ()
         self.last_checkpoint: dict[str, float] | None = None
@@ -95,6 +98,8 @@ class RunFiles:
         if self._log_dir is None:
             return
         checkpoints.set_aside(self._damaged)
+        newest = None if resumed is None else Written(resumed["env_steps"], scheme.version)
+        self._checkpoints = CheckpointFiles(self._log_dir / CHECKPOINTS, options, newest)
         settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
                     "learner": describe_learner(options)}
         write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
@@ -148,6 +153,7 @@ class RunFiles:
 
     def checkpoint(
         self, env_steps: int, scheme: Mapping[str, object], learner: Mapping[str, object], started_at: float,
+        version: int = 0,
     ) -> None:
         """Write a checkpoint; a failure to write is logged.
 
@@ -156,17 +162,28 @@ class RunFiles:
             scheme: The state of the scheme.
             learner: The state of the learner.
             started_at: `time.perf_counter()` at the start of the checkpoint.
+            version: Number of updates so far.
         """
-        if self._log_dir is None or self._recorder is None:
+        if self._checkpoints is None or self._recorder is None:
             return
         state = {"scheme": scheme, "learner": {**learner, "records": self._recorder.state}}
         try:
-            size = checkpoints.write(self._log_dir / CHECKPOINTS, env_steps, state)
+            size = self._checkpoints.write(Written(env_steps, version), state)
         except OSError as error:
             logger.warning("the checkpoint after %d env steps could not be written: %s", env_steps, error)
             return
         self.last_checkpoint = {
             "env_steps": env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
+
+    def rate(self, evaluation: Evaluation | None) -> None:
+        """Rate checkpoints by the latest evaluation, if there is one."""
+        if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
+            return
+        self._evaluation = evaluation
+        try:
+            self._checkpoints.rate(evaluation.version, evaluation.return_mean)
+        except OSError as error:
+            logger.warning("the best checkpoint could not be recorded: %s", error)
 
     def end(self, summary: Mapping[str, object]) -> None:
         """Write the result of the run."""

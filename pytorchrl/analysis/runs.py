@@ -17,6 +17,7 @@ from pytorchrl.saved_files import read_json, read_text
 
 # Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
+            "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
             "log_every", "eval_every", "eval_episodes"}
 # Runs on the same task must end at env steps that differ by at most this fraction, unless `at` is given.
 _LENGTH_TOLERANCE = 0.1
