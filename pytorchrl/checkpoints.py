@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -48,7 +49,7 @@ class CheckpointFiles:
     """The checkpoints of one run, of which some are kept: the newest, the best one, and those at fixed distances.
 
     The mean return of an evaluation belongs to the first checkpoint that is at least as new as the evaluated weights.
-    Only one process at a time may use the directory.
+    Only one process at a time may use the directory. One thread may write while another one rates.
 
     Args:
         directory: Directory of the checkpoints, created when the first one is written.
@@ -59,6 +60,7 @@ class CheckpointFiles:
     def __init__(self, directory: Path, options: LearnerOptions, newest: Written | None = None) -> None:
         self._directory, self._options, self._newest = directory, options, newest
         self._best = _read_best(directory)
+        self._lock = threading.Lock()
         self._evaluated: list[tuple[int, float]] = []  # versions and mean returns that belong to the next checkpoint
 
     def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
@@ -82,9 +84,10 @@ class CheckpointFiles:
                 left.unlink()
         path = _path_of(self._directory, written.env_steps)
         save(path, checkpoint)
-        self._newest = written
-        self._find_best()
-        self._prune()
+        with self._lock:
+            self._newest = written
+            self._find_best()
+            self._prune()
         return path.stat().st_size
 
     def rate(self, version: int, return_mean: float) -> None:
@@ -94,8 +97,9 @@ class CheckpointFiles:
             OSError: The file that names the best checkpoint cannot be written.
         """
         if self._options.keep_best_checkpoint and math.isfinite(return_mean):
-            self._evaluated.append((version, return_mean))
-            self._find_best()
+            with self._lock:
+                self._evaluated.append((version, return_mean))
+                self._find_best()
 
     def _find_best(self) -> None:
         """Record the newest checkpoint as the best one, if its evaluations say so."""

@@ -152,7 +152,7 @@ class Learner:
                 self._record()
             if self.env_steps >= self._due.checkpoint and (
                     not self._target.takes_turns or self.scheme.is_between_items):
-                self.save_checkpoint()
+                self.save_checkpoint(wait=self._callbacks.respond_to("on_checkpoint"))
         return info
 
     def done(self) -> bool:
@@ -231,19 +231,20 @@ class Learner:
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
-            self._leave(interrupts.seconds_left if is_whole else 0.0)
+            self._leave(interrupts, is_whole=is_whole)
             interrupts.raise_received()
 
-    def _leave(self, seconds_left: float) -> None:
+    def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
         """Save what a signal has ended, and stop."""
         if self._started:
             self._save()
             if self.options.checkpoints_on_exit:
-                checkpoint_within(seconds_left, self.save_checkpoint)
+                checkpoint_within(interrupts.seconds_left if is_whole else 0.0, self.save_checkpoint)
         self.stop()
 
     def _save(self) -> None:
-        """Write the last record and the model."""
+        """Write the last record and the model, after the last checkpoint."""
+        self._files.wait()
         if self.env_steps > self._due.recorded_steps:
             self._record()
         self._files.save_last_model(self.scheme)
@@ -345,7 +346,7 @@ class Learner:
         """
         return self._files.save_model(self.scheme, name)
 
-    def save_checkpoint(self, timeout_s: float = 60.0) -> None:
+    def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues.
 
         At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
@@ -353,6 +354,7 @@ class Learner:
 
         Args:
             timeout_s: Seconds after which workers that have not answered are considered lost.
+            wait: Whether to wait until the file is written; otherwise, a background thread writes it.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.
@@ -362,6 +364,7 @@ class Learner:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         if not self._started or self._stopped:
             self.start()
+        self._files.wait()  # before this checkpoint is made, so that at most one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
         self._measured.count()
@@ -370,10 +373,12 @@ class Learner:
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
                "callbacks": self._callbacks.state()}
         self._files.checkpoint(self.env_steps, state, own, start, self.updates)
-        self._callbacks.call("on_checkpoint")
+        if wait:
+            self._files.wait()
+            self._callbacks.call("on_checkpoint")
 
     def stop(self) -> MetricsDict:
-        """Stop all workers, check the ledger and close the files within ten seconds; idempotent.
+        """Stop all workers, check the ledger and, after the last checkpoint, close the files; idempotent.
 
         Returns:
             The final ledger.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import time
 from collections.abc import Mapping
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from pytorchrl import checkpoints
 from pytorchrl.appended_files import check_appended
+from pytorchrl.background import Background
 from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import ConfigError
@@ -37,6 +40,7 @@ class RunFiles:
         self._recorder: Recorder | None = None
         self._checkpoints: CheckpointFiles | None = None
         self._evaluation: Evaluation | None = None
+        self._writing = Background("checkpoint writer")
         self._traces = self._current_traces()
         self._damaged: tuple[Path, ...] = ()
         self.last_checkpoint: dict[str, float] | None = None
@@ -155,25 +159,35 @@ class RunFiles:
         self, env_steps: int, scheme: Mapping[str, object], learner: Mapping[str, object], started_at: float,
         version: int = 0,
     ) -> None:
-        """Write a checkpoint; a failure to write is logged.
+        """Write a checkpoint in the background, after the previous one; a failure to write is logged.
 
         Args:
             env_steps: Env steps of the run so far.
-            scheme: The state of the scheme.
-            learner: The state of the learner.
+            scheme: The state of the scheme, which must not change any more.
+            learner: The state of the learner, which is copied.
             started_at: `time.perf_counter()` at the start of the checkpoint.
             version: Number of updates so far.
         """
         if self._checkpoints is None or self._recorder is None:
             return
-        state = {"scheme": scheme, "learner": {**learner, "records": self._recorder.state}}
+        state = {"scheme": scheme, "learner": {**copy.deepcopy(dict(learner)), "records": self._recorder.state}}
+        self._writing.start(functools.partial(
+            self._write_checkpoint, self._checkpoints, Written(env_steps, version), state, started_at))
+
+    def _write_checkpoint(
+        self, files: CheckpointFiles, written: Written, state: Mapping[str, object], started_at: float,
+    ) -> None:
         try:
-            size = self._checkpoints.write(Written(env_steps, version), state)
+            size = files.write(written, state)
         except OSError as error:
-            logger.warning("the checkpoint after %d env steps could not be written: %s", env_steps, error)
+            logger.warning("the checkpoint after %d env steps could not be written: %s", written.env_steps, error)
             return
         self.last_checkpoint = {
-            "env_steps": env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
+            "env_steps": written.env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint has been written; raise an error that `checkpoint` does not log."""
+        self._writing.wait()
 
     def rate(self, evaluation: Evaluation | None) -> None:
         """Rate checkpoints by the latest evaluation, if there is one."""
@@ -187,11 +201,15 @@ class RunFiles:
 
     def end(self, summary: Mapping[str, object]) -> None:
         """Write the result of the run."""
+        self.wait()
         if self._log_dir is not None:
             write_json(self._log_dir / RESULT_FILE, summary)
 
     def close(self) -> None:
-        """Close the records and release the lock; idempotent."""
-        for file in (self._recorder, self._lock):
-            if file is not None:
-                file.close()
+        """Wait for the last checkpoint, close the records and release the lock; idempotent."""
+        try:
+            self.wait()
+        finally:
+            for file in (self._recorder, self._lock):
+                if file is not None:
+                    file.close()

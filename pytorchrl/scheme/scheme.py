@@ -302,8 +302,8 @@ class Scheme(Architectures):
 
         Returns:
             Plain values and tensors of parameters, optimizers, target networks, normalizers, schedules, replay, the
-            ledger, and the remainders of lossy encodings of gradients. Later steps may modify some of the tensors, so
-            save the checkpoint before the next step.
+            ledger, and the remainders of lossy encodings of gradients. All tensors are copies, so that the checkpoint
+            may be saved while the scheme continues.
 
         Raises:
             ConfigError: The run is recorded or replayed.

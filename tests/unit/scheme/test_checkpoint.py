@@ -42,7 +42,8 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     straight = make(agent, **settings)
     straight.start(target_steps=600)
     go_on(straight, 9)
-    checkpoint = through_a_file(straight.checkpoint())
+    snapshot = straight.checkpoint()
+    checkpoint = through_a_file(snapshot)
     resumed = make(agent, **settings)
     resumed.resume(checkpoint)
     resumed.start(target_steps=600)
@@ -53,6 +54,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
     assert resumed.metrics()["policy_lag"] == straight.metrics()["policy_lag"]
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
+    assert differences(snapshot, checkpoint) == []  # later steps have not changed it, so it may be written meanwhile
     assert check_ledger(resumed) == check_ledger(straight)
     assert resumed.stop() == straight.stop()
 
@@ -118,7 +120,8 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
     try:
         for _ in range(30):
             first.step()
-        checkpoint = through_a_file(first.checkpoint())
+        snapshot = first.checkpoint()
+        checkpoint = through_a_file(snapshot)
         second.resume(checkpoint)
         second.start()
         held = [worker.update_worker.local_worker.shards for worker in (first, second)]
@@ -130,7 +133,9 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
         for _ in range(30):
+            first.step()
             second.step()
+        assert differences(snapshot, checkpoint) == []
         ledger = check_ledger(second)
         assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio includes steps before the checkpoint
         final = second.stop()
