@@ -1,10 +1,12 @@
-"""Measure the pause in training and the size of checkpoints, and the seconds from resuming to the first update.
+"""Measure what checkpoints cost, their size, and the seconds from resuming to the first update.
 
-    python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
+    python benchmarks/checkpoints.py [--times 5] [--capacity 100000] [--seconds 4]
 
 The cases are PPO in one process, PPO with two collection workers on Ray, and DQN with a full replay buffer of stacked
-84 x 84 images. A learner writes the checkpoints in the same way as with the option `checkpoint_every`. Then a new
-scheme resumes from the newest checkpoint and makes its first update.
+84 x 84 images. Each pair has two checkpoints: a background thread writes one, as with the option `checkpoint_every`,
+and training waits for the other. The pause is the time that the call takes. The lost time is the time of the call and
+of a fixed number of updates, minus the time of as many updates without a checkpoint: it includes what the background
+thread takes away from training. Then a new scheme resumes from the newest checkpoint and makes its first update.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
@@ -62,33 +64,55 @@ def schemes(capacity: int) -> dict[str, Any]:
             f"dqn, {capacity} pictures": lambda: Scheme(*dqn, seed=1)}
 
 
-def measure(make: Any, times: int) -> dict[str, Any]:
-    """Return the cost of checkpoints and of resuming for one scheme."""
+def measure(make: Any, times: int, seconds: float) -> dict[str, Any]:
+    """Return the cost of checkpoints and of resuming for one scheme; `seconds` is the duration of the updates."""
     with tempfile.TemporaryDirectory() as directory:
-        costs = []
+        names = [f"{kind}_{how}" for kind in ("pause", "lost") for how in ("waiting", "meanwhile")]
+        costs: dict[str, list[float]] = {name: [] for name in names}
         with Learner(make(), 10**9, directory, progress=False, tensorboard=False) as learner:
-            for _ in range(times):
-                for _ in range(4):
-                    learner.step()
-                learner.save_checkpoint()
-                costs.append(learner.get_metrics()["checkpoint"])
+            learner.step()  # fills the replay buffer
+            learner.save_checkpoint()
+            num_updates, start = 0, time.perf_counter()
+            while time.perf_counter() < start + seconds:
+                learner.step()
+                num_updates += 1
+            for pair in range(times):
+                alone = timed(learner, num_updates)
+                for wait in (True, False) if pair % 2 else (False, True):
+                    how, start = "waiting" if wait else "meanwhile", time.perf_counter()
+                    learner.save_checkpoint(wait=wait)
+                    pause = time.perf_counter() - start
+                    costs[f"pause_{how}"].append(pause)
+                    costs[f"lost_{how}"].append(pause + timed(learner, num_updates) - alone)
+                    learner._files.wait()  # usually, the file has been written
+            learner.save_checkpoint()
+            written = learner.get_metrics()["checkpoint"]
         start = time.perf_counter()
         with Learner(make(), 10**9, directory, progress=False, tensorboard=False, resume=True) as learner:
             learner.step()
             resumed = time.perf_counter() - start
-    return {"seconds": statistics.median(cost["seconds"] for cost in costs), "bytes": costs[-1]["bytes"],
-            "seconds_to_resume": resumed}
+    return {**{f"seconds_{name}": statistics.median(values) for name, values in costs.items()}, "updates": num_updates,
+            "seconds_until_written": written["seconds"], "bytes": written["bytes"], "seconds_to_resume": resumed}
+
+
+def timed(learner: Learner, num_updates: int) -> float:
+    """Make updates and return the seconds that they take."""
+    start = time.perf_counter()
+    for _ in range(num_updates):
+        learner.step()
+    return time.perf_counter() - start
 
 
 def main() -> None:
     """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=5, help="number of checkpoints of each scheme")
+    parser.add_argument("--times", type=int, default=5, help="number of pairs of checkpoints of each scheme")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of updates after each checkpoint")
     parser.add_argument("--capacity", type=int, default=100_000, help="number of images in replay")
     options = parser.parse_args()
     results = {}
     for name, make in schemes(options.capacity).items():
-        results[name] = measure(make, options.times)
+        results[name] = measure(make, options.times, options.seconds)
         print(name, results[name], file=sys.stderr, flush=True)
     print(json.dumps({"task": "checkpoints", "cores": os.cpu_count(), "results": results}, indent=1))
 

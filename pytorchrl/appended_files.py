@@ -14,12 +14,15 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
+_TAIL_BYTES = 1 << 16
+
 
 class AppendedFile:
     """A text file to which lines are appended.
 
-    If a line cannot be written, a warning is logged and the line is lost; later lines are tried again. New files have
-    mode 0666 & ~umask, and symbolic links are not followed.
+    If a line cannot be written, a warning is logged and the line is lost; later lines are tried again. If a killed
+    process left an incomplete last line, it is removed. New files have mode 0666 & ~umask, and symbolic links are not
+    followed.
 
     Args:
         path: The file, created if missing.
@@ -38,8 +41,9 @@ class AppendedFile:
         if resumed is not None and has_lines:
             self._hash = check_appended(path, resumed)
         self._descriptor: int | None = open_no_follow(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        if resumed is not None and has_lines:
-            os.ftruncate(self._descriptor, int(str(resumed["bytes"])))
+        size = _end_of_lines(self._descriptor) if resumed is None else int(str(resumed["bytes"]))
+        if has_lines and size < os.fstat(self._descriptor).st_size:
+            os.ftruncate(self._descriptor, size)
         self._size = os.fstat(self._descriptor).st_size
 
     @property
@@ -97,6 +101,18 @@ def check_appended(path: Path, state: Mapping[str, object]) -> hashlib._Hash:
         raise CheckpointError(f"the lines of {str(path)!r} differ from those at the checkpoint, so the file was "
                               "damaged or changed; restore it, or move it away to resume with an empty file")
     return found
+
+
+def _end_of_lines(descriptor: int) -> int:
+    """Return the size of a file without its last line if that line is incomplete."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - _TAIL_BYTES)
+        place = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0
 
 
 def _hash(path: Path, size: int) -> hashlib._Hash:

@@ -1,6 +1,7 @@
 """Write and read checkpoints, which are files in the subdirectory `checkpoints/` of a run's directory.
 
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
+best.json               the env steps of the best checkpoint, with the option `keep_best_checkpoint`
 
 Files are written and read as `sealed_files` describes.
 """
@@ -8,53 +9,157 @@ Files are written and read as `sealed_files` describes.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from pytorchrl.errors import CheckpointError
+from pytorchrl.learner_options import LearnerOptions
+from pytorchrl.reporting import write_json
+from pytorchrl.saved_files import read_json
 from pytorchrl.sealed_files import read_sealed, save
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import StateDict
 
-# Number of checkpoints to keep: one more than needed, because the newest may be damaged.
-_KEPT = 2
+_BEST = "best.json"
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 
 logger = get_logger(__name__)
 
 
-def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> int:
-    """Write a checkpoint to a temporary file, rename it atomically, and remove all but the newest two checkpoints.
+class Written(NamedTuple):
+    """A checkpoint that has been written."""
 
-    Only one process at a time may write; incomplete files of killed processes are removed.
+    env_steps: int
+    version: int
+    """Number of updates before it."""
+
+
+class Rated(NamedTuple):
+    """A checkpoint and the mean return of an evaluation."""
+
+    env_steps: int
+    return_mean: float
+
+
+class CheckpointFiles:
+    """The checkpoints of one run, of which some are kept: the newest, the best one, and those at fixed distances.
+
+    The mean return of an evaluation belongs to the first checkpoint that is at least as new as the evaluated weights.
+    Only one process at a time may use the directory. One thread may write while another one rates.
 
     Args:
-        directory: Directory of checkpoints, created if missing.
-        env_steps: Env steps of the run so far.
-        checkpoint: Plain values and tensors.
-
-    Returns:
-        The size of the file in bytes.
-
-    Raises:
-        OSError: The file cannot be written; earlier checkpoints are unchanged.
+        directory: Directory of the checkpoints, created when the first one is written.
+        options: Options of the learner, which say what is kept.
+        newest: The checkpoint from which the run is resumed; None: the run is new.
     """
-    directory.mkdir(exist_ok=True)
-    for left in directory.glob(".step-*"):
-        with contextlib.suppress(OSError):  # for example, a directory with such a name
-            left.unlink()
-    path = directory / f"step-{env_steps:012d}.pt"
-    save(path, checkpoint)
-    for old in paths(directory)[_KEPT:]:
-        old.unlink()
-    return path.stat().st_size
+
+    def __init__(self, directory: Path, options: LearnerOptions, newest: Written | None = None) -> None:
+        self._directory, self._options, self._newest = directory, options, newest
+        self._best = _read_best(directory)
+        self._lock = threading.Lock()
+        self._evaluated: list[tuple[int, float]] = []  # versions and mean returns that belong to the next checkpoint
+
+    def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
+        """Write a checkpoint completely or not at all, and remove the checkpoints that are not kept.
+
+        Incomplete files of killed processes are removed, too.
+
+        Args:
+            written: Env steps and updates of the run so far.
+            checkpoint: Plain values and tensors.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            OSError: The file cannot be written; earlier checkpoints are unchanged.
+        """
+        self._directory.mkdir(exist_ok=True)
+        for left in self._directory.glob(".step-*"):
+            with contextlib.suppress(OSError):  # for example, a directory with such a name
+                left.unlink()
+        path = _path_of(self._directory, written.env_steps)
+        save(path, checkpoint)
+        with self._lock:
+            self._newest = written
+            self._find_best()
+            self._prune()
+        return path.stat().st_size
+
+    def rate(self, version: int, return_mean: float) -> None:
+        """Record the mean return of an evaluation of the weights after `version` updates.
+
+        Raises:
+            OSError: The file that names the best checkpoint cannot be written.
+        """
+        if self._options.keep_best_checkpoint and math.isfinite(return_mean):
+            with self._lock:
+                self._evaluated.append((version, return_mean))
+                self._find_best()
+
+    def _find_best(self) -> None:
+        """Record the newest checkpoint as the best one, if its evaluations say so."""
+        if self._newest is None:
+            return
+        env_steps, own = self._newest
+        returns = [return_mean for version, return_mean in self._evaluated if version <= own]
+        self._evaluated = [(version, return_mean) for version, return_mean in self._evaluated if version > own]
+        if returns and (self._best is None or max(returns) > self._best.return_mean):
+            self._best = Rated(env_steps, max(returns))
+            write_json(self._directory / _BEST, self._best._asdict())
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that are not kept."""
+        found = paths(self._directory)
+        kept = _kept(found, self._options.keep_checkpoints, self._options.keep_checkpoint_every)
+        if self._options.keep_best_checkpoint and self._best is not None:
+            kept.add(_path_of(self._directory, self._best.env_steps))
+        for path in found:
+            if path not in kept:
+                path.unlink()
+
+
+def _read_best(directory: Path) -> Rated | None:
+    """Return the best checkpoint so far; None if it is unknown or was removed."""
+    try:
+        found = read_json(directory / _BEST)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("the best checkpoint is unknown: %s", error)
+        return None
+    env_steps, return_mean = (found.get(name) for name in Rated._fields) if isinstance(found, dict) else (None, None)
+    if not isinstance(env_steps, int) or not isinstance(return_mean, (int, float)):
+        return None
+    return Rated(env_steps, return_mean) if _path_of(directory, env_steps).exists() else None
+
+
+def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> set[Path]:
+    """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
+    kept = set(newest_first[:num_newest])
+    if every is not None:
+        first = {env_steps_of(path) // every: path for path in newest_first}  # the oldest of each multiple comes last
+        kept.update(path for multiple, path in first.items() if multiple)
+    return kept
+
+
+def _path_of(directory: Path, env_steps: int) -> Path:
+    return directory / f"step-{env_steps:012d}.pt"
 
 
 def paths(directory: Path) -> list[Path]:
     """Return the paths of all checkpoints, newest first."""
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)] if directory.is_dir() else []
-    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
+    return sorted(found, key=env_steps_of, reverse=True)
+
+
+def env_steps_of(path: Path) -> int:
+    """Return the number of env steps in the name of a checkpoint."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def read(path: Path) -> dict[str, object]:
@@ -63,13 +168,27 @@ def read(path: Path) -> dict[str, object]:
     Raises:
         CheckpointError: The file is missing or damaged, or is not a checkpoint.
     """
-    return read_sealed(path, "checkpoint")
+    found = read_sealed(path, "checkpoint")
+    if not all(isinstance(found.get(name), dict) for name in ("scheme", "learner")):
+        raise CheckpointError(f"checkpoint {str(path)!r} lacks the state of a scheme or of a learner")
+    return found
 
 
-def newest(directory: Path) -> StateDict | None:
-    """Return the newest readable checkpoint, or None if there are no checkpoints.
+class Newest(NamedTuple):
+    """The newest checkpoint that can be read."""
 
-    Newer checkpoints that cannot be read get the suffix `.damaged`, and a warning is logged.
+    scheme: StateDict
+    """The state of the scheme."""
+    learner: StateDict
+    """The state of the learner."""
+    damaged: tuple[Path, ...]
+    """Newer checkpoints, which cannot be read."""
+
+
+def newest(directory: Path) -> Newest | None:
+    """Return the newest readable checkpoint, or None if there are no checkpoints; changes no file.
+
+    If newer checkpoints cannot be read, a warning says what is lost.
 
     Raises:
         CheckpointError: There are checkpoints, but none can be read.
@@ -78,16 +197,24 @@ def newest(directory: Path) -> StateDict | None:
     damaged: list[Path] = []
     for path in paths(directory):
         try:
-            checkpoint = read(path)
+            found = cast("StateDict", read(path))
         except CheckpointError as error:  # noqa: PERF203 - there are few checkpoints
-            logger.warning("%s", error)
+            if not path.exists():  # the run goes on in another process, which has removed its old checkpoint
+                continue
             problem = problem or error
             damaged.append(path)
         else:
-            for newer in damaged:  # otherwise, `write` would keep them instead of readable files
-                newer.replace(newer.with_name(f"{newer.name}.damaged"))
-            return checkpoint
+            if problem is not None:
+                logger.warning("%s; the run continues from %s instead, so the %d env steps in between are lost and "
+                               "taken again", problem, path.name, env_steps_of(damaged[0]) - env_steps_of(path))
+            return Newest(found["scheme"], found["learner"], tuple(damaged))
     if problem is not None:
         raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to start a new run, use "
                               "another log_dir, or overwrite=True instead of resume=True") from problem
     return None
+
+
+def set_aside(damaged: Iterable[Path]) -> None:
+    """Give damaged checkpoints the suffix `.damaged`; otherwise, they would be kept instead of readable ones."""
+    for path in damaged:
+        path.replace(path.with_name(f"{path.name}.damaged"))

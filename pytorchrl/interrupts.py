@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -81,11 +82,17 @@ class Interrupts:
         """The seconds that are left of the grace period, at least 0."""
         return max(0.0, self._received_at + self._grace_s - time.monotonic())
 
-    def raise_received(self, *message: str) -> NoReturn:
-        """Raise Python's exception for the signal: `KeyboardInterrupt` with the message, or `SystemExit(143)`."""
+    def raise_received(self, env_steps: int | None = None, log_dir: Path | None = None) -> NoReturn:
+        """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`.
+
+        If `env_steps` is given, training has ended in order, and the exception has a message that says so.
+        """
         if self.received == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt(*message)
+        if env_steps is None:
+            raise KeyboardInterrupt
+        saved = "nothing is saved without a log_dir" if log_dir is None else f"saved in {log_dir}"
+        raise KeyboardInterrupt(f"training was interrupted after {env_steps:,} env steps; {saved}")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._forcing:

@@ -26,7 +26,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
-from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
 
@@ -78,21 +78,17 @@ class Learner:
         if run_name is not None and (log_dir is None or not is_directory_of_runs(log_dir)):
             raise ConfigError(f"run_name={run_name!r} needs log_dir to be a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None
-        self._resumed: StateDict | None = None
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-            found = RunFiles(self.log_dir).newest_checkpoint() if self.options.resume else None
-            if found is not None:
-                scheme.resume(found["scheme"])
-                self._resumed = found["learner"]
+        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
+        self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False
         self._target = Target(scheme, target_steps)
         self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
-        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
         self._progress: Progress | None = None
 
@@ -107,7 +103,8 @@ class Learner:
             raise StoppedError("this learner has been stopped; make a new scheme and learner to train again")
         if self._started:
             return
-        self._files.lock()
+        if self._files.lock():
+            self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
             self._progress = Progress()
             if self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser():
@@ -155,7 +152,7 @@ class Learner:
                 self._record()
             if self.env_steps >= self._due.checkpoint and (
                     not self._target.takes_turns or self.scheme.is_between_items):
-                self.save_checkpoint()
+                self.save_checkpoint(wait=self._callbacks.respond_to("on_checkpoint"))
         return info
 
     def done(self) -> bool:
@@ -234,20 +231,20 @@ class Learner:
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
-            self._leave(interrupts.seconds_left if is_whole else 0.0)
-            saved = "nothing is saved without a log_dir" if self.log_dir is None else f"saved in {self.log_dir}"
-            interrupts.raise_received(f"training was interrupted after {self.env_steps:,} env steps; {saved}")
+            self._leave(interrupts, is_whole=is_whole)
+            interrupts.raise_received(self.env_steps, self.log_dir)
 
-    def _leave(self, seconds_left: float) -> None:
+    def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
         """Save what a signal has ended, and stop."""
         if self._started:
             self._save()
             if self.options.checkpoints_on_exit:
-                checkpoint_within(seconds_left, self.save_checkpoint)
+                checkpoint_within(interrupts.seconds_left if is_whole else 0.0, self.save_checkpoint)
         self.stop()
 
     def _save(self) -> None:
-        """Write the last record and the model."""
+        """Write the last record and the model, after the last checkpoint."""
+        self._files.wait()
         if self.env_steps > self._due.recorded_steps:
             self._record()
         self._files.save_last_model(self.scheme)
@@ -349,14 +346,15 @@ class Learner:
         """
         return self._files.save_model(self.scheme, name)
 
-    def save_checkpoint(self, timeout_s: float = 60.0) -> None:
-        """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues; the newest two are kept.
+    def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
+        """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues.
 
         At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
         that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is only logged.
 
         Args:
             timeout_s: Seconds after which workers that have not answered are considered lost.
+            wait: Whether to wait until the file is written; otherwise, a background thread writes it.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.
@@ -366,6 +364,7 @@ class Learner:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         if not self._started or self._stopped:
             self.start()
+        self._files.wait()  # before this checkpoint is made, so that at most one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
         self._measured.count()
@@ -373,11 +372,13 @@ class Learner:
         self._due.after_checkpoint(self.env_steps)
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
                "callbacks": self._callbacks.state()}
-        self._files.checkpoint(self.env_steps, state, own, start)
-        self._callbacks.call("on_checkpoint")
+        self._files.checkpoint(self.env_steps, state, own, start, self.updates)
+        if wait:
+            self._files.wait()
+            self._callbacks.call("on_checkpoint")
 
     def stop(self) -> MetricsDict:
-        """Stop all workers, check the ledger and close the files within ten seconds; idempotent.
+        """Stop all workers, check the ledger and, after the last checkpoint, close the files; idempotent.
 
         Returns:
             The final ledger.
@@ -443,6 +444,7 @@ class Learner:
         """Write a record of the metrics, and reset the means of the algorithm's statistics."""
         self._measured.count()
         self._due.after_record(self.env_steps)
+        self._files.rate(self._evaluations.last)
         self._callbacks.evaluated(self._evaluations.last)
         record = self._measured.record(self._evaluations.last, self._files.last_checkpoint)
         self._files.record(self._callbacks.recorded(record))

@@ -36,6 +36,12 @@ class LearnerOptions(Options):
     grace_s: float = option(
         20.0, help="longest time from a signal until its checkpoint is written, in seconds; at most ten more pass "
         "until the process has ended", low=0.0, exclusive=True)
+    keep_checkpoints: int = option(2, help="number of newest checkpoints to keep", low=1)
+    keep_best_checkpoint: bool = option(
+        False, help="also keep the checkpoint that follows the evaluation with the highest mean return")
+    keep_checkpoint_every: int | None = option(
+        None, help="also keep the first checkpoint at or after each multiple of this number of env steps; none: keep "
+        "no such checkpoints", low=1)
     resume: bool = option(
         False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
     callbacks: tuple[Callback, ...] = option((), help="code that is called at fixed moments of the run")
@@ -60,6 +66,11 @@ class LearnerOptions(Options):
             raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
         if self.checkpoint_on_exit and self.log_dir is None:
             raise ConfigError("checkpoint_on_exit needs a log_dir, in which checkpoints are stored")
+        if self.log_dir is None:
+            self._refuse_changed(("keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every"),
+                                 "a log_dir, in which checkpoints are stored")
+        if self.keep_best_checkpoint and self.eval_every is None:
+            raise ConfigError("keep_best_checkpoint needs eval_every: without evaluations, no checkpoint is the best")
         if not self.checkpoints_on_exit:
             self._refuse_changed(("grace_s",), "checkpoint_on_exit or checkpoint_every")
         if self.on_callback_error != "raise" and not self.callbacks:

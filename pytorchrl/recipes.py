@@ -31,8 +31,8 @@ from pytorchrl.descriptions import (
     to_json,
 )
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.run_directory import RUN_FILE, no_run
-from pytorchrl.saved_files import read_json
+from pytorchrl.run_directory import RUN_FILE, RUN_FORMAT, no_run
+from pytorchrl.saved_files import check_format, read_json
 from pytorchrl.untyped import OptionValue
 
 Described = Mapping[str, object]
@@ -70,6 +70,7 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
     path = run_dir / RUN_FILE
     try:
         run = mapping(read_json(path))
+        check_format(run, RUN_FORMAT)
         recipe, agent, seed = run["recipe"], run.get("agent"), check_seed(run["seed"])
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None

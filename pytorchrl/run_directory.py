@@ -27,6 +27,8 @@ logger = get_logger(__name__)
 
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
 CHECKPOINTS = "checkpoints"
+RUN_FORMAT = 1
+"""Number of the format of `run.json`."""
 
 # Pattern of the names of temporary files: the name of the final file, and the id of the writing process.
 _TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.(\d+)")

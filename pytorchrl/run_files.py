@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import time
 from collections.abc import Mapping
@@ -9,12 +11,14 @@ from pathlib import Path
 
 from pytorchrl import checkpoints
 from pytorchrl.appended_files import check_appended
+from pytorchrl.background import Background
+from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
-from pytorchrl.scheme import Scheme
+from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import StateDict
 
@@ -34,12 +38,55 @@ class RunFiles:
         self._log_dir = log_dir
         self._lock: Lock | None = None
         self._recorder: Recorder | None = None
+        self._checkpoints: CheckpointFiles | None = None
+        self._evaluation: Evaluation | None = None
+        self._writing = Background("checkpoint writer")
+        self._traces = self._current_traces()
+        self._damaged: tuple[Path, ...] = ()
         self.last_checkpoint: dict[str, float] | None = None
 
-    def lock(self) -> None:
-        """Lock the directory; raise `ConfigError` if another run uses it."""
+    def lock(self) -> bool:
+        """Lock the directory, and return whether another run has used it since this object was built.
+
+        Raises:
+            ConfigError: Another run uses the directory.
+        """
         if self._log_dir is not None:
             self._lock = Lock(self._log_dir)
+        return self._current_traces() != self._traces
+
+    def _current_traces(self) -> list[tuple[str, int, int]]:
+        """Return the names, identities and times of `run.json` and the checkpoints, which another run would change."""
+        if self._log_dir is None:
+            return []
+        files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]
+        found = [(file.name, file.stat()) for file in files if file.exists()]
+        return [(name, status.st_ino, status.st_mtime_ns) for name, status in found]
+
+    def resume(self, scheme: Scheme, *, is_wanted: bool = True, is_changed: bool = False) -> StateDict | None:
+        """Make a scheme continue from the newest checkpoint that can be read.
+
+        Args:
+            scheme: The scheme, which may have been resumed from an older checkpoint.
+            is_wanted: Whether the option `resume` is set.
+            is_changed: Whether another run has used the directory since this object was built.
+
+        Returns:
+            The learner's state in the checkpoint; None if the run is new.
+
+        Raises:
+            CheckpointError: No checkpoint can be read or fits the scheme, or the records were changed after it.
+            ConfigError: Another run has used the directory, and is not to be continued or has no checkpoint.
+        """
+        newest = self.newest_checkpoint() if is_wanted else None
+        if newest is not None:
+            scheme.resume(newest.scheme)
+            return newest.learner
+        if is_changed:
+            self.close()
+            raise ConfigError(f"another run has used log_dir {str(self._log_dir)!r} since this learner was built; "
+                              "build a new learner, with resume=True to continue that run, or with another log_dir")
+        return None
 
     def begin(
         self, scheme: Scheme, recipe: Mapping[str, object], options: LearnerOptions, *, resumed: StateDict | None,
@@ -54,6 +101,9 @@ class RunFiles:
         """
         if self._log_dir is None:
             return
+        checkpoints.set_aside(self._damaged)
+        newest = None if resumed is None else Written(resumed["env_steps"], scheme.version)
+        self._checkpoints = CheckpointFiles(self._log_dir / CHECKPOINTS, options, newest)
         settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
                     "learner": describe_learner(options)}
         write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
@@ -62,7 +112,7 @@ class RunFiles:
                                   after=None if resumed is None else resumed["env_steps"],
                                   resumed=None if resumed is None else resumed.get("records"))
 
-    def newest_checkpoint(self) -> StateDict | None:
+    def newest_checkpoint(self) -> checkpoints.Newest | None:
         """Return the newest checkpoint that can be read, if there is one, after a check of the records before it.
 
         Raises:
@@ -70,13 +120,15 @@ class RunFiles:
         """
         if self._log_dir is None:
             return None
-        found, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
-        state = None if found is None else found["learner"].get("records")
+        newest, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
+        if newest is None:
+            return None
+        state, self._damaged = newest.learner.get("records"), newest.damaged
         if state is not None and records.exists():
             check_appended(records, state)
         elif state is not None and state["bytes"]:
             logger.warning("%s is missing; new records begin at the checkpoint", records)
-        return found
+        return newest
 
     def record(self, metrics: Mapping[str, object]) -> None:
         """Append a record of metrics."""
@@ -105,33 +157,59 @@ class RunFiles:
 
     def checkpoint(
         self, env_steps: int, scheme: Mapping[str, object], learner: Mapping[str, object], started_at: float,
+        version: int = 0,
     ) -> None:
-        """Write a checkpoint; a failure to write is logged.
+        """Write a checkpoint in the background, after the previous one; a failure to write is logged.
 
         Args:
             env_steps: Env steps of the run so far.
-            scheme: The state of the scheme.
-            learner: The state of the learner.
+            scheme: The state of the scheme, which must not change any more.
+            learner: The state of the learner, which is copied.
             started_at: `time.perf_counter()` at the start of the checkpoint.
+            version: Number of updates so far.
         """
-        if self._log_dir is None or self._recorder is None:
+        if self._checkpoints is None or self._recorder is None:
             return
-        state = {"scheme": scheme, "learner": {**learner, "records": self._recorder.state}}
+        state = {"scheme": scheme, "learner": {**copy.deepcopy(dict(learner)), "records": self._recorder.state}}
+        self._writing.start(functools.partial(
+            self._write_checkpoint, self._checkpoints, Written(env_steps, version), state, started_at))
+
+    def _write_checkpoint(
+        self, files: CheckpointFiles, written: Written, state: Mapping[str, object], started_at: float,
+    ) -> None:
         try:
-            size = checkpoints.write(self._log_dir / CHECKPOINTS, env_steps, state)
+            size = files.write(written, state)
         except OSError as error:
-            logger.warning("the checkpoint after %d env steps could not be written: %s", env_steps, error)
+            logger.warning("the checkpoint after %d env steps could not be written: %s", written.env_steps, error)
             return
         self.last_checkpoint = {
-            "env_steps": env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
+            "env_steps": written.env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint has been written; raise an error that `checkpoint` does not log."""
+        self._writing.wait()
+
+    def rate(self, evaluation: Evaluation | None) -> None:
+        """Rate checkpoints by the latest evaluation, if there is one."""
+        if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
+            return
+        self._evaluation = evaluation
+        try:
+            self._checkpoints.rate(evaluation.version, evaluation.return_mean)
+        except OSError as error:
+            logger.warning("the best checkpoint could not be recorded: %s", error)
 
     def end(self, summary: Mapping[str, object]) -> None:
         """Write the result of the run."""
+        self.wait()
         if self._log_dir is not None:
             write_json(self._log_dir / RESULT_FILE, summary)
 
     def close(self) -> None:
-        """Close the records and release the lock; idempotent."""
-        for file in (self._recorder, self._lock):
-            if file is not None:
-                file.close()
+        """Wait for the last checkpoint, close the records and release the lock; idempotent."""
+        try:
+            self.wait()
+        finally:
+            for file in (self._recorder, self._lock):
+                if file is not None:
+                    file.close()

@@ -117,6 +117,14 @@ def parse_json(text: str, name: str) -> object:
     return value
 
 
+def check_format(value: Mapping[str, object], newest: int) -> None:
+    """Raise `ValueError` if the number `format` of a file's contents is larger than the `newest` one known here."""
+    found = value.get("format")
+    if isinstance(found, int) and found > newest:
+        raise ValueError(f"it has the format {found}, but this version of pytorchrl reads formats up to {newest}; use "
+                         "the version that wrote it, or a newer one")
+
+
 def with_checksum(value: Mapping[str, object]) -> dict[str, object]:
     """Return a JSON object with the checksum of its entries."""
     return {**value, _SHA256: _checksum(value)}

@@ -16,8 +16,10 @@ from typing import IO
 import torch
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import open_regular, put_in_place, sha256_of
+from pytorchrl.saved_files import check_format, open_regular, put_in_place, sha256_of
 
+MODEL_FORMAT = 1
+"""Number of the format of models."""
 _SEALED = "sealed"
 _LABEL = b"pytorchrl sha256 "
 _COMMENT_BYTES = len(_LABEL) + 64
@@ -164,8 +166,12 @@ def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.T
     """Return the acting state in the contents of a model.
 
     Raises:
-        CheckpointError: There is none, or it contains numbers that are not finite.
+        CheckpointError: There is none, it contains numbers that are not finite, or a newer version has saved it.
     """
+    try:
+        check_format(saved, MODEL_FORMAT)
+    except ValueError as error:
+        raise CheckpointError(f"{name} cannot be loaded: {error}") from error
     state = saved.get("acting_state")
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise CheckpointError(f"{name} contains no acting state; only files of save_model can be loaded")

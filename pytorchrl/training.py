@@ -29,7 +29,7 @@ from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
-from pytorchrl.sealed_files import acting_state_of, read_sealed, save
+from pytorchrl.sealed_files import MODEL_FORMAT, acting_state_of, read_sealed, save
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import MetricsDict, OptionValue
 
@@ -292,7 +292,7 @@ class TrainedAgent:
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""
-        return save(path, {"format": 1, "version": self._version, "acting_state": self.acting_state})
+        return save(path, {"format": MODEL_FORMAT, "version": self._version, "acting_state": self.acting_state})
 
     @property
     def _version(self) -> int:

@@ -292,6 +292,7 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "timesteps_total": at("learner.target_steps"),
     **dict.fromkeys((
         "checkpoint_freq", "checkpoint_frequency"), at("learner.checkpoint_every", note="counts env steps")),
+    "num_to_keep": at("learner.keep_checkpoints"),
     **dict.fromkeys(("storage_path", "local_dir"), at("learner.log_dir")),
     "config": _FILES,
 }
@@ -363,7 +364,6 @@ _SAMPLE_FACTORY: dict[str, tuple[Here, ...]] = {
     **dict.fromkeys(("experiment", "train_dir"), at("learner.log_dir")),
     "restart_behavior": at("learner.resume | learner.overwrite", note="True"),
     "save_every_sec": at("learner.checkpoint_every", note="counts env steps"),
-    "keep_checkpoints": no_option("the two newest checkpoints are kept"),
     **dict.fromkeys(("save_best_every_sec", "save_best_metric"), _BEST_MODEL),
     "train_for_seconds": no_option("`target_steps` ends a run; a callback may call run.request_stop(...)"),
     "experiment_summaries_interval": at("learner.log_every_s"),

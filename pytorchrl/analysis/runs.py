@@ -12,11 +12,12 @@ import numpy as np
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
 from pytorchrl.monitor.reading import mapping
-from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
-from pytorchrl.saved_files import read_json, read_text
+from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, RUN_FORMAT, no_run
+from pytorchrl.saved_files import check_format, read_json, read_text
 
 # Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
+            "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
             "log_every", "eval_every", "eval_episodes"}
 # Runs on the same task must end at env steps that differ by at most this fraction, unless `at` is given.
 _LENGTH_TOLERANCE = 0.1
@@ -71,12 +72,12 @@ def read_run(run_dir: Path) -> Run:
     if not path.exists() and (run_dir / METRICS_FILE).is_file():
         return Run(run_dir, "env", None, {})
     try:
-        found = read_json(path)
+        found = mapping(read_json(path))
+        check_format(found, RUN_FORMAT)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
-    found = mapping(found)
     recipe, scheme = mapping(found.get("recipe")), mapping(found.get("scheme"))
     own = {**mapping(recipe.get("options")), **{name: recipe.get(name) for name in ("algorithm", "env")}}
     settings = {**scheme, **(own if recipe else _settings_of_parts(mapping(found.get("agent"))))}

@@ -25,7 +25,8 @@ from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
 from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.precisions import decide_precisions
-from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
+from pytorchrl.scheme.recording.earlier_versions import differences_from
+from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
 from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, Simulated, known_keywords
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
 
 _CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-# A resumed run may change these settings, and all settings that a replayed run may change.
-_FREE_TO_RESUME = {"faults", "on_worker_failure"}
 
 
 @brief_errors_of("__init__", "from_factory", "start", "resume")
@@ -302,8 +301,8 @@ class Scheme(Architectures):
 
         Returns:
             Plain values and tensors of parameters, optimizers, target networks, normalizers, schedules, replay, the
-            ledger, and the remainders of lossy encodings of gradients. Later steps may modify some of the tensors, so
-            save the checkpoint before the next step.
+            ledger, and the remainders of lossy encodings of gradients. All tensors are copies, so that the checkpoint
+            may be saved while the scheme continues.
 
         Raises:
             ConfigError: The run is recorded or replayed.
@@ -336,13 +335,12 @@ class Scheme(Architectures):
             raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")
         if checkpoint.get("format") != _CHECKPOINT_FORMAT:
             raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
-                                  f"expected {_CHECKPOINT_FORMAT!r}")
+                                  f"expected {_CHECKPOINT_FORMAT!r}; use the version that wrote it")
         if self._has_drawn_seed:
             self.seed = self.settings["seed"] = checkpoint["settings"]["seed"]
         own = self.agent.with_precisions(checkpoint.get("mixed_precision", {}))
         agent = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
-        problems = differences(checkpoint["settings"], self.settings, checkpoint["agent"], agent, _FREE_TO_RESUME)
-        if problems:
+        if problems := differences_from(checkpoint["settings"], self.settings, checkpoint["agent"], agent):
             raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings")
         self.agent, self._checkpoint = own, checkpoint
 

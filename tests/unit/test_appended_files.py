@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 
 import pytest
 
+from pytorchrl import appended_files
 from pytorchrl.appended_files import AppendedFile, check_appended
 from pytorchrl.errors import CheckpointError
 
@@ -45,6 +47,20 @@ def test_a_full_disk_loses_whole_lines_and_writing_goes_on(tmp_path, monkeypatch
     assert caplog.text.count("cannot be written (") == caplog.text.count("is written again") <= 2
     assert missing > 0
     assert f"{missing} lines are missing" in caplog.text or caplog.text.count("1 lines are missing") == missing
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
+@pytest.mark.parametrize("left", ["", "o", "one", "one\n", "one\ntw", "one\ntwo\n", "one\n" + "x" * 20])
+def test_an_incomplete_last_line_is_removed(tmp_path, monkeypatch, left, chunk):
+    monkeypatch.setattr(appended_files, "_TAIL_BYTES", chunk)
+    path = tmp_path / "lines"
+    path.write_text(left)
+    file = AppendedFile(path)
+    assert file.is_empty == (left in ("", "o", "one"))
+    file.append("next")
+    assert path.read_text() == left[:left.rfind("\n") + 1] + "next\n"
+    assert file.state == {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    file.close()
 
 
 @pytest.mark.parametrize("gap", ["same", "later", "reopened"])

@@ -107,8 +107,6 @@ class Monitor:
         columns = [*self.COLUMNS, *keywords]
         self._keywords = keywords
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _remove_torn_header(path)
         self._file = AppendedFile(path)
         if self._file.is_empty:
             self._file.append(_row(columns))
@@ -138,10 +136,3 @@ def _row(fields: Iterable[object]) -> str:
 def _columns_of(path: Path) -> list[str]:
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         return next(csv.reader(file), [])
-
-
-def _remove_torn_header(path: Path) -> None:
-    """Empty a file whose first line is incomplete because its writer was killed."""
-    with open(path, "r+b") as file:
-        if b"\n" not in file.read(1 << 16):
-            file.truncate(0)

@@ -202,7 +202,10 @@ class Storage(Part, Updatable, ABC):
         """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
     def state_dict(self) -> StateDict:
-        """Return the state from which a run continues exactly: the generator and, in a replay buffer, the contents."""
+        """Return the state from which a run continues exactly: the generator and, in a replay buffer, the contents.
+
+        Tensors must be copies, because a checkpoint is written while the storage is used.
+        """
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: StateDict) -> None:

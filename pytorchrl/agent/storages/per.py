@@ -189,13 +189,18 @@ class PERBuffer(ReplayBuffer):
         self.priority_minima.set(rows, np.where(np.asarray(leaves) > 0.0, leaves, np.inf))
 
     def _contents(self) -> StateDict:
-        rows = np.arange(self.options.size)
-        return {**super()._contents(), "leaves": self.priority_sums.get(rows), "max_priority": self._max_priority,
+        # An empty storage needs neither trees nor priorities: its rollouts are kept elsewhere, or have yet to arrive.
+        num_used = self.ring.num_used
+        leaves = self.priority_sums.get(np.arange(num_used)) if num_used else np.zeros(0)
+        return {**super()._contents(), "leaves": leaves, "max_priority": self._max_priority,
                 "num_stale": self._num_stale}
 
     def _load_contents(self, contents: StateDict) -> None:
         super()._load_contents(contents)
-        self._set_leaves(np.arange(self.options.size), contents["leaves"])
+        for name in ("priority_sums", "priority_minima"):
+            self.__dict__.pop(name, None)
+        if len(contents["leaves"]):
+            self._set_leaves(np.arange(len(contents["leaves"])), contents["leaves"])
         self._max_priority, self._num_stale = contents["max_priority"], contents["num_stale"]
 
 

@@ -252,9 +252,14 @@ class Ring:
 
     # State
 
+    @property
+    def num_used(self) -> int:
+        """Number of places that were ever written; places from this number on are empty."""
+        return min(self.total, self.capacity)
+
     def state_dict(self) -> StateDict:
         """Return a copy of the whole state."""
-        num_rows = min(self.total, self.capacity)
+        num_rows = self.num_used
         return {
             "capacity": self.capacity, "first": self.first, "total": self.total, "num_drawable": self.num_drawable,
             "counters": dict(self.counters), "extras": self.extras.state_dict(), "layout": dict(self._layout),

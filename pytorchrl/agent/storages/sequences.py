@@ -383,14 +383,20 @@ class SequenceBuffer(PERBuffer):
         episodes = [(source, [None if episode is None else episode.state_dict() for episode in episodes])
                     for source, episodes in self._episodes.items()]
         return {
-            **super()._contents(), "book": {name: array.copy() for name, array in vars(self.windows).items()},
+            **super()._contents(), "book": self._used_windows(),
             "slots": self.state_slots.state_dict(),
             "states": {name: states.copy() for name, states in self._states.items()}, "episodes": episodes}
 
+    def _used_windows(self) -> dict[str, np.ndarray]:
+        """Return a copy of the tables of windows, up to the last place in use."""
+        num_used = self.ring.num_used
+        return {name: array[:num_used].copy() for name, array in vars(self.windows).items()} if num_used else {}
+
     def _load_contents(self, contents: StateDict) -> None:
         super()._load_contents(contents)
+        self.__dict__.pop("windows", None)
         for name, array in contents["book"].items():
-            getattr(self.windows, name)[:] = array
+            getattr(self.windows, name)[:len(array)] = array
         self.state_slots.load_state_dict(contents["slots"])
         self._states = {name: np.array(states) for name, states in contents["states"].items()}
         self._episodes = {

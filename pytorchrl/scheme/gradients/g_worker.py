@@ -29,7 +29,7 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
-from pytorchrl.sealed_files import save
+from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
 # The first incarnation of workers below a GWorker is this number times the GWorker's incarnation, so none repeats.
@@ -359,7 +359,7 @@ class GWorker(Worker):
     def save_model(self, fname: str) -> str:
         """Save the actor to a file in an existing folder, as plain values for `torch.load`; return the file's path."""
         with self._journal.lock:
-            state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
+            state = {"format": MODEL_FORMAT, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         return save(fname, state)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:

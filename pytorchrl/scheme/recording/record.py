@@ -57,7 +57,8 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
     """Return the differences between a saved run and a run that is to repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ.
+    Settings that only affect where and how fast a run executes may differ. An option of a part that did not exist yet
+    when the run was saved had its default.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -70,10 +71,20 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 for name, value in as_json(settings).items()
                 if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
     for part, options in describe(agent).items():
-        old = old_agent.get(part, {})
+        saved = old_agent.get(part, {})
+        defaults = _new_defaults(agent[part], saved)
+        old = {**{name: _text(value) for name, value in defaults.items() if name in options}, **saved}
         problems += [f"{part}: {name} was {old.get(name)}, now it is {options.get(name)}"
                      for name in {**old, **options} if old.get(name) != options.get(name)]
     return problems
+
+
+def _new_defaults(factory: object, saved: Mapping[str, str]) -> dict[str, object]:
+    """Return the defaults of the options of a part that did not exist yet when its options were saved."""
+    if not saved or not isinstance(factory, Factory):
+        return {}
+    return {name: declaration.default for name, declaration in factory.options.declarations().items()
+            if name not in saved and not declaration.is_required}
 
 
 def checksum_of(info: Mapping[str, float]) -> int:

@@ -327,6 +327,52 @@ def test_two_runs_cannot_use_one_directory(tmp_path):
     second.stop()
 
 
+def test_a_learner_resumes_from_a_checkpoint_that_was_written_after_it_was_built(tmp_path):
+    train_to(tmp_path / "run", target_steps=350)
+    early = make(tmp_path / "run", resume=True, target_steps=1300)
+    train_to(tmp_path / "run", resume=True)
+    between = files(tmp_path / "run")
+    early.start()
+    assert f"step-{early.env_steps:012d}.pt" == between[0]
+    assert early.env_steps >= 1000
+    early.train()
+    assert set(files(tmp_path / "run")) != set(between)
+    assert all(int(name[5:-3]) >= 1000 for name in files(tmp_path / "run"))
+    state = early.scheme.acting_state()
+    early.stop()
+    straight, _ = train_to(tmp_path / "straight", target_steps=350)
+    for target_steps in (1000, 1300):
+        straight, _ = train_to(tmp_path / "straight", resume=True, target_steps=target_steps)
+    assert all(torch.equal(straight[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_began_after_a_learner_was_built_is_not_overwritten(tmp_path, resume):
+    early = make(tmp_path, resume=resume)
+    train_to(tmp_path, target_steps=250, checkpoint_every=None)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(ConfigError, match=r"another run has used log_dir .* since this learner was built"):
+        early.train()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    with make(tmp_path, overwrite=True, target_steps=100) as learner:  # the lock has been released
+        learner.train()
+
+
+def test_a_checkpoint_that_another_run_removes_is_not_taken_for_a_damaged_one(tmp_path, caplog, monkeypatch):
+    train_to(tmp_path, target_steps=650)
+    newest, older = checkpoints.paths(tmp_path / "checkpoints")
+
+    def read_too_late(path):
+        path.unlink(missing_ok=True)
+        raise CheckpointError("there is no such file")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "read", read_too_late)
+        assert checkpoints.newest(tmp_path / "checkpoints") is None
+    assert caplog.text == ""
+    assert not newest.exists()
+    assert not older.exists()
+
+
 def test_a_run_can_be_resumed_from_the_command_line(tmp_path, capsys):
     command = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "16", "--log-dir",
                str(tmp_path / "run"),

@@ -68,10 +68,11 @@ def test_a_resumed_run_has_no_result_yet_and_no_later_records(open_run, tmp_path
     for steps in (10, 20):
         files.record({"env_steps": steps})
     files.checkpoint(20, {}, {"env_steps": 20}, 0.0)
+    files.wait()
     files.record({"env_steps": 30})
     files.end({"env_steps": 30})
     files.close()
-    resumed = files.newest_checkpoint()["learner"]
+    resumed = files.newest_checkpoint().learner
     if version == "0.1.0":
         del resumed["records"]
         with open(tmp_path / "metrics.jsonl", "ab") as file:
@@ -87,6 +88,7 @@ def test_damaged_records_are_refused_when_a_run_is_resumed(open_run, tmp_path, c
     files = open_run()
     files.record({"env_steps": 10})
     files.checkpoint(20, {}, {"env_steps": 20}, 0.0)
+    files.wait()
     files.close()
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text().replace("10", "11"))
@@ -94,7 +96,7 @@ def test_damaged_records_are_refused_when_a_run_is_resumed(open_run, tmp_path, c
         files.newest_checkpoint()
     assert caplog.text == ""
     path.unlink()
-    resumed = files.newest_checkpoint()["learner"]
+    resumed = files.newest_checkpoint().learner
     assert "metrics.jsonl is missing; new records begin at the checkpoint" in caplog.text
     open_run(resumed).record({"env_steps": 30})
     assert path.read_text() == '{"env_steps": 30}\n'
@@ -139,6 +141,7 @@ def test_names_outside_of_the_directory_are_refused(open_run, fake_scheme, tmp_p
 def test_the_last_checkpoint_is_the_last_one_that_was_written(open_run, tmp_path, caplog):
     files = open_run()
     files.checkpoint(40, {"x": torch.arange(1000)}, {}, 0.0)
+    files.wait()
     (path,) = (tmp_path / "checkpoints").iterdir()
     written = dict(files.last_checkpoint)
     assert (written["env_steps"], written["bytes"]) == (40, path.stat().st_size)
@@ -147,5 +150,6 @@ def test_the_last_checkpoint_is_the_last_one_that_was_written(open_run, tmp_path
     (tmp_path / "checkpoints").rmdir()
     (tmp_path / "checkpoints").write_text("in the way")
     files.checkpoint(50, {"x": 1}, {}, 0.0)
+    files.wait()
     assert files.last_checkpoint == written
     assert "the checkpoint after 50 env steps could not be written" in caplog.text

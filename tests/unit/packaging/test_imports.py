@@ -39,7 +39,7 @@ ALLOWED = {
 }
 # Modules that belong to the layer of `learner.py` and may use ready-made environments.
 LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
-                 "recipes", "descriptions",
+                 "recipes", "descriptions", "background",
                  "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
                  "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor",
                  "callbacks", "learner_options", "acting", "export", "offline"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -40,7 +42,8 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     straight = make(agent, **settings)
     straight.start(target_steps=600)
     go_on(straight, 9)
-    checkpoint = through_a_file(straight.checkpoint())
+    snapshot = straight.checkpoint()
+    checkpoint = through_a_file(snapshot)
     resumed = make(agent, **settings)
     resumed.resume(checkpoint)
     resumed.start(target_steps=600)
@@ -51,6 +54,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
     assert resumed.metrics()["policy_lag"] == straight.metrics()["policy_lag"]
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
+    assert differences(snapshot, checkpoint) == []  # later steps have not changed it, so it may be written meanwhile
     assert check_ledger(resumed) == check_ledger(straight)
     assert resumed.stop() == straight.stop()
 
@@ -116,7 +120,8 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
     try:
         for _ in range(30):
             first.step()
-        checkpoint = through_a_file(first.checkpoint())
+        snapshot = first.checkpoint()
+        checkpoint = through_a_file(snapshot)
         second.resume(checkpoint)
         second.start()
         held = [worker.update_worker.local_worker.shards for worker in (first, second)]
@@ -128,7 +133,9 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
         for _ in range(30):
+            first.step()
             second.step()
+        assert differences(snapshot, checkpoint) == []
         ledger = check_ledger(second)
         assert ledger["consumed"] <= 2.0 * (ledger["collected"] - 40)  # the ratio includes steps before the checkpoint
         final = second.stop()
@@ -136,6 +143,30 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
     finally:
         first.stop()
         second.stop()
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("agent", ["dqn, prioritised", "r2d2", "r2d2, whole rollouts", "two policies, dqn"])
+def test_a_checkpoint_contains_no_empty_places_of_a_replay(agent, shards, tmp_path):
+    """Check that the size of a checkpoint depends on the rollouts in replay, also if shards keep them elsewhere."""
+    settings = {"num_replay_workers": shards, "col_communication": "asynchronous"} if shards else {}
+    algo, actor, storage, envs = AGENTS[agent]()
+    large = dataclasses.replace(storage, options=with_size(storage.options, 100_000))
+    scheme = Scheme(algo, actor, large, envs, num_col_workers=2, runtime="simulated", seed=1, **settings)
+    scheme.step()
+    checkpoint = scheme.checkpoint()
+    scheme.stop()
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    assert (tmp_path / "checkpoint.pt").stat().st_size < 300_000  # one number for each empty place is 800,000 bytes
+
+
+def with_size(options, size):
+    """Return options of a replay with another size, which the storage of each policy has, too."""
+    changed = {"size": size}
+    if hasattr(options, "policies"):
+        changed["policies"] = {name: dataclasses.replace(own, options=with_size(own.options, size))
+                               for name, own in options.policies.items()}
+    return dataclasses.replace(options, **changed)
 
 
 def test_residuals_of_lossy_gradients_are_kept(make):

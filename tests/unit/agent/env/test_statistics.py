@@ -5,8 +5,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.agent.env.statistics import EpisodeStatistics
+from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.envs.testing import CountingEnv, ScriptedEnv
 from pytorchrl.errors import ConfigError
 
@@ -91,6 +92,23 @@ def test_monitor_keywords_are_read_from_the_last_step(tmp_path, autoreset):
         wrappers=(WithInfo,))
     play(factory(seed=0), 8)
     assert [row["num_done"] for row in read(tmp_path / "monitor_train_GWorker_0_CWorker_0.csv")] == ["3", "6"]
+
+
+def test_monitor_continues_a_file_whose_writer_was_killed_at_any_byte(tmp_path):
+    """Check that environments start after a kill during the header or a row, and that all complete rows are kept."""
+    env = VecEnv.create_factory(CountingEnv, {"episode_length": 3}, 1, log_dir=str(tmp_path))(seed=0)
+    play(env, 6)
+    path = tmp_path / "monitor_train_GWorker_0_CWorker_0.csv"
+    whole = path.read_bytes()
+    header, *rows = whole.splitlines(keepends=True)
+    assert len(rows) == 2
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        monitor = Monitor(path)
+        monitor.write(Episode(1.5, 3, 0.25, 0, True), {})
+        monitor.close()
+        complete = whole[:whole.rfind(b"\n", 0, end) + 1] or header
+        assert path.read_bytes() == complete + b"1.5,3,0.25,0,terminated\n"
 
 
 def test_monitor_refuses_a_file_with_other_columns(tmp_path):

@@ -1,0 +1,36 @@
+"""Do one job at a time in a background thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Background:
+    """A thread for one job at a time. An interpreter that exits waits for the job to end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Wait for the previous job, and start the next one; see `wait`."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(job,), name=self._name)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the job has ended, and raise its error, if there is one, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it in the thread that started the job
+            self._error = error

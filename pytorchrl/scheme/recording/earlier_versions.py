@@ -1,0 +1,27 @@
+"""Compare a checkpoint, which an earlier version may have written, with the scheme that is to continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytorchrl.scheme.recording.record import as_json, differences
+from pytorchrl.scheme.settings import default_of_keyword, known_keywords
+
+# A resumed run may change these settings, and all settings that a replayed run may change.
+_FREE_TO_RESUME = {"faults", "on_worker_failure"}
+
+
+def differences_from(
+    saved: Mapping[str, object], settings: Mapping[str, object], saved_agent: Mapping[str, Mapping[str, str]],
+    agent: Mapping[str, object],
+) -> list[str]:
+    """Return the differences between the run of a checkpoint and a run that is to continue it; see `differences`."""
+    return differences(_complete(saved), settings, saved_agent, agent, _FREE_TO_RESUME)
+
+
+def _complete(saved: Mapping[str, object]) -> dict[str, object]:
+    """Return the saved settings of a scheme, with the defaults of the keywords that did not exist yet."""
+    complete = {**{name: as_json(default_of_keyword(name)) for name in known_keywords() if name not in saved}, **saved}
+    if "inference" not in saved and saved.get("prefetch") == 0:
+        complete["prefetch"] = None  # version 0.1.0 had the default 0 instead of None, which now chooses a number
+    return complete
