@@ -34,7 +34,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except ConfigError as error:
-            if os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__):
+            if os.environ.get(VARIABLE, "0") != "0" or has_users_frame(error.__traceback__):
                 raise
             brief, cause = error.with_traceback(None), _users_cause(error)
         raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows all frames
@@ -67,7 +67,7 @@ def full_tracebacks() -> Iterator[None]:
             os.environ[VARIABLE] = found
 
 
-def _has_users_frame(traceback: TracebackType | None) -> bool:
+def has_users_frame(traceback: TracebackType | None) -> bool:
     """Return whether a frame belongs to a function that is neither in a library nor in Python itself."""
     while traceback is not None:
         package = str(traceback.tb_frame.f_globals.get("__name__", "")).split(".")[0]
@@ -85,6 +85,6 @@ def _users_cause(error: BaseException) -> BaseException | None:
         cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
         if cause is None or any(cause is other for other in seen):
             return None
-        if _has_users_frame(cause.__traceback__):
+        if has_users_frame(cause.__traceback__):
             return cause
         seen.append(cause)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pytorchrl.errors import CallbackError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.scheme import Evaluation
 from pytorchrl.terminal import get_logger
 
@@ -125,7 +127,8 @@ class Callbacks:
         self._reported: BaseException | None = None
         self.stop_reason: str | None = None
         for callback in self._callbacks:
-            callback.check(run)
+            with _exits_named(callback, "check"):
+                callback.check(run)
 
     def __bool__(self) -> bool:
         """Return whether there are callbacks."""
@@ -141,7 +144,8 @@ class Callbacks:
         for callback in self._callbacks:
             try:
                 results.append(getattr(callback, hook)(self._run, *arguments))
-            except Exception as error:  # noqa: BLE001, PERF203 - the callback is code of the user
+            except USER_ERRORS as error:  # noqa: PERF203 - every callback is called
+                reraise_of_signal(error)
                 text = f"{type(callback).__name__}.{hook} raised {type(error).__name__}: {error}"
                 if not self._is_fatal:
                     logger.warning("%s; training continues, because on_callback_error='warn'", text)
@@ -164,13 +168,18 @@ class Callbacks:
 
     def state(self) -> list[dict[str, float]]:
         """Return the states of all callbacks, for a checkpoint."""
-        return [callback.state() for callback in self._callbacks]
+        states = []
+        for callback in self._callbacks:
+            with _exits_named(callback, "state"):
+                states.append(callback.state())
+        return states
 
     def load_state(self, states: Sequence[Mapping[str, float]]) -> None:
         """Restore a `state()` if the run has as many callbacks as before; otherwise, callbacks start anew."""
         if len(states) == len(self._callbacks):
             for callback, state in zip(self._callbacks, states, strict=True):
-                callback.load_state(state)
+                with _exits_named(callback, "load_state"):
+                    callback.load_state(state)
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
         """Call `on_evaluation` if the result is new."""
@@ -191,3 +200,13 @@ class Callbacks:
         if num_lost > self._num_lost:
             new, self._num_lost = num_lost - self._num_lost, num_lost
             self.call("on_worker_lost", new)
+
+
+@contextlib.contextmanager
+def _exits_named(callback: Callback, method: str) -> Iterator[None]:
+    """Convert a `SystemExit` in the block, which calls a method of a callback, to a `CallbackError`."""
+    try:
+        yield
+    except SystemExit as error:
+        reraise_of_signal(error)
+        raise CallbackError(f"{type(callback).__name__}.{method} raised SystemExit: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, ReplayError, StoppedError
+from pytorchrl.exits import as_error
 from pytorchrl.runtime import Runtime, ThreadRuntime, make_runtime
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.architectures import Architectures
@@ -27,7 +27,7 @@ from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
-from pytorchrl.scheme.rules import checked_settings, warnings_of
+from pytorchrl.scheme.rules import check_timeout, checked_settings, warnings_of
 from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, Simulated, known_keywords
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
@@ -193,8 +193,8 @@ class Scheme(Architectures):
                 self._replay.check_target(target_steps)
             self.agent = decide_precisions(self.agent, self.nested)
             path = self.nested.recording.record
-            record = None if path is None else RecordWriter(str(path), self.settings, self.agent.as_dict(),
-                                                            target_steps)
+            agent = self.agent.as_dict()
+            record = None if path is None else RecordWriter(str(path), self.settings, agent, target_steps)
             self._runtime = make_runtime(
                 self._runtime_options(), seed=self.seed, is_recording=record is not None,
                 replay=None if self._replay is None else self._replay.parts)
@@ -206,10 +206,12 @@ class Scheme(Architectures):
                     self._num_checkpoints = self._checkpoint["part"]
                     self._worker.restore(self._checkpoint["state"], self._seed_after_checkpoint)
                     self._checkpoint = None
-            except BaseException:
+            except BaseException as failure:
                 if record is not None:
                     record.discard()
                 self.stop()
+                if (error := as_error(failure, "the start of the workers")) is not failure:
+                    raise error from failure
                 raise
         return self._worker
 
@@ -278,15 +280,10 @@ class Scheme(Architectures):
             ConfigError: The timeout is not a positive number, or the run is recorded or replayed.
             Exception: The error that ended a worker or thread.
         """
-        self._check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if self._worker is not None and self._final is None:
             self._worker.drain(timeout_s)
         return self.ledger()
-
-    @staticmethod
-    def _check_timeout(timeout_s: object) -> None:
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
 
     def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
@@ -310,7 +307,7 @@ class Scheme(Architectures):
             StoppedError: The scheme was stopped.
             Exception: The error that ended a worker or thread.
         """
-        self._check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; make checkpoints before stop()")
         worker = self.update_worker
@@ -403,7 +400,7 @@ class Scheme(Architectures):
         return self.update_worker.statistics.metrics() if self._final is None or self._worker else {}
 
     def episodes(self) -> list[Episode]:
-        """Return the training episodes that ended since the last call."""
+        """Return the training episodes that ended since the last call, at most the latest 10,000."""
         return [] if self._worker is None else self._worker.statistics.take_episodes()
 
     # Parameters, models and evaluation

@@ -16,6 +16,7 @@ import gymnasium as gym
 from gymnasium.core import RenderFrame
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
+from pytorchrl.exits import USER_ERRORS
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class TimedEnv(AnyWrapper):
     def __init__(self, build: Callable[[], AnyEnv], timeout_s: float) -> None:
         self._timeout_s, self._hangs = timeout_s, False
         self._calls: queue.SimpleQueue[tuple[Callable[..., object], dict[str, object]] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[object, Exception | None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="environment", daemon=True)
         self._thread.start()
         try:
@@ -99,7 +100,7 @@ class TimedEnv(AnyWrapper):
             function, arguments = call
             try:
                 result = function(**arguments)
-            except Exception as error:  # noqa: BLE001 - the thread that made the call raises it
+            except USER_ERRORS as error:
                 self._results.put((None, error))
             else:
                 if env is None and isinstance(result, gym.Env):  # the first call builds the environment
