@@ -34,6 +34,13 @@ def as_error(failure: BaseException, where: str) -> BaseException:
     return error
 
 
+def raise_exit(failure: BaseException, where: str) -> None:
+    """Raise the error of `as_error` if `failure` is a `SystemExit` that no signal handler has raised."""
+    error = as_error(failure, where)
+    if error is not failure:
+        raise error from failure
+
+
 def _is_of_signal(failure: SystemExit) -> bool:
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]

@@ -26,6 +26,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
+from pytorchrl.turns import in_turn
 from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
@@ -58,7 +59,6 @@ class Learner:
     """
 
     home: ClassVar[str] = "learner"
-
     Options: TypeAlias = LearnerOptions
 
     @checked_names
@@ -96,6 +96,7 @@ class Learner:
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
         self._progress: Progress | None = None
 
+    @in_turn("_turn")
     def start(self) -> None:
         """Start the scheme's workers, as the first `step()` does.
 
@@ -126,8 +127,9 @@ class Learner:
             self._callbacks.load_state(resumed.get("callbacks", ()))
         self._callbacks.call("on_start")
 
+    @in_turn("_turn")
     def step(self) -> dict[str, float]:
-        """Call the scheme's `step` once, which makes `updates_per_step` updates.
+        """Call the scheme's `step` once, which makes `updates_per_step` updates; several threads step in turn.
 
         Returns:
             The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).
@@ -348,6 +350,7 @@ class Learner:
         """
         return self._files.save_model(self.scheme, name)
 
+    @in_turn("_turn")
     def save_checkpoint(self, timeout_s: float = 60.0) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues; the newest two are kept.
 
@@ -363,8 +366,7 @@ class Learner:
         """
         if self.log_dir is None:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
-        if not self._started or self._stopped:
-            self.start()
+        self.start()
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
         self._measured.count()
@@ -375,11 +377,12 @@ class Learner:
         self._files.checkpoint(self.env_steps, state, own, start)
         self._callbacks.call("on_checkpoint")
 
+    @in_turn("_end")
     def stop(self) -> MetricsDict:
         """Stop all workers, check the ledger and close the files within ten seconds; idempotent.
 
         Returns:
-            The final ledger.
+            The final ledger, also to threads that call `stop()` at the same time.
 
         Raises:
             LedgerError: The ledger does not balance. All workers have been stopped nevertheless.

@@ -1,0 +1,48 @@
+"""Stop the workers of a scheme that a program drops without calling `stop()`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+from pytorchrl.runtime import Runtime, SimulatedRuntime
+from pytorchrl.scheme.base.worker import ASYNC
+from pytorchrl.scheme.updates.u_worker import UWorker
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme.scheme import Scheme
+
+
+def stop_if_dropped(scheme: Scheme, worker: UWorker, runtime: Runtime) -> weakref.finalize[..., Scheme]:
+    """Return a finalizer that stops the threads and processes of `scheme` if it is garbage-collected.
+
+    Nothing runs in the background if collection is central and synchronous, or simulated; the finalizer then does
+    nothing.
+
+    Args:
+        scheme: The scheme, which has been started.
+        worker: The root of its worker tree. Neither the tree nor the runtime may refer to the scheme.
+        runtime: The runtime of its workers.
+    """
+    is_active = scheme.has_remote_workers or scheme.settings["col_communication"] == ASYNC
+    if not is_active or isinstance(runtime, SimulatedRuntime):
+        return weakref.finalize(scheme, lambda: None)
+    finalizer = weakref.finalize(scheme, _dropped, worker, runtime)
+    finalizer.atexit = False  # at the exit of the program, daemon threads and processes end by themselves
+    return finalizer
+
+
+def _dropped(worker: UWorker, runtime: Runtime) -> None:
+    # The garbage collector may run in any thread, also in one that would have to be joined.
+    threading.Thread(target=_stop, args=(worker, runtime), name="DroppedScheme", daemon=True).start()
+    warnings.warn("a scheme or learner was dropped while its workers were running, and is stopped; call stop(), or use "
+                  "a `with` block", ResourceWarning, stacklevel=2)
+
+
+def _stop(worker: UWorker, runtime: Runtime) -> None:
+    with contextlib.suppress(Exception):  # nobody can receive the error, which `step` would have raised
+        worker.stop()
+    runtime.close()
