@@ -6,17 +6,15 @@ import contextlib
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING
 
 from pytorchrl.runtime import Runtime, SimulatedRuntime
 from pytorchrl.scheme.base.worker import ASYNC
+from pytorchrl.scheme.settings import Settings
 from pytorchrl.scheme.updates.u_worker import UWorker
 
-if TYPE_CHECKING:
-    from pytorchrl.scheme.scheme import Scheme
 
-
-def stop_if_dropped(scheme: Scheme, worker: UWorker, runtime: Runtime) -> weakref.finalize[..., Scheme]:
+def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
+                    runtime: Runtime) -> weakref.finalize[..., object]:
     """Return a finalizer that stops the threads and processes of `scheme` if it is garbage-collected.
 
     Nothing runs in the background if collection is central and synchronous, or simulated; the finalizer then does
@@ -24,10 +22,11 @@ def stop_if_dropped(scheme: Scheme, worker: UWorker, runtime: Runtime) -> weakre
 
     Args:
         scheme: The scheme, which has been started.
+        settings: The settings of the scheme.
         worker: The root of its worker tree. Neither the tree nor the runtime may refer to the scheme.
         runtime: The runtime of its workers.
     """
-    is_active = scheme.has_remote_workers or scheme.settings["col_communication"] == ASYNC
+    is_active = settings.has_remote_workers or settings.flat()["col_communication"] == ASYNC
     if not is_active or isinstance(runtime, SimulatedRuntime):
         return weakref.finalize(scheme, lambda: None)
     finalizer = weakref.finalize(scheme, _dropped, worker, runtime)

@@ -118,7 +118,7 @@ class Scheme(Architectures):
         self._worker: UWorker | None = None
         self.evaluations: Evaluations | None = None
         self._final: LedgerSnapshot | None = None
-        self._finalizer: weakref.finalize[..., Scheme] | None = None
+        self._finalizer: weakref.finalize[..., object] | None = None
         self._threads_before: int | None = None
         self._checkpoint: StateDict | None = None  # the checkpoint from which the run resumes
         self._num_checkpoints = 0
@@ -216,7 +216,7 @@ class Scheme(Architectures):
                 self.stop()
                 raise_exit(failure, "the start of the workers")
                 raise
-            self._finalizer = stop_if_dropped(self, self._worker, self._runtime)
+            self._finalizer = stop_if_dropped(self, self.nested, self._worker, self._runtime)
         return self._worker
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
