@@ -70,8 +70,7 @@ class Learner:
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
         if "eval_episodes" in options and "eval_every" not in options:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
-        self.scheme = check_scheme(scheme)
-        self.target_steps = target_steps
+        self.scheme, self.target_steps = check_scheme(scheme), target_steps
         self.options.check_scheme(
             has_tests=scheme.agent.test_envs_factory is not None,
             is_recorded=not (scheme.settings["record"] is scheme.settings["replay"] is None))
@@ -92,8 +91,9 @@ class Learner:
         self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
-        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
-        self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
+        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme, self.options.eval_timeout_s)
+        self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self,
+                                    self.options.callback_timeout_s)
         self._progress: Progress | None = None
 
     @in_turn("_turn")

@@ -21,6 +21,9 @@ class LearnerOptions(Options):
     eval_every: int | None = option(
         None, help="env steps between evaluations; the last evaluation follows training; none: never", low=1)
     eval_episodes: int = option(10, help="episodes per evaluation", low=1)
+    eval_timeout_s: float | None = option(
+        None, help="longest time of one evaluation, in seconds; a longer one ends with a warning that shows where it "
+        "hangs; none: ten minutes for the last evaluation, no limit for others", low=0.0, exclusive=True)
     log_every: int | None = option(
         None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
     log_every_s: float | None = option(
@@ -41,6 +44,9 @@ class LearnerOptions(Options):
     callbacks: tuple[Callback, ...] = option((), help="code that is called at fixed moments of the run")
     on_callback_error: str = option(
         "raise", choices=("raise", "warn"), help="response to an error in a callback: raise ends the run")
+    callback_timeout_s: float | None = option(
+        None, help="longest time of one call of a callback, in seconds; a longer call is an error that names the code "
+        "that hangs; none: no limit", low=0.0, exclusive=True)
 
     @property
     def checkpoints_on_exit(self) -> bool:
@@ -62,8 +68,10 @@ class LearnerOptions(Options):
             raise ConfigError("checkpoint_on_exit needs a log_dir, in which checkpoints are stored")
         if not self.checkpoints_on_exit:
             self._refuse_changed(("grace_s",), "checkpoint_on_exit or checkpoint_every")
-        if self.on_callback_error != "raise" and not self.callbacks:
-            raise ConfigError("on_callback_error needs callbacks, of which there are none")
+        if self.eval_every is None:
+            self._refuse_changed(("eval_timeout_s",), "eval_every: without it nothing is evaluated")
+        if not self.callbacks:
+            self._refuse_changed(("on_callback_error", "callback_timeout_s"), "callbacks, of which there are none")
 
     def check_scheme(self, *, has_tests: bool, is_recorded: bool) -> None:
         """Refuse options that do not fit a scheme.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
 from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.scheme import Evaluation
@@ -115,13 +116,16 @@ class Callbacks:
         callbacks: The callbacks.
         is_fatal: Whether an error in a callback ends the run; otherwise, it is logged.
         run: The learner.
+        timeout_s: Longest time of one call in seconds; a longer call counts as an error. None: no limit.
 
     Attributes:
         stop_reason: Reason for which a callback or the user requested to stop; None: no request.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun) -> None:
+    def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun,
+                 timeout_s: float | None = None) -> None:
         self._callbacks, self._is_fatal, self._run = tuple(callbacks), is_fatal, run
+        self._timeout_s = timeout_s
         self._evaluation: Evaluation | None = None
         self._num_lost = 0
         self._reported: BaseException | None = None
@@ -143,7 +147,8 @@ class Callbacks:
         results, first = [], None
         for callback in self._callbacks:
             try:
-                results.append(getattr(callback, hook)(self._run, *arguments))
+                with time_limit(self._timeout_s, f"{type(callback).__name__}.{hook}"):
+                    results.append(getattr(callback, hook)(self._run, *arguments))
             except USER_ERRORS as error:  # noqa: PERF203 - every callback is called
                 reraise_of_signal(error)
                 text = f"{type(callback).__name__}.{hook} raised {type(error).__name__}: {error}"

@@ -421,8 +421,8 @@ class Scheme(Architectures):
         """Save the actor as a file that `torch.load(path, weights_only=True)` reads."""
         return self.update_worker.save_model(path)
 
-    def start_evaluation(self, num_episodes: int) -> None:
-        """Start an evaluation of the current weights on a separate worker, in parallel with training.
+    def start_evaluation(self, num_episodes: int, timeout_s: float | None = None) -> None:
+        """Start an evaluation of the current weights on a separate worker, which may take `timeout_s` seconds.
 
         Raises:
             ConfigError: There are no test environments.
@@ -439,7 +439,7 @@ class Scheme(Architectures):
                           "num_threads": self.nested.process.num_threads if remote else None}
             self.evaluations = Evaluations(self._runtime if remote else self._runtime.in_process(), parameters,
                                            retries=self.nested.supervision.on_worker_failure != "raise")
-        self.evaluations.start(weights, num_episodes)
+        self.evaluations.start(weights, num_episodes, timeout_s)
 
     def poll_evaluation(self) -> Evaluation | None:
         """Return the evaluation if it has finished, else None. Each evaluation is returned once."""
