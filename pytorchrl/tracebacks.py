@@ -37,7 +37,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except ConfigError as error:
-            if os.environ.get(VARIABLE, "0") != "0" or has_users_frame(error.__traceback__):
+            if os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__):
                 raise
             brief, cause = error.with_traceback(None), _users_cause(error)
         raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows all frames
@@ -76,7 +76,15 @@ def stack_of(thread: threading.Thread) -> str:
     return "an unknown place" if frame is None else "".join(traceback.format_stack(frame))[-_STACK_CHARS:]
 
 
-def has_users_frame(trace: TracebackType | None) -> bool:
+def ends_in_users_code(error: BaseException) -> bool:
+    """Return whether a function that is neither in a library nor in Python itself raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return _has_users_frame(trace)
+
+
+def _has_users_frame(trace: TracebackType | None) -> bool:
     """Return whether a frame belongs to a function that is neither in a library nor in Python itself."""
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
@@ -94,6 +102,6 @@ def _users_cause(error: BaseException) -> BaseException | None:
         cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
         if cause is None or any(cause is other for other in seen):
             return None
-        if has_users_frame(cause.__traceback__):
+        if _has_users_frame(cause.__traceback__):
             return cause
         seen.append(cause)

@@ -20,7 +20,7 @@ from types import FrameType
 
 from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.exits import as_error
-from pytorchrl.tracebacks import full_tracebacks, has_users_frame
+from pytorchrl.tracebacks import ends_in_users_code, full_tracebacks
 
 _COMMANDS = {
     "train": "train an agent",
@@ -61,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as ended:
-        if has_users_frame(ended.__traceback__):
-            return _report(as_error(ended, arguments[0]), debug=debug)
-        return _code_of(ended)
+        error = as_error(ended, arguments[0]) if ends_in_users_code(ended) else ended
+        return _code_of(ended) if error is ended else _report(error, debug=debug)
     except BrokenPipeError:
         # Standard output is a closed pipe. Unless it is redirected, Python raises the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
