@@ -16,12 +16,16 @@ _TIMEOUT_S = 600.0
 class Evaluations:
     """Evaluations of one scheme, at most one at a time. A failed evaluation is logged, and training continues.
 
+    Args:
+        scheme: The scheme.
+        timeout_s: Longest time of an evaluation in seconds; None: ten minutes, but only if the caller waits for it.
+
     Attributes:
         last: The newest result; None before the first evaluation has finished.
     """
 
-    def __init__(self, scheme: Scheme) -> None:
-        self._scheme = scheme
+    def __init__(self, scheme: Scheme, timeout_s: float | None = None) -> None:
+        self._scheme, self._timeout_s = scheme, timeout_s
         self._is_running = False
         self.last: Evaluation | None = None
 
@@ -32,7 +36,7 @@ class Evaluations:
 
     def start(self, num_episodes: int) -> None:
         """Start an evaluation that runs while training continues."""
-        self._scheme.start_evaluation(num_episodes)
+        self._scheme.start_evaluation(num_episodes, self._timeout_s)
         self._is_running = True
 
     def poll(self) -> bool:
@@ -41,7 +45,7 @@ class Evaluations:
 
     def wait(self) -> bool:
         """Wait for the running evaluation, if there is one; return whether there is a new result in `last`."""
-        return self._finish(lambda: self._scheme.wait_evaluation(_TIMEOUT_S))
+        return self._finish(lambda: self._scheme.wait_evaluation(self._timeout_s or _TIMEOUT_S))
 
     def play(self, num_episodes: int) -> Evaluation:
         """Evaluate, wait for the result and return it, without changing `last`.
@@ -49,8 +53,8 @@ class Evaluations:
         Raises:
             StoppedError: The scheme was stopped during the evaluation.
         """
-        self._scheme.start_evaluation(num_episodes)
-        evaluation = self._scheme.wait_evaluation(_TIMEOUT_S)
+        self._scheme.start_evaluation(num_episodes, self._timeout_s)
+        evaluation = self._scheme.wait_evaluation(self._timeout_s or _TIMEOUT_S)
         if evaluation is None:
             raise StoppedError("the scheme was stopped during an evaluation")
         return evaluation

@@ -17,7 +17,7 @@ from pytorchrl.evaluations import Evaluations
 from pytorchrl.interrupts import GRACE_S, Interrupts, Unblocked, checkpoint_within
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.measurements import Measurements
-from pytorchrl.reporting import Progress, to_json
+from pytorchrl.reporting import Progress, start_progress, to_json
 from pytorchrl.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.run_files import RunFiles
 from pytorchrl.scheme import Evaluation, Scheme
@@ -26,6 +26,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
+from pytorchrl.turns import in_turn
 from pytorchrl.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
@@ -58,7 +59,6 @@ class Learner:
     """
 
     home: ClassVar[str] = "learner"
-
     Options: TypeAlias = LearnerOptions
 
     @checked_names
@@ -70,8 +70,7 @@ class Learner:
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
         if "eval_episodes" in options and "eval_every" not in options:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
-        self.scheme = check_scheme(scheme)
-        self.target_steps = target_steps
+        self.scheme, self.target_steps = check_scheme(scheme), target_steps
         self.options.check_scheme(
             has_tests=scheme.agent.test_envs_factory is not None,
             is_recorded=not (scheme.settings["record"] is scheme.settings["replay"] is None))
@@ -81,7 +80,7 @@ class Learner:
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme)
+        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme, self.options.eval_timeout_s)
         self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False
@@ -89,9 +88,11 @@ class Learner:
         self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
                         self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
-        self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self)
+        self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self,
+                                    self.options.callback_timeout_s)
         self._progress: Progress | None = None
 
+    @in_turn("_turn")
     def start(self) -> None:
         """Start the scheme's workers, as the first `step()` does.
 
@@ -106,11 +107,10 @@ class Learner:
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
-            self._progress = Progress()
-            if self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser():
-                self._progress.announce(f"run in {self.log_dir}", keep=True)
-            if getattr(self.scheme.agent.algo_factory.options, "compile", False):
-                self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
+            is_numbered = self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser()
+            self._progress = start_progress(
+                self.log_dir if is_numbered else None,
+                compiles=getattr(self.scheme.agent.algo_factory.options, "compile", False))
         self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
@@ -123,8 +123,9 @@ class Learner:
             self._callbacks.load_state(resumed.get("callbacks", ()))
         self._callbacks.call("on_start")
 
+    @in_turn("_turn")
     def step(self) -> dict[str, float]:
-        """Call the scheme's `step` once, which makes `updates_per_step` updates.
+        """Call the scheme's `step` once, which makes `updates_per_step` updates; several threads step in turn.
 
         Returns:
             The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).
@@ -346,6 +347,7 @@ class Learner:
         """
         return self._files.save_model(self.scheme, name)
 
+    @in_turn("_turn")
     def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues.
 
@@ -362,8 +364,7 @@ class Learner:
         """
         if self.log_dir is None:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
-        if not self._started or self._stopped:
-            self.start()
+        self.start()
         self._files.wait()  # before this checkpoint is made, so that at most one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
@@ -377,11 +378,12 @@ class Learner:
             self._files.wait()
             self._callbacks.call("on_checkpoint")
 
+    @in_turn("_end")
     def stop(self) -> MetricsDict:
         """Stop all workers, check the ledger and, after the last checkpoint, close the files; idempotent.
 
         Returns:
-            The final ledger.
+            The final ledger, also to threads that call `stop()` at the same time.
 
         Raises:
             LedgerError: The ledger does not balance. All workers have been stopped nevertheless.

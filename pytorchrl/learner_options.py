@@ -21,6 +21,9 @@ class LearnerOptions(Options):
     eval_every: int | None = option(
         None, help="env steps between evaluations; the last evaluation follows training; none: never", low=1)
     eval_episodes: int = option(10, help="episodes per evaluation", low=1)
+    eval_timeout_s: float | None = option(
+        None, help="longest time of one evaluation, in seconds; a longer one ends with a warning that shows where it "
+        "hangs; none: ten minutes for the last evaluation, no limit for others", low=0.0, exclusive=True)
     log_every: int | None = option(
         None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
     log_every_s: float | None = option(
@@ -47,6 +50,9 @@ class LearnerOptions(Options):
     callbacks: tuple[Callback, ...] = option((), help="code that is called at fixed moments of the run")
     on_callback_error: str = option(
         "raise", choices=("raise", "warn"), help="response to an error in a callback: raise ends the run")
+    callback_timeout_s: float | None = option(
+        None, help="longest time of one call of a callback, in seconds; a longer call is an error that names the code "
+        "that hangs; none: no limit", low=0.0, exclusive=True)
 
     @property
     def checkpoints_on_exit(self) -> bool:
@@ -56,25 +62,30 @@ class LearnerOptions(Options):
     def __post_init__(self) -> None:
         """Refuse options that have no effect without another option."""
         super().__post_init__()
+        self._check_log_dir()
+        if self.keep_best_checkpoint and self.eval_every is None:
+            raise ConfigError("keep_best_checkpoint needs eval_every: without evaluations, no checkpoint is the best")
+        if not self.checkpoints_on_exit:
+            self._refuse_changed(("grace_s",), "checkpoint_on_exit or checkpoint_every")
+        if self.eval_every is None:
+            self._refuse_changed(("eval_timeout_s",), "eval_every: without it nothing is evaluated")
+        if not self.callbacks:
+            self._refuse_changed(("on_callback_error", "callback_timeout_s"), "callbacks, of which there are none")
+
+    def _check_log_dir(self) -> None:
+        """Refuse options that need a `log_dir` without one."""
         if self.log_dir is not None and not os.fspath(self.log_dir):
             raise ConfigError("log_dir must be a directory or None, got an empty string")
         if self.overwrite and self.log_dir is None:
             raise ConfigError("overwrite=True renames the run in log_dir, so it needs a log_dir")
         if self.resume and (self.log_dir is None or self.overwrite):
             raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
-        if self.checkpoint_every is not None and self.log_dir is None:
-            raise ConfigError("checkpoint_every needs a log_dir, in which checkpoints are stored")
-        if self.checkpoint_on_exit and self.log_dir is None:
-            raise ConfigError("checkpoint_on_exit needs a log_dir, in which checkpoints are stored")
         if self.log_dir is None:
             self._refuse_changed(("keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every"),
                                  "a log_dir, in which checkpoints are stored")
-        if self.keep_best_checkpoint and self.eval_every is None:
-            raise ConfigError("keep_best_checkpoint needs eval_every: without evaluations, no checkpoint is the best")
-        if not self.checkpoints_on_exit:
-            self._refuse_changed(("grace_s",), "checkpoint_on_exit or checkpoint_every")
-        if self.on_callback_error != "raise" and not self.callbacks:
-            raise ConfigError("on_callback_error needs callbacks, of which there are none")
+            for name in ("checkpoint_every", "checkpoint_on_exit"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} needs a log_dir, in which checkpoints are stored")
 
     def check_scheme(self, *, has_tests: bool, is_recorded: bool) -> None:
         """Refuse options that do not fit a scheme.

@@ -425,3 +425,13 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
         return None
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
     return _RichLine(Rich(*columns, console=Console(file=stream), auto_refresh=False))
+
+
+def start_progress(numbered_dir: Path | None, *, compiles: bool) -> Progress:
+    """Return a progress line, after announcing a directory that the run has chosen, and a compilation."""
+    progress = Progress()
+    if numbered_dir is not None:
+        progress.announce(f"run in {numbered_dir}", keep=True)
+    if compiles:
+        progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
+    return progress

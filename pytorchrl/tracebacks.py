@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -19,6 +21,7 @@ C = TypeVar("C", bound=type)
 VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
 """Environment variable that keeps all frames if it is set to anything but 0."""
 
+_STACK_CHARS = 1500
 # Packages whose frames, like those of the standard library, do not help to find a wrong setting.
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
 
@@ -70,13 +73,27 @@ def full_tracebacks() -> Iterator[None]:
             os.environ[VARIABLE] = found
 
 
-def _has_users_frame(traceback: TracebackType | None) -> bool:
+def stack_of(thread: threading.Thread) -> str:
+    """Return the end of a thread's current stack, with the innermost calls last."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "an unknown place" if frame is None else "".join(traceback.format_stack(frame))[-_STACK_CHARS:]
+
+
+def ends_in_users_code(error: BaseException) -> bool:
+    """Return whether a function that is neither in a library nor in Python itself raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return _has_users_frame(trace)
+
+
+def _has_users_frame(trace: TracebackType | None) -> bool:
     """Return whether a frame belongs to a function that is neither in a library nor in Python itself."""
-    while traceback is not None:
-        package = str(traceback.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+    while trace is not None:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
         if package not in _LIBRARIES and package not in sys.stdlib_module_names:
             return True
-        traceback = traceback.tb_next
+        trace = trace.tb_next
     return False
 
 

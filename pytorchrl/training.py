@@ -33,6 +33,8 @@ from pytorchrl.sealed_files import MODEL_FORMAT, acting_state_of, read_sealed, s
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import MetricsDict, OptionValue
 
+# Options that recipes leave out, because callbacks are code.
+_OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
 # A model may have as many bytes as this factor times its tensors, for example in another precision, plus a constant.
 _MODEL_FACTOR = 2
 _MODEL_BYTES = 1 << 20
@@ -50,7 +52,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
         raise ConfigError("info_keywords needs a log_dir, because it adds columns to the monitor files there")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
-    given = {name: value for name, value in options.items() if name not in ("callbacks", "on_callback_error")}
+    given = {name: value for name, value in options.items() if name not in _OF_CALLBACKS}
     recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, given), **given})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):

@@ -185,7 +185,7 @@ class FakeScheme:
         Path(path).write_bytes(b"model")
         return path
 
-    def start_evaluation(self, num_episodes):
+    def start_evaluation(self, num_episodes, timeout_s=None):
         self.calls.append(("start_evaluation", num_episodes))
         self.evaluations.append(Evaluation(self.version, (float(self.version),) * num_episodes, (3,) * num_episodes))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.scheme import Evaluation
 from pytorchrl.terminal import get_logger
 
@@ -113,19 +116,23 @@ class Callbacks:
         callbacks: The callbacks.
         is_fatal: Whether an error in a callback ends the run; otherwise, it is logged.
         run: The learner.
+        timeout_s: Longest time of one call in seconds; a longer call counts as an error. None: no limit.
 
     Attributes:
         stop_reason: Reason for which a callback or the user requested to stop; None: no request.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun) -> None:
+    def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun,
+                 timeout_s: float | None = None) -> None:
         self._callbacks, self._is_fatal, self._run = tuple(callbacks), is_fatal, run
+        self._timeout_s = timeout_s
         self._evaluation: Evaluation | None = None
         self._num_lost = 0
         self._reported: BaseException | None = None
         self.stop_reason: str | None = None
         for callback in self._callbacks:
-            callback.check(run)
+            with _exits_named(callback, "check"):
+                callback.check(run)
 
     def __bool__(self) -> bool:
         """Return whether there are callbacks."""
@@ -144,8 +151,10 @@ class Callbacks:
         results, first = [], None
         for callback in self._callbacks:
             try:
-                results.append(getattr(callback, hook)(self._run, *arguments))
-            except Exception as error:  # noqa: BLE001, PERF203 - the callback is code of the user
+                with time_limit(self._timeout_s, f"{type(callback).__name__}.{hook}"):
+                    results.append(getattr(callback, hook)(self._run, *arguments))
+            except USER_ERRORS as error:  # noqa: PERF203 - every callback is called
+                reraise_of_signal(error)
                 text = f"{type(callback).__name__}.{hook} raised {type(error).__name__}: {error}"
                 if not self._is_fatal:
                     logger.warning("%s; training continues, because on_callback_error='warn'", text)
@@ -168,13 +177,18 @@ class Callbacks:
 
     def state(self) -> list[dict[str, float]]:
         """Return the states of all callbacks, for a checkpoint."""
-        return [callback.state() for callback in self._callbacks]
+        states = []
+        for callback in self._callbacks:
+            with _exits_named(callback, "state"):
+                states.append(callback.state())
+        return states
 
     def load_state(self, states: Sequence[Mapping[str, float]]) -> None:
         """Restore a `state()` if the run has as many callbacks as before; otherwise, callbacks start anew."""
         if len(states) == len(self._callbacks):
             for callback, state in zip(self._callbacks, states, strict=True):
-                callback.load_state(state)
+                with _exits_named(callback, "load_state"):
+                    callback.load_state(state)
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
         """Call `on_evaluation` if the result is new."""
@@ -195,3 +209,13 @@ class Callbacks:
         if num_lost > self._num_lost:
             new, self._num_lost = num_lost - self._num_lost, num_lost
             self.call("on_worker_lost", new)
+
+
+@contextlib.contextmanager
+def _exits_named(callback: Callback, method: str) -> Iterator[None]:
+    """Convert a `SystemExit` in the block, which calls a method of a callback, to a `CallbackError`."""
+    try:
+        yield
+    except SystemExit as error:
+        reraise_of_signal(error)
+        raise CallbackError(f"{type(callback).__name__}.{method} raised SystemExit: {error}") from error

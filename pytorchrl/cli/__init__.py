@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from pytorchrl.cli.output import show, show_stderr
-from pytorchrl.tracebacks import full_tracebacks
+from pytorchrl.exits import as_error
+from pytorchrl.tracebacks import ends_in_users_code, full_tracebacks
 
 _COMMANDS = {
     "train": "train an agent",
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as ended:
-        return _code_of(ended)
+        error = as_error(ended, arguments[0]) if ends_in_users_code(ended) else ended
+        return _code_of(ended) if error is ended else _report(error, debug=debug)
     except BrokenPipeError:
         # Standard output is a closed pipe. Unless it is redirected, Python raises the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -91,7 +93,7 @@ def _run(arguments: list[str]) -> int:
     return int(module.run(arguments[1:]))
 
 
-def _report(error: Exception, *, debug: bool) -> int:
+def _report(error: BaseException, *, debug: bool) -> int:
     """Write the error to stderr as one line, after its traceback if `debug` is true, and return the exit code."""
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 

@@ -22,6 +22,7 @@ import torch
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.exits import as_error
 from pytorchrl.runtime.collective import Collective, join_ranks
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
@@ -69,7 +70,7 @@ class Outcome(Generic[R]):
     def unwrap(self) -> R:
         """Return the value, or raise the error."""
         if self.error is not None:
-            raise self.error
+            raise as_error(self.error, self.worker)
         return self.value  # type: ignore[return-value]
 
 

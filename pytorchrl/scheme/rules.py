@@ -6,6 +6,7 @@ error or warning. Rules within one level are in the `Options` classes of the lev
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
@@ -198,3 +199,9 @@ def check_scheme(scheme: T) -> T:
     if not hasattr(scheme, "settings"):
         raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
     return scheme
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Raise `ConfigError` unless `timeout_s` is a positive, finite number of seconds."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+        raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,9 +16,11 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, ReplayError, StoppedError
-from pytorchrl.runtime import Runtime, ThreadRuntime, make_runtime
+from pytorchrl.exits import raise_exit
+from pytorchrl.runtime import Runtime, make_runtime
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.architectures import Architectures
+from pytorchrl.scheme.dropped import stop_if_dropped
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
@@ -28,8 +30,8 @@ from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.earlier_versions import differences_from
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
-from pytorchrl.scheme.rules import checked_settings, warnings_of
-from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, Simulated, known_keywords
+from pytorchrl.scheme.rules import check_timeout, checked_settings, warnings_of
+from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, known_keywords
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -37,6 +39,7 @@ from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.terminal import printable
 from pytorchrl.tracebacks import brief_errors_of
+from pytorchrl.turns import in_turn
 from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:
@@ -114,6 +117,7 @@ class Scheme(Architectures):
         self._worker: UWorker | None = None
         self.evaluations: Evaluations | None = None
         self._final: LedgerSnapshot | None = None
+        self._finalizer: weakref.finalize[..., object] | None = None
         self._threads_before: int | None = None
         self._checkpoint: StateDict | None = None  # the checkpoint from which the run resumes
         self._num_checkpoints = 0
@@ -173,6 +177,7 @@ class Scheme(Architectures):
         """Whether any worker runs outside this process."""
         return self.nested.has_remote_workers
 
+    @in_turn("_turn")
     def start(self, target_steps: int = 1, announce: Callable[[str], None] | None = None) -> UWorker:
         """Build and start the worker tree. The first `step` calls this method if it was not called before.
 
@@ -191,11 +196,10 @@ class Scheme(Architectures):
             if self._replay is not None:
                 self._replay.check_target(target_steps)
             self.agent = decide_precisions(self.agent, self.nested)
-            path = self.nested.recording.record
-            record = None if path is None else RecordWriter(str(path), self.settings, self.agent.as_dict(),
-                                                            target_steps)
+            path, agent = self.nested.recording.record, self.agent.as_dict()
+            record = None if path is None else RecordWriter(str(path), self.settings, agent, target_steps)
             self._runtime = make_runtime(
-                self._runtime_options(), seed=self.seed, is_recording=record is not None,
+                self.nested.used_runtime, seed=self.seed, is_recording=record is not None,
                 replay=None if self._replay is None else self._replay.parts)
             self._runtime.announce = announce
             try:
@@ -205,19 +209,14 @@ class Scheme(Architectures):
                     self._num_checkpoints = self._checkpoint["part"]
                     self._worker.restore(self._checkpoint["state"], self._seed_after_checkpoint)
                     self._checkpoint = None
-            except BaseException:
+            except BaseException as failure:
                 if record is not None:
                     record.discard()
                 self.stop()
+                raise_exit(failure, "the start of the workers")
                 raise
+            self._finalizer = stop_if_dropped(self, self.nested, self._worker, self._runtime)
         return self._worker
-
-    def _runtime_options(self) -> Runtime.Options:
-        """Return the options of the runtime. Without remote workers, threads are used, and Ray is not started."""
-        options = self.nested.runtime
-        if self.has_remote_workers or isinstance(options, Simulated):
-            return options
-        return ThreadRuntime.Options(faults=options.faults)
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         nested = self.nested
@@ -238,6 +237,7 @@ class Scheme(Architectures):
         """The root of the worker tree, which is started if necessary."""
         return self._worker or self.start()
 
+    @in_turn("_turn")
     def step(self) -> dict[str, float]:
         """Make `updates_per_step` updates; if a separate thread makes updates, wait until it has made that many more.
 
@@ -260,6 +260,7 @@ class Scheme(Architectures):
             raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: "
                               f"{deadlock}") from deadlock
 
+    @in_turn("_turn")
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
         """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
 
@@ -277,16 +278,12 @@ class Scheme(Architectures):
             ConfigError: The timeout is not a positive number, or the run is recorded or replayed.
             Exception: The error that ended a worker or thread.
         """
-        self._check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if self._worker is not None and self._final is None:
             self._worker.drain(timeout_s)
         return self.ledger()
 
-    @staticmethod
-    def _check_timeout(timeout_s: object) -> None:
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
-
+    @in_turn("_turn")
     def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
@@ -309,7 +306,7 @@ class Scheme(Architectures):
             StoppedError: The scheme was stopped.
             Exception: The error that ended a worker or thread.
         """
-        self._check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; make checkpoints before stop()")
         worker = self.update_worker
@@ -354,6 +351,7 @@ class Scheme(Architectures):
         """Whether the next step starts with new data on all workers; see `UpdateStrategy`."""
         return self._worker is None or self._worker.is_between_items
 
+    @in_turn("_end")
     def stop(self) -> MetricsDict:
         """Stop every worker, thread and process of this scheme. Repeated calls have no effect.
 
@@ -370,6 +368,8 @@ class Scheme(Architectures):
         return self._final.to_dict()
 
     def _abandon(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self._runtime is not None:
             self._runtime.close()
             self._runtime = None
@@ -401,7 +401,7 @@ class Scheme(Architectures):
         return self.update_worker.statistics.metrics() if self._final is None or self._worker else {}
 
     def episodes(self) -> list[Episode]:
-        """Return the training episodes that ended since the last call."""
+        """Return the training episodes that ended since the last call, at most the latest 10,000."""
         return [] if self._worker is None else self._worker.statistics.take_episodes()
 
     # Parameters, models and evaluation
@@ -419,8 +419,8 @@ class Scheme(Architectures):
         """Save the actor as a file that `torch.load(path, weights_only=True)` reads."""
         return self.update_worker.save_model(path)
 
-    def start_evaluation(self, num_episodes: int) -> None:
-        """Start an evaluation of the current weights on a separate worker, in parallel with training.
+    def start_evaluation(self, num_episodes: int, timeout_s: float | None = None) -> None:
+        """Start an evaluation of the current weights on a separate worker, which may take `timeout_s` seconds.
 
         Raises:
             ConfigError: There are no test environments.
@@ -437,7 +437,7 @@ class Scheme(Architectures):
                           "num_threads": self.nested.process.num_threads if remote else None}
             self.evaluations = Evaluations(self._runtime if remote else self._runtime.in_process(), parameters,
                                            retries=self.nested.supervision.on_worker_failure != "raise")
-        self.evaluations.start(weights, num_episodes)
+        self.evaluations.start(weights, num_episodes, timeout_s)
 
     def poll_evaluation(self) -> Evaluation | None:
         """Return the evaluation if it has finished, else None. Each evaluation is returned once."""

@@ -251,6 +251,13 @@ class Settings:
         return self.has_parallel_collection or self.has_parallel_gradients or self.num_shards > 1
 
     @property
+    def used_runtime(self) -> Runtime.Options:
+        """The options of the runtime. Without remote workers, threads are used, and Ray is not started."""
+        if self.has_remote_workers or isinstance(self.runtime, Simulated):
+            return self.runtime
+        return ThreadRuntime.Options(faults=self.runtime.faults)
+
+    @property
     def on_ray(self) -> bool:
         """Whether remote workers are Ray processes."""
         return isinstance(self.runtime, Ray)

@@ -29,6 +29,7 @@ from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
 from pytorchrl.agent.env.spaces import MASK_LEAF
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 
 VectorMaker = Callable[..., AnyVectorEnv]
 
@@ -131,7 +132,8 @@ def _build_native(
             envs = native(num_envs=blueprint.num_envs, **kwargs)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
         raise missing_package(spec, failure) or failure from failure
-    except Exception as failure:
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
         raise EnvError(f"{blueprint.where}: the constructor raised: {describe(failure)}") from failure
     if not isinstance(envs, VectorEnv) or envs.num_envs != blueprint.num_envs:
         raise FactoryError(

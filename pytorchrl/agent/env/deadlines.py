@@ -6,9 +6,7 @@ Worker processes of `backend="async"` import this module, so it must not import 
 from __future__ import annotations
 
 import queue
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import NoReturn, TypeVar, cast
 
@@ -16,13 +14,13 @@ import gymnasium as gym
 from gymnasium.core import RenderFrame
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
+from pytorchrl.exits import USER_ERRORS
+from pytorchrl.tracebacks import stack_of
 
 T = TypeVar("T")
 
 # A constructor may take this many times as long as a step, because simulators load their data in it.
 _CONSTRUCTOR_FACTOR = 10.0
-# Number of characters of a stack in an error; the innermost calls are at its end.
-_STACK_CHARS = 1500
 
 
 class TimedEnv(AnyWrapper):
@@ -43,7 +41,7 @@ class TimedEnv(AnyWrapper):
     def __init__(self, build: Callable[[], AnyEnv], timeout_s: float) -> None:
         self._timeout_s, self._hangs = timeout_s, False
         self._calls: queue.SimpleQueue[tuple[Callable[..., object], dict[str, object]] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[object, Exception | None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="environment", daemon=True)
         self._thread.start()
         try:
@@ -81,14 +79,11 @@ class TimedEnv(AnyWrapper):
             result, error = self._results.get(timeout=timeout_s)
         except queue.Empty:
             self._hangs = True
-            raise TimeoutError(f"{name} has not returned within {timeout_s:g} s; it is in\n{self._stack()}") from None
+            raise TimeoutError(f"{name} has not returned within {timeout_s:g} s; it is in\n"
+                               f"{stack_of(self._thread)}") from None
         if error is not None:
             raise error
         return cast("T", result)
-
-    def _stack(self) -> str:
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame))[-_STACK_CHARS:] if frame is not None else "an unknown place"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an environment that runs in a thread cannot be pickled")
@@ -99,7 +94,7 @@ class TimedEnv(AnyWrapper):
             function, arguments = call
             try:
                 result = function(**arguments)
-            except Exception as error:  # noqa: BLE001 - the thread that made the call raises it
+            except USER_ERRORS as error:
                 self._results.put((None, error))
             else:
                 if env is None and isinstance(result, gym.Env):  # the first call builds the environment

@@ -22,6 +22,7 @@ from pytorchrl.agent.env.aliases import (
     StepResult,
 )
 from pytorchrl.errors import EnvError, NonFiniteDataError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.terminal import get_logger
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class GuardedEnv(AnyWrapper):
         self._seed = seed if seed is not None else self._seed
         try:
             result = self.env.reset(seed=seed, options=options)
-        except Exception as failure:
+        except USER_ERRORS as failure:
             raise self._error("reset", failure) from failure
         problem = reset_problem(self.observation_space, result)
         if problem:
@@ -75,7 +76,7 @@ class GuardedEnv(AnyWrapper):
         self._num_steps += 1
         try:
             result = self.env.step(action)
-        except Exception as failure:  # noqa: BLE001 - the exception is raised again or causes a restart
+        except USER_ERRORS as failure:
             return self._step_failed(failure)
         # The first step is checked fully; a later step is checked only if its result has a different form.
         if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
@@ -87,10 +88,11 @@ class GuardedEnv(AnyWrapper):
             return copy.deepcopy(result[0]), *result[1:]
         return result
 
-    def _step_failed(self, failure: Exception) -> StepResult:
+    def _step_failed(self, failure: BaseException) -> StepResult:
         raise self._error("step", failure) from failure
 
-    def _error(self, call: str, failure: Exception) -> EnvError:
+    def _error(self, call: str, failure: BaseException) -> EnvError:
+        reraise_of_signal(failure)
         return EnvError(
             f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
 
@@ -104,7 +106,8 @@ def _form(observation: Observation) -> object:
 
 def describe(failure: BaseException) -> str:
     """Return the type and text of `failure`, with a hint if `failure` looks like the result of a common mistake."""
-    return f"{type(failure).__name__}: {_text(failure)}{hint_for(failure)}"
+    hint = "; an environment must not call sys.exit()" if isinstance(failure, SystemExit) else hint_for(failure)
+    return f"{type(failure).__name__}: {_text(failure)}{hint}"
 
 
 def hint_for(failure: BaseException) -> str:

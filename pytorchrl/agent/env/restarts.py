@@ -20,6 +20,7 @@ import numpy as np
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, Observation, ResetResult, StepResult
 from pytorchrl.agent.env.guard import GuardedEnv, hint_for
 from pytorchrl.errors import EnvError, PyTorchRLError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.terminal import Lines, get_logger
 
 logger = get_logger(__name__)
@@ -160,7 +161,7 @@ class RestartingEnv(GuardedEnv):
             self._is_open = False
             super().close()
 
-    def _step_failed(self, failure: Exception) -> StepResult:
+    def _step_failed(self, failure: BaseException) -> StepResult:
         error = self._error("step", failure)
         error.__cause__ = failure
         if not _is_fault(error):
@@ -172,7 +173,8 @@ class RestartingEnv(GuardedEnv):
         """Close the environment, build a new one, and return the seed for its reset."""
         try:
             self.close()
-        except Exception:
+        except USER_ERRORS as failure:
+            reraise_of_signal(failure)
             logger.warning("%s: close also raised an exception", self._where, exc_info=True)
         self._num_restarts += 1
         # The seed depends only on the first seed and the number of restarts, so that runs are reproducible.

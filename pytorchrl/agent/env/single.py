@@ -21,6 +21,7 @@ from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 
 # Namespace -> the module that registers the ids in this namespace, and the extra that installs the module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
@@ -119,7 +120,8 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
             env = FrameStack(env, blueprint.frame_stack)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
         raise missing_package(spec, failure) or failure from failure
-    except Exception as failure:
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     return env
 

@@ -33,6 +33,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import OptionValue
 from pytorchrl.worker_names import collection_worker
@@ -251,7 +252,7 @@ class VecEnv(Part):
         seeds = self.seeds if self._num_steps < 0 else None
         try:
             observations, info = reset_vector(self.vector, seeds)
-        except Exception as failure:  # noqa: BLE001 - raised again with its location
+        except USER_ERRORS as failure:
             self._fail("reset", failure)
         if self._num_steps < 0:
             self._num_steps = 0
@@ -275,7 +276,7 @@ class VecEnv(Part):
         """
         try:
             observations, reward, terminated, truncated, info = self.vector.step(self._outgoing(action))
-        except Exception as failure:  # noqa: BLE001 - raised again with its location
+        except USER_ERRORS as failure:
             self._fail("step", failure)
         if self._num_steps == 0:
             self._check_first_step(observations, reward, terminated, truncated)
@@ -308,7 +309,7 @@ class VecEnv(Part):
         if self._autoreset.pending or np.count_nonzero(done):
             try:
                 resolved = self._autoreset.resolve(done, observations, info)
-            except Exception as failure:  # noqa: BLE001 - raised again with its location
+            except USER_ERRORS as failure:
                 self._fail("reset", failure)
             cut = cut_in(info)
             observations, info, valid, first, final_index, final_obs, last_info_of, final_mask = resolved
@@ -385,8 +386,9 @@ class VecEnv(Part):
         if problem:
             raise EnvError(f"{self._where}: step: {problem}")
 
-    def _fail(self, call: str, failure: Exception) -> NoReturn:
+    def _fail(self, call: str, failure: BaseException) -> NoReturn:
         """Raise `failure` as an `EnvError` that names the worker and the environments."""
+        reraise_of_signal(failure)
         self._failed = True
         if isinstance(failure, NonFiniteDataError):
             raise failure

@@ -13,6 +13,7 @@ from pytorchrl.agent.env.aliases import Action, AnySpace, EnvKwargs, Observation
 from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.multi.data import SEPARATOR
 from pytorchrl.errors import ConfigError, EnvError, install_hint
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 
 _SINGLE_POLICY, _OWN_POLICIES = "shared", "independent"
 _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agents")
@@ -67,7 +68,8 @@ def build_parallel_env(
         env = make(**copy.deepcopy(kwargs))
         for wrapper in wrappers:
             env = wrapper(env)
-    except Exception as failure:
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     if lacking := [name for name in _METHODS if not hasattr(env, name)]:
         raise ConfigError(f"env_fn must return an environment of PettingZoo's parallel API, got {type(env).__name__} "
@@ -84,7 +86,8 @@ def _parallel_env_of(name: str) -> Callable[..., ParallelEnv]:
         module = importlib.import_module(name)
     except ImportError as failure:
         raise ConfigError(f"{name} cannot be imported ({failure}); {_import_hint(name, failure)}") from failure
-    except Exception as failure:
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
         raise EnvError(f"importing {name} raised: {describe(failure)}") from failure
     if not hasattr(module, "parallel_env"):
         turns = ""
@@ -164,7 +167,8 @@ def check_agent_spaces(env: ParallelEnv, agents: Mapping[str, tuple[str, ...]]) 
         for name in ("observation_space", "action_space"):
             try:
                 spaces = {agent: getattr(env, name)(agent) for agent in own}
-            except Exception as failure:
+            except USER_ERRORS as failure:
+                reraise_of_signal(failure)
                 raise EnvError(f"{name}(agent) of {type(env).__name__} raised: {describe(failure)}; it must return the "
                                f"gymnasium.Space of each of {list(own)}") from failure
             if any(space != spaces[own[0]] for space in spaces.values()):

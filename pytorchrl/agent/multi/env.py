@@ -35,6 +35,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
+from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import OptionValue
 from pytorchrl.worker_names import collection_worker
@@ -230,7 +231,7 @@ class MultiAgentVecEnv(VecEnv):
         actions = {agent: self._action_of(index, agent, action) for agent in acting}
         try:
             obs, rewards, terminations, truncations, infos = env.step(actions)
-        except Exception as failure:  # noqa: BLE001 - raised again with its location
+        except USER_ERRORS as failure:
             self._fail_in("step", index, failure)
         self._lengths[index] += 1
         is_cut = self._lengths[index] == self._max_steps
@@ -288,7 +289,7 @@ class MultiAgentVecEnv(VecEnv):
         """Start an episode in one environment, and store its first observations."""
         try:
             obs, infos = self.environments[index].reset(seed=seed)
-        except Exception as failure:  # noqa: BLE001 - raised again with its location
+        except USER_ERRORS as failure:
             self._fail_in("reset", index, failure)
         agents = {str(agent) for agent in self.environments[index].agents}
         if not agents:
@@ -327,8 +328,9 @@ class MultiAgentVecEnv(VecEnv):
         if problem:
             raise EnvError(f"{self._where}, env {index}: {problem}")
 
-    def _fail_in(self, call: str, index: int, failure: Exception) -> NoReturn:
+    def _fail_in(self, call: str, index: int, failure: BaseException) -> NoReturn:
         """Raise `failure` as an `EnvError` that names the environment."""
+        reraise_of_signal(failure)
         if isinstance(failure, PyTorchRLError):
             raise failure
         raise EnvError(f"{self._where}, env {index}: {call} raised at step {self._lengths[index]}: "

@@ -251,6 +251,10 @@ class CollectorThread(threading.Thread):
         if isinstance(self.strategy, CentralInference):
             self.strategy.count(counters)
 
+    def awaited(self) -> str:
+        """Return the names of the workers whose rollouts are awaited."""
+        return self.supervisor.awaited()
+
     def take_times(self) -> Times:
         """Return the time spent on delivering rollouts ("receive") and sending weights ("push") since the last call."""
         return self._watch.take()

@@ -185,7 +185,8 @@ class QueueSource:
         counters = WorkerCounters()
         self._collector.count(counters)
         text = (f"no train batch for {self._timeout_s:.1f} s: {counters.workers - counters.workers_missing} of "
-                f"{counters.workers} collection workers alive, {counters.requests_in_flight} requests in flight")
+                f"{counters.workers} collection workers alive, {counters.requests_in_flight} requests in flight; "
+                f"waiting for {self._collector.awaited()}")
         if self._on_starved == "raise":
             raise LearnerStarvedError(f"{text}; raise queue_timeout_s if a rollout takes longer")
         logger.warning("GWorker %d is still waiting: %s", self._collector.index_worker, text)

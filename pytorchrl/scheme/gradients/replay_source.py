@@ -6,6 +6,7 @@ import queue
 import threading
 from dataclasses import replace
 
+from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
@@ -75,8 +76,11 @@ class ReplaySource:
         """
         with self.stats.watch.part("wait"):
             self._collector.ensure_started()
-            batch = self._shards.get(lambda: self._collector.stopped, self._collector.error,
-                                     self._worker.storage.parameters)
+            try:
+                batch = self._shards.get(lambda: self._collector.stopped, self._collector.error,
+                                         self._worker.storage.parameters)
+            except LearnerStarvedError as error:
+                raise LearnerStarvedError(f"{error}; collection waits for {self._collector.awaited()}") from None
         self.stats.add_draw(self._shards.take_headers(), self._shards.versions, self._worker.version)
         return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.tracebacks import stack_of
 from pytorchrl.untyped import MetricsDict
 
 
@@ -78,6 +80,7 @@ class Evaluator(Worker):
         self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
         self._rounds = 0
         self._interrupted = False
+        self._thread: threading.Thread | None = None
 
     def interrupt(self) -> None:
         """Make the running evaluation and every later evaluation end at its next environment step.
@@ -86,12 +89,17 @@ class Evaluator(Worker):
         """
         self._interrupted = True
 
+    def stack(self) -> str:
+        """Return the current stack of the thread that runs `evaluate`; this method may be called meanwhile."""
+        return "" if self._thread is None else stack_of(self._thread)
+
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
         """Play `num_episodes` episodes in new environments; return None if interrupted.
 
         The number of episodes of each environment is fixed in advance. If the first episodes to finish were used
         instead, short episodes would be overrepresented.
         """
+        self._thread = threading.current_thread()
         self._algo.load_acting_state(weights.state)
         self._rounds += 1
         envs = self._factory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from pytorchrl.errors import WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
@@ -11,6 +12,8 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.terminal import get_logger
 
 _MAX_RETRIES = 2
+# Seconds to wait for the stack of a worker that hangs, and for its end.
+_STACK_TIMEOUT_S = 1.0
 
 logger = get_logger(__name__)
 
@@ -33,10 +36,12 @@ class Evaluations:
         self._running: Future[Evaluation | None] | None = None
         self._request: tuple[Weights, int] | None = None
         self._lost = 0
+        self._deadline: float | None = None
 
-    def start(self, weights: Weights, num_episodes: int) -> None:
-        """Start an evaluation of `weights` over a number of episodes."""
+    def start(self, weights: Weights, num_episodes: int, timeout_s: float | None = None) -> None:
+        """Start an evaluation of `weights` over a number of episodes, which may take `timeout_s` seconds."""
         self._request, self._lost = (weights, num_episodes), 0
+        self._deadline = None if timeout_s is None else self._runtime.now() + timeout_s
         self._submit()
 
     def _submit(self) -> None:
@@ -48,7 +53,11 @@ class Evaluations:
 
     def poll(self) -> Evaluation | None:
         """Return the evaluation if it has finished, else None. Each evaluation is returned once."""
-        if self._running is None or not self._runtime.wait([self._running], 0.0):
+        if self._running is None:
+            return None
+        if not self._runtime.wait([self._running], 0.0):
+            if self._deadline is not None and self._runtime.now() > self._deadline:
+                self._give_up()
             return None
         return self._take(1.0)
 
@@ -56,8 +65,20 @@ class Evaluations:
         """Wait for the running evaluation and return it; return None if none is running."""
         evaluation = None
         while evaluation is None and self._running is not None:
+            left = timeout_s if self._deadline is None else max(0.0, self._deadline - self._runtime.now())
+            if not self._runtime.wait([self._running], min(left, timeout_s)):
+                self._give_up()
             evaluation = self._take(timeout_s)
         return evaluation
+
+    def _give_up(self) -> NoReturn:
+        """End the worker of an evaluation that takes too long, and raise an error with the worker's stack."""
+        worker, self.worker, self._running = self.worker, None, None
+        assert worker is not None
+        stack = self._runtime.outcome(worker.signal(Evaluator.stack), _STACK_TIMEOUT_S)
+        self._runtime.kill(worker, _STACK_TIMEOUT_S)
+        place = f"in\n{stack.value}" if stack.value else f"not answering ({stack.error or 'it is still starting'})"
+        raise WorkerLostError(f"the evaluation has not ended in time; its worker is {place}")
 
     def _take(self, timeout_s: float) -> Evaluation | None:
         assert self._running is not None

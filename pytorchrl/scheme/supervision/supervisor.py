@@ -26,6 +26,8 @@ FAILURE_POLICIES = ("restart", "ignore", "raise")
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # Number of losses in a row, with no result in between, that counts as a crash loop.
 _MAX_FRUITLESS = 3
+# Number of earlier losses in the error about a crash loop.
+_MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
 # builds environments on cores that other workers are using.
@@ -77,7 +79,7 @@ class Supervisor:
         self._options = options or self.Options()
         self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
         self._rng = random.Random(f"pauses {seed}")
-        self._history: list[deque[float]] = [deque() for _ in workers]
+        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) of each loss
         self._fruitless = [0] * len(workers)
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
@@ -103,6 +105,13 @@ class Supervisor:
     def waited_s(self, index: int) -> float:
         """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
         return self._runtime.now() - self._since[index]
+
+    def awaited(self) -> str:
+        """Return the names of the workers that owe an answer or are lost, with the seconds since they were called."""
+        now = self._runtime.now()
+        since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
+        waits = since | dict.fromkeys(set(self.gone), "lost")
+        return ", ".join(f"{self._workers[index].name} ({waits[index]})" for index in sorted(waits)) or "no worker"
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
         """Record a result.
@@ -154,15 +163,17 @@ class Supervisor:
             logger.warning("%s; continuing with %d of %d workers", error, left, len(self._workers))
             return
         now, history = self._runtime.now(), self._history[index]
-        while history and now - history[0] > _WINDOW_S:
+        while history and now - history[0][0] > _WINDOW_S:
             history.popleft()
         self._fruitless[index] += 1
         if not will_be_replaced and (self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS):
             raise CrashLoopError(
                 f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced "
-                f"{len(history)} times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}") from error
+                f"{len(history)} times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}; before: "
+                f"{'; '.join(f'{text} ({now - moment:.0f} s ago)' for moment, text in list(history)[-_MAX_SHOWN:])}"
+            ) from error
         pause = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** len(history)) * self._rng.uniform(0.75, 1.25)
-        history.append(now)
+        history.append((now, str(error)))
         self._due[index] = now + pause
         logger.warning("%s; it will be replaced in %.1f s", error, pause)
 

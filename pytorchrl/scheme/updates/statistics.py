@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -30,6 +30,9 @@ from pytorchrl.worker_names import collection_worker, gradient_worker
 _MAX_EMPTY_IN_A_ROW = 10_000
 # Gradients without reports between two requests for a report.
 _REPORT_INTERVAL = 50
+# Number of finished episodes that are kept until the next call of `take_episodes`, so that a loop that calls only
+# `step` does not use more and more memory.
+_MAX_EPISODES = 10_000
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
@@ -97,7 +100,7 @@ class Statistics:
         self._shards: dict[int, tuple[Mapping[str, object], ...]] = {}  # key: gradient worker
         self._grads_by_worker: Counter[int] = Counter()
         self._queue_levels = WindowStat("queue", 50)
-        self._episodes: list[Episode] = []
+        self._episodes: deque[Episode] = deque(maxlen=_MAX_EPISODES)
         self._journal_parts: list[WorkersPart] = []
         self._lags, self._rates, self._times = Lags(), Rates(now, _RATES), Times(now, self._add_time)
         self._info, self._new_updates = WeightedMeans(), 0  # totals since the last call of `take_info`
@@ -298,11 +301,12 @@ class Statistics:
         return parts
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call."""
+        """Return the episodes that ended since the last call, at most the latest 10,000."""
         if self._reads_local:
             self._episodes.extend(self.local_episodes())
         with self._lock:
-            episodes, self._episodes = self._episodes, []
+            episodes = list(self._episodes)
+            self._episodes.clear()
             return episodes
 
     def metrics(self) -> MetricsDict:

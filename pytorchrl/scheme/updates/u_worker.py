@@ -12,6 +12,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
+from pytorchrl.exits import as_error, raise_exit
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import Execution, Worker
@@ -78,7 +79,8 @@ class UpdaterThread(threading.Thread):
             self._strategy.step()
             self.after_step()
         except BaseException as failure:
-            self.failure = failure
+            self.failure = as_error(failure, "the update worker")
+            raise_exit(failure, "the update worker")
             raise
 
     def run(self) -> None:

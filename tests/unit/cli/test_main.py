@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import warnings
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ from pytorchrl.option_text import parser_for
 from pytorchrl.composition import option_specs
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
+from pytorchrl.interrupts import Interrupts
 from pytorchrl.training import load
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1"]
@@ -238,11 +240,18 @@ def test_debug_prints_a_traceback_and_keeps_the_exit_code(capsys):
     assert "in create_factory" in err
 
 
+def test_sigterm_during_training_ends_with_143(monkeypatch, capsys):
+    interrupts = Interrupts()
+    interrupts.received = signal.SIGTERM
+    monkeypatch.setattr("pytorchrl.cli.plot.run", lambda _arguments: interrupts.raise_received())
+    assert run(capsys, "plot") == (143, "", "")
+
+
 @pytest.mark.parametrize(("error", "code"), [
     (errors.ConfigError("x"), 2), (errors.FactoryError("x"), 2), (errors.SpaceError("x"), 2),
     (errors.InsufficientResourcesError("x"), 2), (errors.CheckpointError("x"), 2), (errors.WorkerLostError("x"), 1),
     (errors.NonFiniteDataError("x"), 1), (ZeroDivisionError("x"), 1), (KeyboardInterrupt(), 130),
-    (SystemExit(143), 143),
+    (SystemExit(0), 1), (SystemExit(143), 1),
 ])
 def test_exit_codes_depend_on_the_error(monkeypatch, capsys, error, code):
     def fail(_arguments):

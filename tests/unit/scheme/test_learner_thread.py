@@ -96,7 +96,8 @@ def test_a_full_queue_blocks_collectors(learner, train):
 def test_a_starved_learner_raises(learner):
     scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0)
     with pytest.raises(LearnerStarvedError, match=r"^no train batch for 1.0 s: 2 of 2 collection workers alive, 4 "
-                                                  r"requests in flight; raise"):
+                                                  r"requests in flight; waiting for GWorker 0/CWorker 1 \(1.1 s\), "
+                                                  r"GWorker 0/CWorker 2 \(1.1 s\); raise"):
         scheme.step()
     assert scheme.runtime.now() < 2.0
     assert issubclass(LearnerStarvedError, TimeoutError)
@@ -109,7 +110,8 @@ def test_a_starved_learner_may_keep_waiting(learner, caplog, on_starved, warning
     assert scheme.runtime.now() >= 5.0
     assert [record.getMessage() for record in caplog.records
             if "no train batch for" in record.getMessage()] == warnings * [
-        "GWorker 0 is still waiting: no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight"]
+        "GWorker 0 is still waiting: no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight; "
+        "waiting for GWorker 0/CWorker 1 (1.1 s), GWorker 0/CWorker 2 (1.1 s)"]
 
 
 # Several uses

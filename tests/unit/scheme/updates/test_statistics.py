@@ -267,3 +267,11 @@ def test_a_drain_drops_prefetched_batches(make_apex):
     scheme.drain()
     run(scheme, scheme.version + 1)
     assert 0 < scheme.metrics()["replay_items_dropped"] <= 8
+
+
+def test_a_loop_of_steps_keeps_a_limited_number_of_episodes(make_apex, monkeypatch):
+    monkeypatch.setattr("pytorchrl.scheme.updates.statistics._MAX_EPISODES", 3)
+    scheme = make_apex()
+    run(scheme)
+    assert len(scheme.episodes()) == 3
+    assert len(scheme.episodes()) == 0

@@ -1,0 +1,47 @@
+"""Stop the workers of a scheme that a program drops without calling `stop()`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+
+from pytorchrl.runtime import Runtime, SimulatedRuntime
+from pytorchrl.scheme.base.worker import ASYNC
+from pytorchrl.scheme.settings import Settings
+from pytorchrl.scheme.updates.u_worker import UWorker
+
+
+def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
+                    runtime: Runtime) -> weakref.finalize[..., object]:
+    """Return a finalizer that stops the threads and processes of `scheme` if it is garbage-collected.
+
+    Nothing runs in the background if collection is central and synchronous, or simulated; the finalizer then does
+    nothing.
+
+    Args:
+        scheme: The scheme, which has been started.
+        settings: The settings of the scheme.
+        worker: The root of its worker tree. Neither the tree nor the runtime may refer to the scheme.
+        runtime: The runtime of its workers.
+    """
+    is_active = settings.has_remote_workers or settings.flat()["col_communication"] == ASYNC
+    if not is_active or isinstance(runtime, SimulatedRuntime):
+        return weakref.finalize(scheme, lambda: None)
+    finalizer = weakref.finalize(scheme, _dropped, worker, runtime)
+    finalizer.atexit = False  # at the exit of the program, daemon threads and processes end by themselves
+    return finalizer
+
+
+def _dropped(worker: UWorker, runtime: Runtime) -> None:
+    # The garbage collector may run in any thread, also in one that would have to be joined.
+    threading.Thread(target=_stop, args=(worker, runtime), name="DroppedScheme", daemon=True).start()
+    warnings.warn("a scheme or learner was dropped while its workers were running, and is stopped; call stop(), or use "
+                  "a `with` block", ResourceWarning, stacklevel=2)
+
+
+def _stop(worker: UWorker, runtime: Runtime) -> None:
+    with contextlib.suppress(Exception):  # nobody can receive the error, which `step` would have raised
+        worker.stop()
+    runtime.close()
