@@ -22,7 +22,7 @@ import torch
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
-from pytorchrl.runtime.collective import Collective, join_ranks
+from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
 
@@ -227,6 +227,10 @@ class Runtime(ABC):
         """Join a group of `size` workers that exchange tensors; see `collective.join_ranks`."""
         return join_ranks(address, port, rank, size, timeout_s, self.is_recording, generation,
                           device or torch.device("cpu"))
+
+    def meeting_place(self) -> tuple[str, int]:
+        """Return an address at which all workers reach the calling worker, and a TCP port that is currently free."""
+        return propose_address(is_local=True)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """Return the function that a worker calls when it reaches a named point of its work.

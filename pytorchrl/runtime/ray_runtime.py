@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -25,8 +25,9 @@ import torch
 from pytorchrl.agent.options import option
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
+from pytorchrl.runtime.collective import propose_address
 from pytorchrl.runtime.machine import check_machine, this_machine
-from pytorchrl.runtime.ray_processes import without_unused_processes
+from pytorchrl.runtime.ray_start import LOOPBACK, private_start, restore_umask, without_handlers_of
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
@@ -56,6 +57,7 @@ class _Host:
         # Signals that arrived before the worker was built.
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
         self._lock = threading.Lock()
+        restore_umask()
 
     def up(self) -> None:
         """Do nothing; the call returns once the actor's process runs."""
@@ -154,7 +156,7 @@ class RayRuntime(Runtime):
                 self._tell(f"joining the Ray cluster at {address} ...")
                 _check_reachable(address)
                 try:
-                    with _without_handlers_of(ray):
+                    with without_handlers_of(ray):
                         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 except Exception as error:
                     raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
@@ -188,10 +190,9 @@ class RayRuntime(Runtime):
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         self._reaper = start_reaper(directory)
         try:
-            with _without_handlers_of(ray), without_unused_processes(ray):
+            with private_start(ray):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                         # Ray makes its own directory readable for all users; the enclosing directory stays private.
-                         _temp_dir=os.path.join(directory, "r"))
+                         _node_ip_address=LOOPBACK, _temp_dir=os.path.join(directory, "r"))
         except BaseException as error:
             self._leave(ray)
             if isinstance(error, Exception):
@@ -337,6 +338,10 @@ class RayRuntime(Runtime):
         names = os.environ.get("CUDA_VISIBLE_DEVICES")
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
+    def meeting_place(self) -> tuple[str, int]:
+        """Return an address of this node, which is the loopback address if Ray runs on one machine only."""
+        return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
+
     def close(self) -> None:
         """Kill the actors; shut down Ray if this runtime started it, or leave the cluster if this runtime joined it."""
         if self._threads is not None:
@@ -397,18 +402,6 @@ class RayRuntime(Runtime):
             present, free = sum(node.get("GPU", 0.0) for node in nodes), max(0.0, spare.get("GPU", 0.0))
             raise no_gpu(sharing, f"the cluster has {present:g}, of which {free:g} are free")
         return share
-
-
-@contextlib.contextmanager
-def _without_handlers_of(ray: FromRay) -> Iterator[None]:
-    """Prevent Ray from installing SIGTERM handlers when it starts; they would change the process's exit code."""
-    utils = ray._private.utils
-    found = getattr(utils, "set_sigterm_handler", None)
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = found
 
 
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:

@@ -11,7 +11,8 @@ import pytest
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Future, Handle
-from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
+from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.runtime.ray_start import without_handlers_of
 from pytorchrl.runtime.resource_fitting import largest_share
 
 
@@ -23,7 +24,7 @@ def test_ray_installs_no_sigterm_handler_while_it_starts():
     found = signal.getsignal(signal.SIGTERM)
     utils = SimpleNamespace(set_sigterm_handler=lambda handler: signal.signal(signal.SIGTERM, handler))
     theirs = utils.set_sigterm_handler
-    with _without_handlers_of(SimpleNamespace(_private=SimpleNamespace(utils=utils))):
+    with without_handlers_of(SimpleNamespace(_private=SimpleNamespace(utils=utils))):
         utils.set_sigterm_handler(signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == found
     assert utils.set_sigterm_handler is theirs
