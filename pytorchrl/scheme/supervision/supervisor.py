@@ -14,6 +14,7 @@ from pytorchrl.errors import (
     CrashLoopError,
     InsufficientResourcesError,
     NoWorkersLeft,
+    RayDiedError,
     WorkerDiedError,
     WorkerLostError,
 )
@@ -134,10 +135,12 @@ class Supervisor:
                 not apply.
 
         Raises:
-            WorkerLostError: `on_worker_failure` is "raise".
+            WorkerLostError: `on_worker_failure` is "raise", or a part of Ray has ended.
             CrashLoopError: The worker was lost too often.
             NoWorkersLeft: `on_worker_failure` is "ignore", and no worker is left.
         """
+        if isinstance(error, RayDiedError):
+            raise error
         name = self._workers[index].name
         self._since.pop(index, None)
         self._untried.discard(index)
