@@ -37,12 +37,17 @@ CASES = [*(f"{part} {name}" for part in PARTS for name in SIGNALS), *FILLS]
 GOES_ON_S, LATE_S = 25.0, 5.0
 SHARED_MB = 300
 SMALL_SHARED = ("unshare", "--mount", "sh", "-c",
-                f"mount -t tmpfs -o size={SHARED_MB}m tmpfs /dev/shm && exec \"$@\"", "sh")
+                f"mount -t tmpfs -o size={SHARED_MB}m tmpfs /dev/shm && exec \"$@\"", "sh",
+                "env", f"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES={SHARED_MB * 700_000}")
 CHECKPOINTS = ("--checkpoint-every", "2000")
+# Rollouts of 400 KB, which are sent through the object store; smaller ones are part of the messages.
+LARGE_ROLLOUTS = ("--num-envs", "16", "--num-steps", "512", "--log-every", "8192", "--checkpoint-every", "8192")
 FILL_STORE = """
 import os, sys, time
 import numpy as np
 import ray
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host  # the run's Ray listens on the loopback address only
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 kept = []
 try:
@@ -86,7 +91,7 @@ def one(case: str) -> dict[str, Any]:
     """Make one run, damage it, and return the outcome."""
     part, _, name = case.rpartition(" ")
     is_fill = case in FILLS
-    run = Run("ray", SMALL_SHARED if is_fill else (), CHECKPOINTS)
+    run = Run("ray", SMALL_SHARED, LARGE_ROLLOUTS) if is_fill else Run("ray", more=CHECKPOINTS)
     filler = None
     try:
         wait_for_checkpoint(run)
@@ -99,6 +104,7 @@ def one(case: str) -> dict[str, Any]:
             os.kill(pid, SIGNALS[name])
         sent = time.monotonic()
         has_ended = run.wait(GOES_ON_S - LATE_S)
+        shared = shared_used(run) if is_fill and not has_ended else None
         before = steps_of(run)
         has_ended = has_ended or run.wait(LATE_S)
         seconds = time.monotonic() - sent
@@ -118,11 +124,18 @@ def one(case: str) -> dict[str, Any]:
         error = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
         return {"case": case, "outcome": "goes on" if goes_on else "ended" if has_ended else "hangs",
                 "seconds": round(seconds, 2) if has_ended else None, "code": code, "error": "" if goes_on else error,
-                "names_part": part in error or is_fill, "resumes": resumes(run), "left": left}
+                "names_part": part in error or is_fill, "resumes": resumes(run), "left": left,
+                "shared_memory_used": shared}
     finally:
         if filler is not None:
             filler.kill()
         run.close()
+
+
+def shared_used(run: Run) -> float:
+    """Return the share of the run's `/dev/shm` that is in use."""
+    found = os.statvfs(f"/proc/{run.process.pid}/root/dev/shm")
+    return round(1.0 - found.f_bfree / found.f_blocks, 3)
 
 
 def resumes(run: Run) -> bool:

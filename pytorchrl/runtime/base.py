@@ -22,6 +22,7 @@ import torch
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
@@ -67,8 +68,11 @@ class Outcome(Generic[R]):
     error: BaseException | None = None
 
     def unwrap(self) -> R:
-        """Return the value, or raise the error."""
+        """Return the value, or raise the error; `SystemExit` and `KeyboardInterrupt` become a `WorkerError`."""
         if self.error is not None:
+            if not isinstance(self.error, Exception):
+                raise WorkerError(f"{self.worker} raised {self.error!r}, which would end this program; code in a worker "
+                                  "may raise only subclasses of Exception") from self.error
             raise self.error
         return self.value  # type: ignore[return-value]
 

@@ -15,15 +15,15 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from pytorchrl.errors import RayConnectionError
-from pytorchrl.runtime.ray_start import LOOPBACK, private_start, without_handlers_of
+from pytorchrl.runtime.ray_start import LOOPBACK, private_start, replaced, without_handlers_of
 from pytorchrl.runtime.ray_watch import Watch
 from pytorchrl.runtime.reaper import processes_of, start_reaper
-from pytorchrl.terminal import get_logger
+from pytorchrl.terminal import Lines, get_logger
 from pytorchrl.untyped import Untyped
 
 logger = get_logger(__name__)
@@ -54,6 +54,7 @@ class Connection:
         self._users, self._directory = 1, directory
         self._reaper: subprocess.Popen[bytes] | None = None if directory is None else start_reaper(directory)
         self._watch: Watch | None = None
+        self._replaced = contextlib.ExitStack()  # functions of Ray that are replaced while the connection exists
 
     @property
     def problem(self) -> str:
@@ -129,6 +130,9 @@ class Connection:
         with private_start(ray):
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                      _node_ip_address=LOOPBACK, _temp_dir=os.path.join(self._directory or "", "r"))
+        # Ray prints messages about workers that have died to the standard output, which belongs to the program.
+        self._replaced.enter_context(
+            replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
 
@@ -154,6 +158,7 @@ class Connection:
         if self._watch is not None:
             self._watch.close()
         ray.shutdown()
+        self._replaced.close()
         if self._reaper is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper may continue in the background
                 self._reaper.communicate(b"\n", timeout=_REAP_TIMEOUT_S)
@@ -185,6 +190,11 @@ def last_lines(directory: str) -> str:
                 lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 shown += [f"\n  {path.name}: {line[:_LOG_WIDTH]}" for line in lines[-_LOG_LINES:]]
     return "".join(shown)
+
+
+def _log_message(data: Mapping[str, list[str]], **options: bool) -> None:
+    """Log a message of Ray; the errors of this library name lost workers."""
+    logger.info("%s", Lines("\n".join(data.get("lines", []))))
 
 
 def _load() -> str:

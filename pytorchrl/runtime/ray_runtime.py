@@ -12,7 +12,6 @@ import os
 import pickle
 import socket
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,8 @@ from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Run
 from pytorchrl.runtime.collective import propose_address
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.ray_connection import Connection
-from pytorchrl.runtime.ray_start import LOOPBACK, restore_umask
+from pytorchrl.runtime.ray_host import Answer, log, make_host, records_of
+from pytorchrl.runtime.ray_start import LOOPBACK
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
@@ -49,37 +49,6 @@ FromRay: TypeAlias = Untyped
 _MAX_ENCLOSED_BYTES = 90_000
 # Interval in seconds at which a wait checks whether a part of Ray has ended.
 _LOOK_INTERVAL_S = 0.25
-
-
-class _Host:
-    """Ray actor that contains a worker. One thread builds the worker and runs all calls except those of `signal`."""
-
-    def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
-        self._cls, self._params = cls, params
-        self._worker: object = None
-        # Signals that arrived before the worker was built.
-        self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
-        self._lock = threading.Lock()
-        restore_umask()
-
-    def up(self) -> None:
-        """Do nothing; the call returns once the actor's process runs."""
-
-    def call(self, method: str, *args: object, **kwargs: object) -> object:
-        if self._worker is None:
-            worker = self._cls(**self._params)
-            with self._lock:
-                self._worker = worker
-                for name, early_args, early_kwargs in self._early:
-                    getattr(worker, name)(*early_args, **early_kwargs)
-        return getattr(self._worker, method)(*args, **kwargs)
-
-    def signal(self, method: str, *args: object, **kwargs: object) -> object:
-        with self._lock:
-            if self._worker is None:
-                self._early.append((method, args, kwargs))
-                return None
-        return getattr(self._worker, method)(*args, **kwargs)
 
 
 class RayRuntime(Runtime):
@@ -158,7 +127,7 @@ class RayRuntime(Runtime):
             else:
                 self._tell(f"joining the Ray cluster at {address} ...")
                 self._connection = Connection.join(ray, address)
-        self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
+        self._host = ray.remote(concurrency_groups={"control": 1})(make_host(ray))
         self._ray = ray
         return ray
 
@@ -276,9 +245,11 @@ class RayRuntime(Runtime):
         while not self._problem and future.native is not None:
             left = max(0.0, deadline - self.now())
             try:
-                return Outcome(future.worker, self._ray.get(future.native, timeout=min(left, self._look_interval_s)))
+                value = self._ray.get(future.native, timeout=min(left, self._look_interval_s))
+                return value.outcome(future.worker) if isinstance(value, Answer) else Outcome(future.worker, value)
             except exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+                log(future.worker, records_of(cause))
                 cause.__cause__ = RemoteTraceback(str(error))
                 return Outcome(future.worker, error=cause)
             except exceptions.GetTimeoutError:
@@ -422,11 +393,3 @@ def _reason(error: BaseException) -> str:
     """Return the line of Ray's message that states the reason: the last if the actor did not start, else the first."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
-
-
-def _make_host(ray: FromRay) -> type[_Host]:
-    """Return a subclass of `_Host` whose method `signal` runs in Ray's concurrency group "control"."""
-    class Worker(_Host):
-        signal = ray.method(concurrency_group="control")(_Host.signal)
-
-    return Worker

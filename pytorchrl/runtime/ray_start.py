@@ -37,7 +37,7 @@ def private_start(ray: Untyped) -> Iterator[None]:
     os.environ[_UMASK] = str(before)
     try:
         with without_handlers_of(ray), without_unused_processes(ray), \
-                _replaced(getattr(ray._private, "services", None), "resolve_ip_for_localhost", lambda host: host):
+                replaced(getattr(ray._private, "services", None), "resolve_ip_for_localhost", lambda host: host):
             yield
     finally:
         os.umask(before)
@@ -66,12 +66,12 @@ def make_private(path: Path) -> None:
 @contextlib.contextmanager
 def without_handlers_of(ray: Untyped) -> Iterator[None]:
     """Prevent Ray from installing SIGTERM handlers when it starts; they would change the process's exit code."""
-    with _replaced(ray._private.utils, "set_sigterm_handler", lambda handler: None):
+    with replaced(ray._private.utils, "set_sigterm_handler", lambda handler: None):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(module: Untyped, name: str, function: Callable[[Untyped], Untyped]) -> Iterator[None]:
+def replaced(module: Untyped, name: str, function: Callable[[Untyped], Untyped]) -> Iterator[None]:
     """Replace a function of a module within the block; a module without the function is not changed."""
     found = getattr(module, name, None)
     if found is not None:
