@@ -71,8 +71,8 @@ class Outcome(Generic[R]):
         """Return the value, or raise the error; `SystemExit` and `KeyboardInterrupt` become a `WorkerError`."""
         if self.error is not None:
             if not isinstance(self.error, Exception):
-                raise WorkerError(f"{self.worker} raised {self.error!r}, which would end this program; code in a worker "
-                                  "may raise only subclasses of Exception") from self.error
+                raise WorkerError(f"{self.worker} raised {self.error!r}, which would end this program; code in a "
+                                  "worker may raise only subclasses of Exception") from self.error
             raise self.error
         return self.value  # type: ignore[return-value]
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 from pytorchrl.errors import RayConnectionError
@@ -24,7 +25,6 @@ from pytorchrl.runtime.ray_start import LOOPBACK, private_start, replaced, witho
 from pytorchrl.runtime.ray_watch import Watch
 from pytorchrl.runtime.reaper import processes_of, start_reaper
 from pytorchrl.terminal import Lines, get_logger
-from pytorchrl.untyped import Untyped
 
 logger = get_logger(__name__)
 
@@ -75,7 +75,7 @@ class Connection:
             return cls.current
 
     @classmethod
-    def join(cls, ray: Untyped, address: str) -> Connection:
+    def join(cls, ray: ModuleType, address: str) -> Connection:
         """Join the cluster at an address.
 
         Raises:
@@ -91,7 +91,7 @@ class Connection:
         return cls.current
 
     @classmethod
-    def start(cls, ray: Untyped, tell: Callable[[str], object],
+    def start(cls, ray: ModuleType, tell: Callable[[str], object],
               now: Callable[[], float] = time.monotonic) -> Connection:
         """Start Ray on this machine. A start that fails after a long time, as on a busy machine, is tried once more.
 
@@ -126,7 +126,7 @@ class Connection:
                 cls.current = connection
                 return connection
 
-    def _start(self, ray: Untyped) -> None:
+    def _start(self, ray: ModuleType) -> None:
         with private_start(ray):
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                      _node_ip_address=LOOPBACK, _temp_dir=os.path.join(self._directory or "", "r"))
@@ -143,7 +143,7 @@ class Connection:
                 self._reaper.stdin.write(problem.encode() + b"\n")
                 self._reaper.stdin.flush()
 
-    def leave(self, ray: Untyped) -> None:
+    def leave(self, ray: ModuleType) -> None:
         """Leave Ray, if no other runtime of this process uses the connection; end a Ray instance of this process."""
         with self._lock:
             self._users -= 1
@@ -152,7 +152,7 @@ class Connection:
             type(self).current = None
         self._close(ray)
 
-    def _close(self, ray: Untyped) -> None:
+    def _close(self, ray: ModuleType) -> None:
         if self.problem:
             self._kill()
         if self._watch is not None:

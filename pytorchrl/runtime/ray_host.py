@@ -12,13 +12,13 @@ import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from types import ModuleType
+from typing import Generic, TypeAlias
 
-from pytorchrl.runtime.base import Outcome
+from pytorchrl.runtime.base import Outcome, R
 from pytorchrl.runtime.ray_start import restore_umask
 from pytorchrl.runtime.ray_values import RemoteTraceback
 from pytorchrl.terminal import Lines, get_logger
-from pytorchrl.untyped import Untyped
 
 LogRecords: TypeAlias = list[tuple[str, int, str]]
 """Name of a logger, level and text of each record."""
@@ -45,18 +45,18 @@ class WorkerLog(logging.Handler):
 
 
 @dataclass
-class Answer:
+class Answer(Generic[R]):
     """Result of a call that also logged warnings, or that raised `SystemExit` or `KeyboardInterrupt`.
 
     Ray would take the process that raises one of these exceptions for a crashed process, or for a cancelled call.
     """
 
-    value: Untyped = None
+    value: R | None = None
     error: BaseException | None = None
     trace: str = ""
     records: LogRecords = field(default_factory=list)
 
-    def outcome(self, worker: str) -> Outcome[Untyped]:
+    def outcome(self, worker: str) -> Outcome[R]:
         """Log the records in this process, and return the outcome of the call to a worker."""
         log(worker, self.records)
         if self.error is not None:
@@ -122,7 +122,7 @@ class Host:
         return getattr(self._worker, method)(*args, **kwargs)
 
 
-def make_host(ray: Untyped) -> type[Host]:
+def make_host(ray: ModuleType) -> type[Host]:
     """Return a subclass of `Host` whose method `signal` runs in Ray's concurrency group "control"."""
     class Worker(Host):
         signal = ray.method(concurrency_group="control")(Host.signal)

@@ -218,12 +218,12 @@ class RayRuntime(Runtime):
         done = set(self._finished(references, len(references), 0.0))
         return [future for future in futures if future.native in done]
 
-    def _finished(self, references: list[FromRay], count: int, timeout_s: float) -> list[FromRay]:
+    def _finished(self, references: list[T], count: int, timeout_s: float) -> list[T]:
         """Wait for `count` calls, and return those that are over: all calls, if a part of Ray has ended."""
         deadline = self.now() + timeout_s
         while not self._problem:
             left = max(0.0, deadline - self.now())
-            ready: list[FromRay] = self._ray.wait(
+            ready: list[T] = self._ray.wait(
                 references, num_returns=count, timeout=min(left, self._look_interval_s), fetch_local=False)[0]
             if len(ready) >= count or left <= self._look_interval_s:
                 return ready

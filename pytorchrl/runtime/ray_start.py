@@ -10,9 +10,9 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from pytorchrl.runtime.ray_processes import without_unused_processes
-from pytorchrl.untyped import Untyped
 
 LOOPBACK = "127.0.0.1"
 _PRIVATE = 0o077
@@ -22,7 +22,7 @@ _UMASK = "PYTORCHRL_UMASK"
 
 
 @contextlib.contextmanager
-def private_start(ray: Untyped) -> Iterator[None]:
+def private_start(ray: ModuleType) -> Iterator[None]:
     """Let the `ray.init` of the block start only what a run uses, with private files, and listen on the loopback only.
 
     Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible for all users, so these
@@ -64,14 +64,14 @@ def make_private(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def without_handlers_of(ray: Untyped) -> Iterator[None]:
+def without_handlers_of(ray: ModuleType) -> Iterator[None]:
     """Prevent Ray from installing SIGTERM handlers when it starts; they would change the process's exit code."""
     with replaced(ray._private.utils, "set_sigterm_handler", lambda handler: None):
         yield
 
 
 @contextlib.contextmanager
-def replaced(module: Untyped, name: str, function: Callable[[Untyped], Untyped]) -> Iterator[None]:
+def replaced(module: ModuleType | None, name: str, function: Callable[..., object]) -> Iterator[None]:
     """Replace a function of a module within the block; a module without the function is not changed."""
     found = getattr(module, name, None)
     if found is not None:
