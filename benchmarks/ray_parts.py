@@ -33,7 +33,9 @@ from pytorchrl.runtime.ray_watch import parts_of
 PARTS = ("GCS", "raylet", "dashboard agent", "runtime environment agent")
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 FILLS = ("object store full", "/dev/shm full")
-CASES = [*(f"{part} {name}" for part in PARTS for name in SIGNALS), *FILLS]
+LARGE = ", large rollouts"
+CASES = [*(f"{part} {name}" for part in PARTS for name in SIGNALS),
+         *(f"raylet {name}{LARGE}" for name in SIGNALS), *FILLS]
 GOES_ON_S, LATE_S = 25.0, 5.0
 SHARED_MB = 300
 SMALL_SHARED = ("unshare", "--mount", "sh", "-c",
@@ -89,9 +91,9 @@ def fill(case: str, run: Run) -> subprocess.Popen[bytes] | None:
 
 def one(case: str) -> dict[str, Any]:
     """Make one run, damage it, and return the outcome."""
-    part, _, name = case.rpartition(" ")
+    part, _, name = case.removesuffix(LARGE).rpartition(" ")
     is_fill = case in FILLS
-    run = Run("ray", SMALL_SHARED, LARGE_ROLLOUTS) if is_fill else Run("ray", more=CHECKPOINTS)
+    run = Run("ray", SMALL_SHARED if is_fill else (), LARGE_ROLLOUTS if is_fill or LARGE in case else CHECKPOINTS)
     filler = None
     try:
         wait_for_checkpoint(run)

@@ -62,10 +62,7 @@ def reason_of_end(told: str, directory: str) -> str:
             end of an orderly exit.
         directory: Directory of the Ray instance, with the logs of the driver.
     """
-    lines = told.split("\n")[:-1]
-    if lines[-1:] == [""]:
-        return ""
-    if lines:
+    if lines := told.split("\n")[:-1]:
         return lines[-1]
     for path in glob.glob(os.path.join(directory, "r", "session_2*", "logs", "python-core-driver-*.log")):
         with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
