@@ -76,8 +76,8 @@ print("umask", oct(os.umask(0)))
 """
 
 
-def test_files_of_environments_have_the_usual_permissions(run_python, tmp_path):
-    completed = run_python("-c", UMASK, timeout=190)
+def test_files_of_environments_have_the_usual_permissions(run_with_ray, tmp_path):
+    completed = run_with_ray("-c", UMASK, timeout=190)
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.strip() == "umask 0o27"
     modes = {stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.glob("file*")}
