@@ -24,10 +24,10 @@ class Clock:
 
 
 @pytest.fixture
-def make_ray(monkeypatch):
+def make_ray(monkeypatch, tmp_path):
     """Return a function that makes a fake module `ray`; each start takes the given seconds, and fails if it has a text.
 
-    The fixture also replaces the reaper, which would wait for the end of this process.
+    The fixture also replaces the reaper, which would wait for the end of this process, and Ray's directory.
     """
     reaped = []
 
@@ -36,6 +36,7 @@ def make_ray(monkeypatch):
 
         def communicate(self, told, timeout):
             reaped.append(told)
+    monkeypatch.setattr(ray_connection.tempfile, "mkdtemp", lambda **options: str(tmp_path))
     monkeypatch.setattr(ray_connection, "start_reaper", lambda directory: Reaper())
     monkeypatch.setattr(ray_connection, "Watch", lambda on_lost: SimpleNamespace(problem="", close=lambda: None))
     monkeypatch.setattr(Connection, "current", None)
@@ -49,7 +50,7 @@ def make_ray(monkeypatch):
             clock.seconds += seconds
             if problem is not None:
                 logs = Path(_temp_dir) / "session_2026" / "logs"
-                logs.mkdir(parents=True)
+                logs.mkdir(parents=True, exist_ok=True)
                 (logs / "gcs_server.out").write_text("first\nsecond\nthird\nwaiting for a core\n")
                 raise TimeoutError(problem)
 
