@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,15 @@ TRAIN = ("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-st
 
 
 class Run:
-    """One training process, with its own directory, HOME and temporary files."""
+    """One training process, with its own directory, HOME and temporary files.
 
-    def __init__(self, form: str) -> None:
+    Args:
+        form: Key of `FORMS`.
+        prefix: Command that starts the training process.
+        more: More arguments of the training process.
+    """
+
+    def __init__(self, form: str, prefix: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="signals-"))
         self._shared_before, self._ray_folders = set(Path("/dev/shm").iterdir()), set[Path]()
         for name in ("home", "tmp"):
@@ -62,8 +69,8 @@ class Run:
                        "OMP_NUM_THREADS": "1"}
         with open(self.folder / "stderr", "wb") as stderr, open(self.folder / "stdout", "wb") as stdout:
             self.process = subprocess.Popen(
-                [sys.executable, *TRAIN, *FORMS[form]], cwd=self.folder, env=environment, stdout=stdout, stderr=stderr,
-                stdin=subprocess.DEVNULL, start_new_session=True)
+                [*prefix, sys.executable, *TRAIN, *FORMS[form], *more], cwd=self.folder, env=environment,
+                stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True)
         self.started = time.monotonic()
 
     @property

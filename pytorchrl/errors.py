@@ -116,6 +116,10 @@ class WorkerDiedError(WorkerLostError):
     """The worker's process or thread ended. Only runtimes raise it; callers convert it to `WorkerLostError`."""
 
 
+class RayDiedError(WorkerLostError):
+    """A process of Ray itself has ended, so that no worker can continue or be replaced."""
+
+
 class RankLostError(WorkerLostError):
     """An exchange among gradient workers was aborted, because a worker was lost or left the group."""
 

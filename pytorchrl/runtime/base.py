@@ -22,8 +22,9 @@ import torch
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.errors import WorkerError
 from pytorchrl.exits import as_error
-from pytorchrl.runtime.collective import Collective, join_ranks
+from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
 
@@ -68,9 +69,13 @@ class Outcome(Generic[R]):
     error: BaseException | None = None
 
     def unwrap(self) -> R:
-        """Return the value, or raise the error."""
+        """Return the value, or raise the error; `SystemExit` and `KeyboardInterrupt` become a `WorkerError`."""
         if self.error is not None:
-            raise as_error(self.error, self.worker)
+            error = as_error(self.error, self.worker)
+            if isinstance(error, KeyboardInterrupt):
+                raise WorkerError(f"{self.worker} raised {error!r}, which would end this program; code in a worker may "
+                                  "raise only subclasses of Exception") from error
+            raise error
         return self.value  # type: ignore[return-value]
 
 
@@ -228,6 +233,10 @@ class Runtime(ABC):
         """Join a group of `size` workers that exchange tensors; see `collective.join_ranks`."""
         return join_ranks(address, port, rank, size, timeout_s, self.is_recording, generation,
                           device or torch.device("cpu"))
+
+    def meeting_place(self) -> tuple[str, int]:
+        """Return an address at which all workers reach the calling worker, and a TCP port that is currently free."""
+        return propose_address(is_local=True)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """Return the function that a worker calls when it reaches a named point of its work.

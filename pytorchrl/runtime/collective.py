@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ _LOOK_INTERVAL = timedelta(seconds=0.05)
 # Interval at which a rank checks whether a sum over GPUs is complete; such a sum takes from 0.05 to a few milliseconds.
 _NCCL_LOOK_INTERVAL_S = 2e-5
 _CPU = torch.device("cpu")
+_LOOPBACK = "127.0.0.1"
 
 
 class Collective(Protocol):
@@ -79,12 +81,12 @@ class GlooCollective:
         self._left = threading.Event()
         self._busy = threading.Lock()  # held during a call; only its holder may release the group
         try:
-            self.store: FromTorch = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=meeting)
+            self.store: FromTorch = make_store(address, port, rank, size, meeting)
             if gpu:
                 self.store.set(names[rank], gpu)
             # This is not the default process group of torch, which remains available to the user.
             self._group: FromTorch = _gloo.ProcessGroupGloo(
-                _gloo.PrefixStore(f"gradients {generation}", self.store), rank, size, meeting)
+                _gloo.PrefixStore(f"gradients {generation}", self.store), rank, size, gloo_options(address, meeting))
             # All ranks have connected, so each rank with a GPU has stored its identity.
             self.gpus: list[str] = [
                 self.store.get(name).decode() for name in names] if gpu and self.store.check(names) else []
@@ -232,6 +234,50 @@ def join_ranks(
     if in_order or not suits_nccl(gloo.gpus):
         return gloo
     return NcclCollective(gloo, make_nccl(gloo.store, rank, size, generation), device, timeout_s)
+
+
+def propose_address(*, is_local: bool) -> tuple[str, int]:
+    """Return an address of this host, and a TCP port that is currently free.
+
+    Args:
+        is_local: Whether all ranks are on this host; the address is then the loopback address.
+    """
+    with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        if is_local:
+            probe.bind((_LOOPBACK, 0))
+            return probe.getsockname()
+        probe.bind(("", 0))
+        try:
+            # Connecting a UDP socket sends nothing, but selects the address at which other hosts reach this host.
+            route.connect(("10.255.255.255", 1))
+            address = route.getsockname()[0]
+        except OSError:  # this host has no network, so all ranks must be on this host
+            address = _LOOPBACK
+        return address, probe.getsockname()[1]
+
+
+def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> FromTorch:
+    """Return the store at which ranks meet; rank 0 listens on the given address only if it is the loopback address."""
+    if rank or address != _LOOPBACK:
+        return _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((address, port))
+        except OSError as error:
+            raise RuntimeError(f"port {port} of {address}: {error}") from error
+        listening.listen(size + 1)
+        # The store closes this descriptor.
+        return _gloo.TCPStore(address, port, size, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
+
+
+def gloo_options(address: str, timeout: timedelta) -> FromTorch:
+    """Return the options of a gloo group whose ranks listen on the loopback address if they meet there."""
+    options = _gloo.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [_gloo.ProcessGroupGloo.create_device(hostname=address) if address == _LOOPBACK else
+                        _gloo.ProcessGroupGloo.create_default_device()]
+    return options
 
 
 def suits_nccl(gpus: Sequence[str]) -> bool:

@@ -7,15 +7,12 @@ collect twice. Every failure becomes an outcome; no other module handles Ray's e
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import os
 import pickle
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -23,12 +20,20 @@ from typing import TypeAlias
 import torch
 
 from pytorchrl.agent.options import option
-from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
+from pytorchrl.errors import (
+    InsufficientResourcesError,
+    RayConnectionError,
+    RayDiedError,
+    WorkerDiedError,
+    WorkerLostError,
+)
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
+from pytorchrl.runtime.collective import propose_address
 from pytorchrl.runtime.machine import check_machine, this_machine
-from pytorchrl.runtime.ray_processes import without_unused_processes
+from pytorchrl.runtime.ray_connection import Connection
+from pytorchrl.runtime.ray_host import Answer, log, make_host, records_of
+from pytorchrl.runtime.ray_start import LOOPBACK
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
-from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.terminal import get_logger
@@ -39,42 +44,11 @@ logger = get_logger(__name__)
 FromRay: TypeAlias = Untyped
 """An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
-_CONNECT_TIMEOUT_S = 5.0
 # Shared values up to this size are sent as part of each request, because reading a reference takes 0.7 ms, ten times as
 # long as reading a value in the request. Ray itself would replace each argument of 100 KiB or more with a reference.
 _MAX_ENCLOSED_BYTES = 90_000
-# Seconds to wait for the reaper, which usually ends Ray's remaining processes within a tenth of a second.
-_REAP_TIMEOUT_S = 5.0
-
-
-class _Host:
-    """Ray actor that contains a worker. One thread builds the worker and runs all calls except those of `signal`."""
-
-    def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
-        self._cls, self._params = cls, params
-        self._worker: object = None
-        # Signals that arrived before the worker was built.
-        self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
-        self._lock = threading.Lock()
-
-    def up(self) -> None:
-        """Do nothing; the call returns once the actor's process runs."""
-
-    def call(self, method: str, *args: object, **kwargs: object) -> object:
-        if self._worker is None:
-            worker = self._cls(**self._params)
-            with self._lock:
-                self._worker = worker
-                for name, early_args, early_kwargs in self._early:
-                    getattr(worker, name)(*early_args, **early_kwargs)
-        return getattr(self._worker, method)(*args, **kwargs)
-
-    def signal(self, method: str, *args: object, **kwargs: object) -> object:
-        with self._lock:
-            if self._worker is None:
-                self._early.append((method, args, kwargs))
-                return None
-        return getattr(self._worker, method)(*args, **kwargs)
+# Interval in seconds at which a wait checks whether a part of Ray has ended.
+_LOOK_INTERVAL_S = 0.25
 
 
 class RayRuntime(Runtime):
@@ -106,8 +80,7 @@ class RayRuntime(Runtime):
         self._seed = seed
         self._ray: FromRay = None
         self._host: FromRay = None
-        self._reaper: subprocess.Popen[bytes] | None = None  # reaper of the Ray instance that this runtime started
-        self._has_joined = False  # whether this runtime has joined a cluster that was already running
+        self._connection: Connection | None = None  # None: the user has connected this process to Ray
         # Actor -> (requested resources, reference that is ready once the actor's process runs).
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
         # Joint request of a gradient worker and the workers that it starts, if they are colocated.
@@ -146,20 +119,15 @@ class RayRuntime(Runtime):
 
         if ray.is_initialized():
             self._check_is_wanted(ray.get_runtime_context().gcs_address, ray.util.get_node_ip_address())
+            self._connection = Connection.share()
         else:
             address = self.options.address or os.environ.get("RAY_ADDRESS")
             if address in (None, "local"):
-                self._start_local(ray)
+                self._connection = Connection.start(ray, self._tell)
             else:
                 self._tell(f"joining the Ray cluster at {address} ...")
-                _check_reachable(address)
-                try:
-                    with _without_handlers_of(ray):
-                        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-                except Exception as error:
-                    raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
-                self._has_joined = True
-        self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
+                self._connection = Connection.join(ray, address)
+        self._host = ray.remote(concurrency_groups={"control": 1})(make_host(ray))
         self._ray = ray
         return ray
 
@@ -183,35 +151,12 @@ class RayRuntime(Runtime):
         if self.announce is not None:
             self.announce(text)
 
-    def _start_local(self, ray: FromRay) -> None:
-        # Paths of sockets are limited to 107 bytes, so this directory has a short name. The reaper removes it.
-        directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
-        self._reaper = start_reaper(directory)
-        try:
-            with _without_handlers_of(ray), without_unused_processes(ray):
-                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                         # Ray makes its own directory readable for all users; the enclosing directory stays private.
-                         _temp_dir=os.path.join(directory, "r"))
-        except BaseException as error:
-            self._leave(ray)
-            if isinstance(error, Exception):
-                problem = f"Ray did not start on this machine: {error}; a busy machine or a full disk can be the cause"
-                raise RayConnectionError(problem) from error
-            raise
-
-    def _leave(self, ray: FromRay) -> None:
-        reaper, self._reaper = self._reaper, None
-        if reaper is not None or self._has_joined:
-            ray.shutdown()
-            self._has_joined = False
-        if reaper is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper may continue in the background
-                reaper.communicate(timeout=_REAP_TIMEOUT_S)
-
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
         """Start `cls(**params)` as an actor; Ray neither restarts the actor nor retries its calls."""
         self._connect()
+        if self._problem:
+            raise RayDiedError(self._problem)
         options = dict(resources)
         options.pop("object_store_memory", None)  # the object store belongs to the node, not to an actor
         group = self._group_of(name)
@@ -240,6 +185,8 @@ class RayRuntime(Runtime):
 
     def lacks_room(self, handle: Handle[W]) -> str:
         """Return the requested and free resources as text if an actor has no process and fits on no node; else ""."""
+        if self._problem:
+            return ""
         asked, up = self._actors[handle.native]
         group = self._groups.get(handle.name)
         if self._ray.wait([up], timeout=0)[0] or (group is not None and group.wait(1)):
@@ -253,52 +200,77 @@ class RayRuntime(Runtime):
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
         """Enqueue a method call on an actor; Ray replaces arguments that `put` returned with their stored values."""
-        return Future(handle.name, handle.native.call.remote(method, *args, **kwargs))
+        return Future(handle.name, None if self._problem else handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
         """Run a short call in the actor's control group, even while the actor runs another call."""
-        return Future(handle.name, handle.native.signal.remote(method, *args, **kwargs))
+        return Future(handle.name, None if self._problem else handle.native.signal.remote(method, *args, **kwargs))
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
         """Wait at most `timeout_s` seconds for an outcome, and return all futures that have one."""
         references = [future.native for future in futures]
         if timeout_s:
-            if not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
+            if not self._finished(references, 1, timeout_s):
                 return []
             if len(futures) == 1:
                 return list(futures)
-        ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
-        done = set(ready)
+        done = set(self._finished(references, len(references), 0.0))
         return [future for future in futures if future.native in done]
+
+    def _finished(self, references: list[T], count: int, timeout_s: float) -> list[T]:
+        """Wait for `count` calls, and return those that are over: all calls, if a part of Ray has ended."""
+        deadline = self.now() + timeout_s
+        while not self._problem:
+            left = max(0.0, deadline - self.now())
+            ready: list[T] = self._ray.wait(
+                references, num_returns=count, timeout=min(left, self._look_interval_s), fetch_local=False)[0]
+            if len(ready) >= count or left <= self._look_interval_s:
+                return ready
+        return references
+
+    @property
+    def _problem(self) -> str:
+        """A sentence about a part of Ray that has ended; "" while all parts run."""
+        return "" if self._connection is None else self._connection.problem
+
+    @property
+    def _look_interval_s(self) -> float:
+        """Interval at which a wait checks whether a part of Ray has ended; Ray itself may wait for it forever."""
+        return math.inf if self._connection is None or not self._connection.is_watched else _LOOK_INTERVAL_S
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
         """Return the outcome of a call; arrays in its value are read-only, because processes share them."""
-        exceptions = self._ray.exceptions
-        try:
-            return Outcome(future.worker, self._ray.get(future.native, timeout=timeout_s))
-        except exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
-            cause.__cause__ = RemoteTraceback(str(error))
-            return Outcome(future.worker, error=cause)
-        except exceptions.GetTimeoutError:
-            return Outcome(future.worker, error=WorkerLostError(
-                f"{future.worker} did not answer within {timeout_s:.1f} s"))
-        except exceptions.RayError as error:
-            lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {_reason(error)}")
-            lost.__cause__ = error
-            return Outcome(future.worker, error=lost)
+        exceptions, deadline = self._ray.exceptions, self.now() + timeout_s
+        while not self._problem and future.native is not None:
+            left = max(0.0, deadline - self.now())
+            try:
+                value = self._ray.get(future.native, timeout=min(left, self._look_interval_s))
+                return value.outcome(future.worker) if isinstance(value, Answer) else Outcome(future.worker, value)
+            except exceptions.RayTaskError as error:
+                cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+                log(future.worker, records_of(cause))
+                cause.__cause__ = RemoteTraceback(str(error))
+                return Outcome(future.worker, error=cause)
+            except exceptions.GetTimeoutError:
+                if left <= self._look_interval_s:
+                    return Outcome(future.worker, error=WorkerLostError(
+                        f"{future.worker} did not answer within {timeout_s:.1f} s"))
+            except exceptions.RayError as error:
+                lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {_reason(error)}")
+                lost.__cause__ = error
+                return Outcome(future.worker, error=lost)
+        return Outcome(future.worker, error=RayDiedError(self._problem))
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
         """Return the outcomes of `futures`, the first calls to workers of one kind; announce how many have started."""
         deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
         while num_up < len(references):
             self._tell(f"started {num_up} of {len(references)} {kind} ...")
-            ready, _ = self._ray.wait(
-                references, num_returns=num_up + 1, timeout=max(0.0, deadline - self.now()), fetch_local=False)
+            ready = self._finished(references, num_up + 1, max(0.0, deadline - self.now()))
             if len(ready) <= num_up:  # the deadline has passed
                 break
-            num_up = len(self._ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)[0])
+            num_up = len(self._finished(references, len(references), 0.0))
         else:
             if references:
                 self._tell(f"started {num_up} of {num_up} {kind}")
@@ -311,11 +283,15 @@ class RayRuntime(Runtime):
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
             enclosed: FromRay = Enclosed(pickled, [bytes(buffer.raw()) for buffer in buffers])
             return enclosed
+        if self._problem:
+            raise RayDiedError(self._problem)
         return ray.put(value)
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
         """Kill the actor's process; return whether the process ended within `timeout_s` seconds."""
         self._actors.pop(handle.native, None)
+        if self._problem:
+            return True
         self._ray.kill(handle.native, no_restart=True)
         return isinstance(self.outcome(self.submit(handle, "call", ("ready",), {}), timeout_s).error, WorkerDiedError)
 
@@ -337,20 +313,26 @@ class RayRuntime(Runtime):
         names = os.environ.get("CUDA_VISIBLE_DEVICES")
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
+    def meeting_place(self) -> tuple[str, int]:
+        """Return an address of this node, which is the loopback address if Ray runs on one machine only."""
+        return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
+
     def close(self) -> None:
         """Kill the actors; shut down Ray if this runtime started it, or leave the cluster if this runtime joined it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
             return
-        for actor in self._actors:
-            self._ray.kill(actor, no_restart=True)
+        if not self._problem:
+            for actor in self._actors:
+                self._ray.kill(actor, no_restart=True)
+            for group in self._groups.values():
+                self._ray.util.remove_placement_group(group)
         self._actors.clear()
-        for group in self._groups.values():
-            self._ray.util.remove_placement_group(group)
         self._groups.clear()
-        self._leave(self._ray)
-        self._ray = self._host = None
+        if self._connection is not None:
+            self._connection.leave(self._ray)
+        self._ray = self._host = self._connection = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Check explicit requests against the cluster, and reduce default requests to the remaining resources."""
@@ -399,18 +381,6 @@ class RayRuntime(Runtime):
         return share
 
 
-@contextlib.contextmanager
-def _without_handlers_of(ray: FromRay) -> Iterator[None]:
-    """Prevent Ray from installing SIGTERM handlers when it starts; they would change the process's exit code."""
-    utils = ray._private.utils
-    found = getattr(utils, "set_sigterm_handler", None)
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = found
-
-
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
     """Return the host (resolved, if possible) and port of "host:port"; a loopback address becomes `own_ip`."""
     host, _, port = address.rpartition(":")
@@ -419,25 +389,7 @@ def _place_of(address: str, own_ip: str) -> tuple[str, str]:
     return own_ip if host.startswith("127.") else host, port
 
 
-def _check_reachable(address: str) -> None:
-    """Raise `RayConnectionError` if nothing listens at "host:port"; Ray itself would retry for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
-        except OSError as error:
-            raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
-
-
 def _reason(error: BaseException) -> str:
     """Return the line of Ray's message that states the reason: the last if the actor did not start, else the first."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
-
-
-def _make_host(ray: FromRay) -> type[_Host]:
-    """Return a subclass of `_Host` whose method `signal` runs in Ray's concurrency group "control"."""
-    class Worker(_Host):
-        signal = ray.method(concurrency_group="control")(_Host.signal)
-
-    return Worker

@@ -3,11 +3,16 @@
 `python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver keeps open.
 Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. A reaper
 has to start quickly, so this module imports only the standard library.
+
+The last line of the standard input is empty if the driver leaves Ray in an orderly way. Otherwise, the driver has been
+killed, or Ray has ended the driver: Ray's native code exits without an exception if the raylet, which contains the
+object store, has ended. In this case, the reaper prints the reason, because the driver could not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import signal
@@ -16,13 +21,15 @@ import sys
 import time
 
 _INTERVAL_S, _ATTEMPTS = 0.05, 100
+# Part of the last line in the driver's log if Ray's native code has ended the driver.
+_EXIT = "Terminate the process"
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
     """Start a reaper for this process, in a separate session that Ctrl-C and a closing terminal do not affect."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def processes_of(directory: str, session: int) -> list[int]:
@@ -47,9 +54,31 @@ def _uses(pid: int, directory: str) -> bool:
     return False
 
 
+def reason_of_end(told: str, directory: str) -> str:
+    """Return why Ray has ended the driver; "" if the driver left Ray in an orderly way, or was killed.
+
+    Args:
+        told: Lines that the driver has written: a sentence about a part of Ray that has ended, and an empty line at the
+            end of an orderly exit.
+        directory: Directory of the Ray instance, with the logs of the driver.
+    """
+    if lines := told.split("\n")[:-1]:
+        return lines[-1]
+    for path in glob.glob(os.path.join(directory, "r", "session_2*", "logs", "python-core-driver-*.log")):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            last = file.read()[-2000:].strip().rpartition("\n")[2]
+            if _EXIT in last:
+                return f"Ray's raylet has ended unexpectedly: {last.partition('] ')[2]}"
+    return ""
+
+
 def main(directory: str, session: int, driver: int) -> None:
     """Wait for the driver to end, kill the remaining processes, and remove the directory."""
-    sys.stdin.buffer.read()
+    told = sys.stdin.buffer.read().decode(errors="replace")
+    if reason := reason_of_end(told, directory):
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"error: {reason}; Ray has ended this program; resume it from its newest checkpoint\n")
+            sys.stderr.flush()
     for _ in range(_ATTEMPTS):
         left = [pid for pid in processes_of(directory, session) if pid != driver]
         if not left:

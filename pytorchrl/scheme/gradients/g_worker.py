@@ -22,7 +22,7 @@ from pytorchrl.scheme.gradients.error_parts import errors_carry_part
 from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.gradient_computer import not_finite
 from pytorchrl.scheme.gradients.kinds import default_collection
-from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors, propose_address
+from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors
 from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -337,7 +337,7 @@ class GWorker(Worker):
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)
             self._gradients.batch = None
-        return Candidate(self.actor_version, self._incarnation, self.ledger.snapshot(), *propose_address())
+        return Candidate(self.actor_version, self._incarnation, self.ledger.snapshot(), *self._runtime.meeting_place())
 
     # Weights
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,19 +115,6 @@ class Candidate:
     address: str
     """Address at which this worker could host the meeting."""
     port: int
-
-
-def propose_address() -> tuple[str, int]:
-    """Return an address of this host, and a TCP port that is currently free."""
-    with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        probe.bind(("", 0))
-        try:
-            # Connecting a UDP socket sends nothing, but selects the address at which other hosts reach this host.
-            route.connect(("10.255.255.255", 1))
-            address = route.getsockname()[0]
-        except OSError:  # this host has no network, so all ranks must be on this host
-            address = "127.0.0.1"
-        return address, probe.getsockname()[1]
 
 
 class ProcessGroup:

@@ -14,6 +14,7 @@ from pytorchrl.errors import (
     CrashLoopError,
     InsufficientResourcesError,
     NoWorkersLeft,
+    RayDiedError,
     WorkerDiedError,
     WorkerLostError,
 )
@@ -26,6 +27,8 @@ FAILURE_POLICIES = ("restart", "ignore", "raise")
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # Number of losses in a row, with no result in between, that counts as a crash loop.
 _MAX_FRUITLESS = 3
+# Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that counts as a crash loop, too.
+_MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
 # Number of earlier losses in the error about a crash loop.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
@@ -45,7 +48,8 @@ class Supervisor:
 
     A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
     has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
-    result in between, exceeds its budget, or waits too long for free resources.
+    result in between or five times in a row with fewer than five results each, exceeds its budget, or waits too long
+    for free resources.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
@@ -80,7 +84,8 @@ class Supervisor:
         self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) of each loss
-        self._fruitless = [0] * len(workers)
+        self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
+        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results before each loss of a worker
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
         self._due: dict[int, float] = {}
@@ -123,6 +128,7 @@ class Supervisor:
         """
         self._longest_s = max(self._longest_s, seconds)
         self._fruitless[index] = 0
+        self._results[index] += 1
         self._untried.discard(index)
         if more:
             self._since[index] = self._runtime.now()
@@ -143,10 +149,12 @@ class Supervisor:
                 not apply.
 
         Raises:
-            WorkerLostError: `on_worker_failure` is "raise".
+            WorkerLostError: `on_worker_failure` is "raise", or a part of Ray has ended.
             CrashLoopError: The worker was lost too often.
             NoWorkersLeft: `on_worker_failure` is "ignore", and no worker is left.
         """
+        if isinstance(error, RayDiedError):
+            raise error
         name = self._workers[index].name
         self._since.pop(index, None)
         self._untried.discard(index)
@@ -166,10 +174,16 @@ class Supervisor:
         while history and now - history[0][0] > _WINDOW_S:
             history.popleft()
         self._fruitless[index] += 1
-        if not will_be_replaced and (self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS):
+        self._lives[index] = [*self._lives[index][1 - _MAX_RESTARTS:], self._results[index]]
+        self._results[index] = 0
+        latest = self._lives[index][-_MAX_SHORT_LIVES:]
+        is_short_lived = len(latest) == _MAX_SHORT_LIVES and max(latest) < _FEW_RESULTS
+        if not will_be_replaced and (
+                self._fruitless[index] >= _MAX_FRUITLESS or is_short_lived or len(history) >= _MAX_RESTARTS):
             raise CrashLoopError(
                 f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced "
-                f"{len(history)} times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}; before: "
+                f"{len(history)} times in {_WINDOW_S / 60:.0f} minutes; before each loss, it had returned "
+                f"{', '.join(map(str, self._lives[index]))} results; the last time: {error}; before: "
                 f"{'; '.join(f'{text} ({now - moment:.0f} s ago)' for moment, text in list(history)[-_MAX_SHOWN:])}"
             ) from error
         pause = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** len(history)) * self._rng.uniform(0.75, 1.25)

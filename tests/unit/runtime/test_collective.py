@@ -19,9 +19,10 @@ from pytorchrl.runtime.collective import (
     identity_of,
     join_ranks,
     make_nccl,
+    propose_address,
     suits_nccl,
 )
-from pytorchrl.scheme.gradients.process_group import GradientGroup, propose_address
+from pytorchrl.scheme.gradients.process_group import GradientGroup
 
 CPU = torch.device("cpu")
 
@@ -55,7 +56,7 @@ def in_ranks(monkeypatch):
         PrefixStore(f"gpus {generation}", store), rank, size, timedelta(seconds=20)))
 
     def run(gpus, body, **options):
-        (address, port), found = propose_address(), {}
+        (address, port), found = propose_address(is_local=True), {}
 
         def rank_of(rank):
             own.gpu = gpus[rank]
@@ -138,7 +139,7 @@ def alone():
     groups = []
 
     def make(nccl, timeout_s):
-        address, port = propose_address()
+        address, port = propose_address(is_local=True)
         groups.append(NcclCollective(GlooCollective(address, port, 0, 1, 20.0), nccl, CPU, timeout_s))
         return groups[-1]
     yield make

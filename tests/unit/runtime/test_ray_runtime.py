@@ -11,7 +11,9 @@ import pytest
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Future, Handle
-from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
+from pytorchrl.runtime.ray_connection import Connection
+from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.runtime.ray_start import without_handlers_of
 from pytorchrl.runtime.resource_fitting import largest_share
 
 
@@ -23,7 +25,7 @@ def test_ray_installs_no_sigterm_handler_while_it_starts():
     found = signal.getsignal(signal.SIGTERM)
     utils = SimpleNamespace(set_sigterm_handler=lambda handler: signal.signal(signal.SIGTERM, handler))
     theirs = utils.set_sigterm_handler
-    with _without_handlers_of(SimpleNamespace(_private=SimpleNamespace(utils=utils))):
+    with without_handlers_of(SimpleNamespace(_private=SimpleNamespace(utils=utils))):
         utils.set_sigterm_handler(signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == found
     assert utils.set_sigterm_handler is theirs
@@ -318,7 +320,7 @@ def test_closing_removes_groups_and_disconnects_only_own_connections(with_groups
     runtime._ray.kill = lambda actor, no_restart: done.append("kill")
     runtime._ray.shutdown = lambda: done.append("leave")
     runtime._ray.util.remove_placement_group = lambda group: done.append(group.number)
-    runtime._has_joined = has_joined
+    runtime._connection = Connection() if has_joined else None
     runtime.close()
     runtime.close()
     assert done == ["kill", "kill", 1, 2, *["leave"] * has_joined]

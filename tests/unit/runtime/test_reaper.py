@@ -91,3 +91,32 @@ def test_ctrl_c_in_the_terminal_does_not_stop_the_reaper(start_python, directory
     driver.wait(20)
     assert wait_until(lambda: not is_alive(reaper))
     assert not directory.exists()
+
+
+TEXT = "connection.cc:216: The connection to the plasma store is failed. Terminate the process."
+LOGGED = f"[2026-11-26 14:57:36,192 W 1 1] {TEXT}"
+
+
+@pytest.mark.parametrize(("told", "logged", "expected"), [
+    ("\n", LOGGED, ""),  # an orderly exit
+    ("the GCS has ended\n\n", "", ""),
+    ("the GCS has ended\n", LOGGED, "the GCS has ended"),
+    ("", "[2026-11-26 I 1 1] training", ""),  # the driver was killed
+    ("", LOGGED, f"Ray's raylet has ended unexpectedly: {TEXT}"),
+])
+def test_the_reason_for_which_ray_ends_the_driver(tmp_path, told, logged, expected):
+    logs = tmp_path / "r" / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "python-core-driver-01_1.log").write_text(f"first\n{logged}\n")
+    assert module.reason_of_end(told, str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(("told", "expected"), [
+    (b"the GCS has ended\n",
+     "error: the GCS has ended; Ray has ended this program; resume it from its newest checkpoint\n"),
+    (b"the GCS has ended\n\n", ""), (b"\n", ""), (b"", "")])
+def test_the_reaper_prints_the_reason(tmp_path, told, expected):
+    reaper = subprocess.run(
+        [sys.executable, "-I", "-S", module.__file__, str(tmp_path / "prl-test"), str(os.getsid(0)), str(os.getpid())],
+        input=told, capture_output=True, timeout=60, check=True, start_new_session=True)
+    assert reaper.stderr.decode() == expected

@@ -32,10 +32,10 @@ from pytorchrl import (
     VTraceBuffer,
 )
 from pytorchrl.agent.data import map_tensors
-from pytorchrl.runtime.collective import NcclCollective, join_ranks
+from pytorchrl.runtime.collective import NcclCollective, join_ranks, propose_address
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.microbatch import differentiate
-from pytorchrl.scheme.gradients.process_group import GradientGroup, propose_address
+from pytorchrl.scheme.gradients.process_group import GradientGroup
 from pytorchrl.scheme.gradients.staging import staging_for
 
 pytestmark = [pytest.mark.gpu,
@@ -203,7 +203,7 @@ def test_large_batches_arrive_complete():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs on this machine")
 def test_ranks_with_a_gpu_each_average_with_nccl():
-    (address, port), found = propose_address(), {}
+    (address, port), found = propose_address(is_local=True), {}
 
     def run_rank(rank):
         device = torch.device("cuda", rank)

@@ -11,7 +11,8 @@ import torch
 
 from pytorchrl.errors import RankLostError
 from pytorchrl.runtime import ThreadRuntime
-from pytorchrl.scheme.gradients.process_group import GradientGroup, Meeting, ProcessGroup, propose_address
+from pytorchrl.runtime.collective import propose_address
+from pytorchrl.scheme.gradients.process_group import GradientGroup, Meeting, ProcessGroup
 from pytorchrl.scheme.updates.statistics import Statistics
 
 
@@ -23,7 +24,7 @@ def in_threads(size, body):
     """
     runtime, found = ThreadRuntime(), queue.Queue()
     ranks = [ProcessGroup() for _ in range(size)]
-    address, port = propose_address()
+    address, port = propose_address(is_local=True)
 
     def run(place):
         try:

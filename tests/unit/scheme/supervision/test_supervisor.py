@@ -283,8 +283,9 @@ def test_pauses_between_restarts_double_up_to_half_a_minute(supervisor):
     pauses = []
     for _ in range(10):
         pauses.append(lose_and_wait(supervisor))
-        supervisor.called(0)
-        supervisor.answered(0, 1.0, more=False)
+        for _ in range(5):
+            supervisor.called(0)
+            supervisor.answered(0, 1.0, more=False)
     for number, pause in enumerate(pauses):
         nominal = min(30.0, 0.5 * 2**number)
         assert 0.75 * nominal - 0.02 <= pause <= 1.25 * nominal + 0.02
@@ -297,7 +298,8 @@ def test_pauses_between_restarts_double_up_to_half_a_minute(supervisor):
 def test_each_worker_has_its_own_budget_of_ten_minutes(supervisor):
     for _ in range(9):
         lose_and_wait(supervisor)
-        supervisor.answered(0, 1.0, more=False)
+        for _ in range(5):
+            supervisor.answered(0, 1.0, more=False)
     assert lose_and_wait(supervisor, 1) < 0.7
     supervisor.runtime.sleep(700)
     assert lose_and_wait(supervisor) < 0.7
@@ -311,6 +313,17 @@ def test_only_losses_without_results_in_between_are_a_crash_loop(supervisor):
     lose_and_wait(supervisor)
     with pytest.raises(CrashLoopError, match="3 times in a row"):
         supervisor.lost(0, WorkerLostError("gone"))
+
+
+def test_a_worker_that_never_lives_long_ends_the_run(supervisor):
+    for results in (3, 5, 4, 0, 4, 2):  # only the second of these lives was long
+        for _ in range(results):
+            supervisor.answered(0, 1.0, more=False)
+        lose_and_wait(supervisor)
+    for _ in range(4):
+        supervisor.answered(0, 1.0, more=False)
+    with pytest.raises(CrashLoopError, match="it had returned 3, 5, 4, 0, 4, 2, 4 results; the last time: exit"):
+        supervisor.lost(0, WorkerLostError("exit"))
 
 
 def test_the_deadline_is_that_of_the_oldest_unanswered_call(supervisor):

@@ -1,0 +1,201 @@
+"""The connection of this process to a Ray instance, which all runtimes of the process share.
+
+The first runtime starts or joins a Ray instance, and the last one that closes leaves it. A Ray instance that the user
+has started or joined is used, but never left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+from pytorchrl.errors import RayConnectionError
+from pytorchrl.runtime.ray_start import LOOPBACK, private_start, replaced, without_handlers_of
+from pytorchrl.runtime.ray_watch import Watch
+from pytorchrl.runtime.reaper import processes_of, start_reaper
+from pytorchrl.terminal import Lines, get_logger
+
+logger = get_logger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+# Seconds to wait for the reaper, which usually ends Ray's remaining processes within a tenth of a second.
+_REAP_TIMEOUT_S = 5.0
+# A start that fails after this time was slow, and is tried again; an error in less time has another cause.
+_SLOW_START_S = 10.0
+# Number of lines of Ray's logs in the error of a start that failed, and the largest number of characters of a line.
+_LOG_LINES, _LOG_WIDTH = 3, 300
+
+
+class Connection:
+    """A Ray instance that this process has joined, or that it has started in a directory of its own.
+
+    Args:
+        directory: Directory of a Ray instance that this process starts; None: the process joins a cluster.
+
+    Attributes:
+        problem: A sentence about a part of Ray that has ended; "" while all parts run.
+    """
+
+    current: ClassVar[Connection | None] = None
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __init__(self, directory: str | None = None) -> None:
+        self._users, self._directory = 1, directory
+        self._reaper: subprocess.Popen[bytes] | None = None if directory is None else start_reaper(directory)
+        self._watch: Watch | None = None
+        self._replaced = contextlib.ExitStack()  # functions of Ray that are replaced while the connection exists
+
+    @property
+    def problem(self) -> str:
+        """A sentence about a part of Ray that has ended; "" while all parts run."""
+        return "" if self._watch is None else self._watch.problem
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a part of Ray that ends is noticed immediately: Ray's parts are processes of this machine."""
+        return self._watch is not None
+
+    @classmethod
+    def share(cls) -> Connection | None:
+        """Return the connection that another runtime of this process has made; None if the user has made it."""
+        with cls._lock:
+            if cls.current is not None:
+                cls.current._users += 1
+            return cls.current
+
+    @classmethod
+    def join(cls, ray: ModuleType, address: str) -> Connection:
+        """Join the cluster at an address.
+
+        Raises:
+            RayConnectionError: There is no cluster at the address.
+        """
+        check_reachable(address)
+        try:
+            with without_handlers_of(ray):
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
+        cls.current = cls()
+        return cls.current
+
+    @classmethod
+    def start(cls, ray: ModuleType, tell: Callable[[str], object],
+              now: Callable[[], float] = time.monotonic) -> Connection:
+        """Start Ray on this machine. A start that fails after a long time, as on a busy machine, is tried once more.
+
+        Args:
+            ray: The module `ray`.
+            tell: Function that receives a line of text if the start is tried again.
+            now: Clock in seconds.
+
+        Raises:
+            RayConnectionError: Ray did not start; the message states what was observed.
+        """
+        seen = list[str]()
+        while True:
+            began = now()
+            # Paths of sockets are limited to 107 bytes, so this directory has a short name. The reaper removes it.
+            connection = cls(tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None))
+            try:
+                connection._start(ray)
+            except BaseException as error:
+                seconds, lines = now() - began, last_lines(connection._directory or "")
+                connection._close(ray)
+                if not isinstance(error, Exception):
+                    raise
+                seen.append(f"after {seconds:.0f} s (load {_load()}): {type(error).__name__}: {error}{lines}")
+                if seconds < _SLOW_START_S or len(seen) > 1:
+                    raise RayConnectionError(
+                        "Ray did not start on this machine; a busy machine or a full disk can be the cause; "
+                        + "; ".join(f"attempt {number} failed {text}" for number, text in enumerate(seen, 1))
+                    ) from error
+                tell(f"Ray did not start within {seconds:.0f} s; starting it once more ...")
+            else:
+                cls.current = connection
+                return connection
+
+    def _start(self, ray: ModuleType) -> None:
+        with private_start(ray):
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+                     _node_ip_address=LOOPBACK, _temp_dir=os.path.join(self._directory or "", "r"))
+        # Ray prints messages about workers that have died to the standard output, which belongs to the program.
+        self._replaced.enter_context(
+            replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
+        if hasattr(os, "pidfd_open"):
+            self._watch = Watch(self._note)
+
+    def _note(self, problem: str) -> None:
+        """Tell the reaper why Ray may end this process: some of Ray's functions do so if the raylet has ended."""
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._reaper.stdin.write(problem.encode() + b"\n")
+                self._reaper.stdin.flush()
+
+    def leave(self, ray: ModuleType) -> None:
+        """Leave Ray, if no other runtime of this process uses the connection; end a Ray instance of this process."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            type(self).current = None
+        self._close(ray)
+
+    def _close(self, ray: ModuleType) -> None:
+        if self.problem:
+            self._kill()
+        if self._watch is not None:
+            self._watch.close()
+        ray.shutdown()
+        self._replaced.close()
+        if self._reaper is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper may continue in the background
+                self._reaper.communicate(b"\n", timeout=_REAP_TIMEOUT_S)
+
+    def _kill(self) -> None:
+        """Kill the processes of a Ray instance that has lost a part, because `ray.shutdown` would wait for the part."""
+        for pid in processes_of(self._directory or "", os.getsid(0)):
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def check_reachable(address: str) -> None:
+    """Raise `RayConnectionError` if nothing listens at "host:port"; Ray itself would retry for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
+
+
+def last_lines(directory: str) -> str:
+    """Return the last lines of the logs of a Ray instance that did not start, as text for an error; "" without logs."""
+    shown = []
+    for path in sorted(Path(directory).glob("r/session_2*/logs/*")):
+        if path.name.startswith(("gcs_server", "raylet", "dashboard_agent", "runtime_env_agent")):
+            with contextlib.suppress(OSError):
+                lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                shown += [f"\n  {path.name}: {line[:_LOG_WIDTH]}" for line in lines[-_LOG_LINES:]]
+    return "".join(shown)
+
+
+def _log_message(data: Mapping[str, list[str]], **options: bool) -> None:
+    """Log a message of Ray; the errors of this library name lost workers."""
+    logger.info("%s", Lines("\n".join(data.get("lines", []))))
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else "unknown"

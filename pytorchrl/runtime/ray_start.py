@@ -1,0 +1,83 @@
+"""Start a Ray instance on this machine that other users and other machines cannot reach.
+
+Ray has no options for this, so `ray.init` runs with a few of Ray's functions replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from pytorchrl.runtime.ray_processes import without_unused_processes
+
+LOOPBACK = "127.0.0.1"
+_PRIVATE = 0o077
+# Environment variable with the umask of the driver, to which workers return: files that an environment writes have the
+# usual permissions, unlike the files of Ray's own processes.
+_UMASK = "PYTORCHRL_UMASK"
+
+
+@contextlib.contextmanager
+def private_start(ray: ModuleType) -> Iterator[None]:
+    """Let the `ray.init` of the block start only what a run uses, with private files, and listen on the loopback only.
+
+    Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible for all users, so these
+    folders rely on the permissions of the enclosing directory. Without the replaced function, `ray.init` would replace
+    a loopback address by the address at which other machines reach this machine.
+
+    Args:
+        ray: The module `ray`. Versions of Ray without one of the replaced functions are not changed.
+    """
+    make_private(token_path())
+    before = os.umask(_PRIVATE)
+    os.environ[_UMASK] = str(before)
+    try:
+        with without_handlers_of(ray), without_unused_processes(ray), \
+                replaced(getattr(ray._private, "services", None), "resolve_ip_for_localhost", lambda host: host):
+            yield
+    finally:
+        os.umask(before)
+        del os.environ[_UMASK]
+
+
+def restore_umask() -> None:
+    """Set the umask of the driver in a worker of a Ray instance that `private_start` has started."""
+    if _UMASK in os.environ:
+        os.umask(int(os.environ[_UMASK]))
+
+
+def token_path() -> Path:
+    """Return the file in which Ray keeps the token that authenticates all calls of this user."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def make_private(path: Path) -> None:
+    """Remove the permissions of other users for a file of this user; Ray's token file was readable for everybody."""
+    with contextlib.suppress(OSError):  # the file does not exist yet, or belongs to another user
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & _PRIVATE:
+            path.chmod(mode & ~_PRIVATE)
+
+
+@contextlib.contextmanager
+def without_handlers_of(ray: ModuleType) -> Iterator[None]:
+    """Prevent Ray from installing SIGTERM handlers when it starts; they would change the process's exit code."""
+    with replaced(ray._private.utils, "set_sigterm_handler", lambda handler: None):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(module: ModuleType | None, name: str, function: Callable[..., object]) -> Iterator[None]:
+    """Replace a function of a module within the block; a module without the function is not changed."""
+    found = getattr(module, name, None)
+    if found is not None:
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        if found is not None:
+            setattr(module, name, found)

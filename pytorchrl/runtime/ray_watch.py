@@ -1,0 +1,111 @@
+"""Watch the processes of a local Ray instance: Ray notices the loss of its own parts after a minute, or never.
+
+Ray's parts are the GCS (the directory of all workers), the raylet (which starts workers and has the object store) and
+the agents of the raylet. A part that has ended is an error. A part that was stopped (SIGSTOP) is continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+# Name of a process, which Linux cuts after 15 bytes -> name of the part.
+_PARTS = {"gcs_server": "GCS", "raylet": "raylet", "ray::DashboardA": "dashboard agent",
+          "ray::RuntimeEnv": "runtime environment agent", "log_monitor": "log monitor"}
+_INTERVAL_S = 0.5
+# A part that is stopped for this number of checks in a row is continued. The first checks do not count, so that Ctrl-Z
+# and `fg`, which stop and continue all processes at about the same time, have no effect.
+_MAX_STOPPED = 4
+
+
+def parts_of(parent: int) -> dict[int, str]:
+    """Return a map from process id to name, for Ray's parts among the descendants of a process."""
+    found = dict[int, str]()
+    for child in _children(parent):
+        with contextlib.suppress(OSError):  # the process has ended
+            name = _PARTS.get(Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip())
+            if name is not None:
+                found |= {child: name, **(parts_of(child) if name == "raylet" else {})}
+    return found
+
+
+def _children(parent: int) -> list[int]:
+    found = list[int]()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                text = Path(f"/proc/{parent}/task/{thread}/children").read_text(encoding="ascii")
+                found += map(int, text.split())
+    return found
+
+
+class Watch:
+    """A thread that watches the parts of the Ray instance that this process has started (Linux only).
+
+    Args:
+        on_lost: Function that receives a sentence about a part that has ended. It is called at most once.
+
+    Attributes:
+        problem: The sentence; "" while all parts run.
+    """
+
+    def __init__(self, on_lost: Callable[[str], None]) -> None:
+        self.problem = ""
+        self._on_lost = on_lost
+        self._files: dict[int, tuple[int, str]] = {}  # descriptor of a process -> its id and the name of the part
+        self._stopped: dict[int, int] = {}
+        self._woken, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="ray-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        os.close(self._wake)
+        self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        try:
+            while not self.problem:
+                # The agents start a little later than the raylet.
+                known = {pid for pid, _ in self._files.values()}
+                for pid, name in parts_of(os.getpid()).items():
+                    if pid not in known:
+                        with contextlib.suppress(OSError):
+                            file = os.pidfd_open(pid)
+                            self._files[file] = pid, name
+                            poll.register(file, select.POLLIN)
+                for file, _ in poll.poll(1000 * _INTERVAL_S):
+                    if file == self._woken:
+                        return
+                    self._lose(*self._files[file])
+                for pid, name in self._files.values():
+                    self._continue(pid, name)
+        finally:
+            for file in (self._woken, *self._files):
+                os.close(file)
+
+    def _lose(self, pid: int, name: str) -> None:
+        if not self.problem:
+            self.problem = (f"Ray's {name} (process {pid}) has ended unexpectedly, so the workers cannot continue; "
+                            "memory may have run out, or the process was killed")
+            self._on_lost(self.problem)
+
+    def _continue(self, pid: int, name: str) -> None:
+        """Continue a part that has been stopped for several checks in a row."""
+        with contextlib.suppress(OSError):  # the part has ended
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            self._stopped[pid] = self._stopped.get(pid, 0) + 1 if fields[0] == "T" else 0
+            if self._stopped[pid] >= _MAX_STOPPED:
+                os.kill(pid, signal.SIGCONT)
+                logger.warning("Ray's %s (process %d) was stopped (SIGSTOP); it was continued", name, pid)
