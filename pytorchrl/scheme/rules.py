@@ -60,11 +60,16 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
         problems += [f"{name}={value} is for replay workers; give num_replay_workers, or leave it out"
                      for name, value in for_storage.items() if value is not None]
     if settings is not None:
-        placement = Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray)
-        problems += [rule.text(settings) for rule in RULES if rule.is_broken(settings)] + placement.problems()
+        problems += problems_of(settings)
     raise_all(problems)
     assert settings is not None
     return settings
+
+
+def problems_of(settings: Settings) -> list[str]:
+    """Return a message for each contradiction between settings."""
+    placement = Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray)
+    return [rule.text(settings) for rule in RULES if rule.is_broken(settings)] + placement.problems()
 
 
 def warnings_of(settings: Settings) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,17 +14,19 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, ReplayError, StoppedError
+from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.runtime import Runtime, ThreadRuntime, make_runtime
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.architectures import Architectures
+from pytorchrl.scheme.base.worker import check_timeout
+from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
 from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.precisions import decide_precisions
-from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
+from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
 from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, Simulated, known_keywords
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
-
-_CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-# A resumed run may change these settings, and all settings that a replayed run may change.
-_FREE_TO_RESUME = {"faults", "on_worker_failure"}
 
 
 @brief_errors_of("__init__", "from_factory", "start", "resume")
@@ -261,6 +258,21 @@ class Scheme(Architectures):
             raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: "
                               f"{deadlock}") from deadlock
 
+    def resize(self, *, num_col_workers: int | tuple[int, ...]) -> None:
+        """Change the number of collection workers of each gradient worker between two rounds or polls of collection.
+
+        Workers with the largest indices leave: they first deliver the rollouts that were requested from them. New
+        workers start like replacements of lost workers, with new seeds and the newest weights. No step is lost.
+
+        Raises:
+            ConfigError: The number is invalid, collection is central, or the run is recorded or replayed.
+            InsufficientResourcesError: The machines lack resources that the new workers request.
+        """
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped; its number of workers cannot change")
+        self.nested = resize(self.nested, self.agent, num_col_workers, self._worker, self._runtime)
+        self.settings["num_col_workers"] = self.nested.flat()["num_col_workers"]
+
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
         """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
 
@@ -278,15 +290,10 @@ class Scheme(Architectures):
             ConfigError: The timeout is not a positive number, or the run is recorded or replayed.
             Exception: The error that ended a worker or thread.
         """
-        self._check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if self._worker is not None and self._final is None:
             self._worker.drain(timeout_s)
         return self.ledger()
-
-    @staticmethod
-    def _check_timeout(timeout_s: object) -> None:
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
 
     def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
@@ -310,21 +317,21 @@ class Scheme(Architectures):
             StoppedError: The scheme was stopped.
             Exception: The error that ended a worker or thread.
         """
-        self._check_timeout(timeout_s)
+        check_timeout(timeout_s)
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; make checkpoints before stop()")
         worker = self.update_worker
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
-        return {"format": _CHECKPOINT_FORMAT, "settings": as_json(self.settings),
+        return {"format": CHECKPOINT_FORMAT, "settings": as_json(self.settings),
                 "agent": describe(self.agent.as_dict()), "mixed_precision": self.agent.precisions,
                 "part": self._num_checkpoints, "state": state}
 
     def resume(self, checkpoint: StateDict) -> None:
         """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
 
-        If no seed was given to this scheme, it uses the seed of the checkpoint. Placement, resources, faults and
-        evaluation may differ from those of the saved run.
+        If no seed was given to this scheme, it uses the seed of the checkpoint. Placement, resources, faults,
+        evaluation and `num_col_workers` may differ from those of the saved run.
 
         Raises:
             CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
@@ -334,17 +341,10 @@ class Scheme(Architectures):
             raise ConfigError("only a scheme that has not been started can resume; build a new one")
         if self.nested.recording.record is not None or self._replay is not None:
             raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")
-        if checkpoint.get("format") != _CHECKPOINT_FORMAT:
-            raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
-                                  f"expected {_CHECKPOINT_FORMAT!r}")
+        self.agent = check_resume(checkpoint, self.settings, self.agent, any_seed=self._has_drawn_seed)
         if self._has_drawn_seed:
             self.seed = self.settings["seed"] = checkpoint["settings"]["seed"]
-        own = self.agent.with_precisions(checkpoint.get("mixed_precision", {}))
-        agent = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
-        problems = differences(checkpoint["settings"], self.settings, checkpoint["agent"], agent, _FREE_TO_RESUME)
-        if problems:
-            raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings")
-        self.agent, self._checkpoint = own, checkpoint
+        self._checkpoint = checkpoint
 
     @property
     def _seed_after_checkpoint(self) -> int:
