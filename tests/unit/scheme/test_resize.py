@@ -1,0 +1,483 @@
+"""Tests of `Scheme.resize`: the number of collection workers changes under load, and no step or lag is miscounted."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pytorchrl import (
+    ASYNC,
+    DQN,
+    PARALLEL,
+    PPO,
+    SYNC,
+    GAEBuffer,
+    Learner,
+    OnPolicyActor,
+    QActor,
+    ReplayBuffer,
+    Scheme,
+    VecEnv,
+)
+from pytorchrl.agent.algorithms.dqn import ladder_epsilon
+from pytorchrl.agent.synthetic import SyntheticEnvs, SyntheticStorage, synthetic_agent
+from pytorchrl.callbacks import Callback
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import CheckpointError, ConfigError, StoppedError
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
+from tests.unit.scheme.checkpointed import AGENTS, differences, go_on, through_a_file
+
+NUMBERS = (8, 3)
+REMOTE = {
+    f"{'async' if col is ASYNC else 'sync'}, {grads} {'async' if grad is ASYNC else 'sync'}":
+        {"col_communication": col, "num_grad_workers": grads, "grad_communication": grad}
+    for col in (SYNC, ASYNC) for grads in (1, 2) for grad in (SYNC, ASYNC)}
+CASES = {
+    **{name: settings | ({"queue_size": 2} if settings["col_communication"] is ASYNC else {})
+       for name, settings in REMOTE.items()},
+    "on demand": {"col_communication": ASYNC, "max_policy_lag": 8, "on_policy_lag": "wait"},
+    "train batches": {"col_communication": ASYNC, "train_batch_size": 20, "num_passes": 2, "minibatch_buffer_size": 2},
+    "oldest dropped": {"col_communication": ASYNC, "queue_size": 1, "queue_policy": "drop_oldest"},
+    "delayed weights": {"col_communication": ASYNC, "queue_size": 2, "max_weight_sync_delay": 10},
+    "central inference": {"col_communication": ASYNC, "inference": "central", "queue_size": 2},
+    "rounds": {"train_batch_size": 40},
+    "preemption": {"col_fraction_workers": 0.5},
+    "ranks": {"num_grad_workers": 2, "distribute_gradients": True},
+    "rapid": {"num_grad_workers": 2, "distribute_gradients": True, "col_communication": ASYNC, "queue_size": 2},
+    "shards": {"col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8},
+    "shards, central inference": {"col_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8,
+                                  "inference": "central"},
+}
+
+
+class Account:
+    """An account of all env steps and weights that does not use the ledger, versions or messages.
+
+    Attributes:
+        made: Numbers of all steps that environments have taken.
+        used: Numbers of all steps that learners have received.
+        lags: The number of updates between the weights that collected a rollout and those at its first use, for each
+            rollout, counted in the parameters themselves (each update adds 1).
+    """
+
+    def __init__(self, monkeypatch):
+        self.made, self.used, self.lags = [], [], []
+        acted, learners = {}, []
+        step, insert, collect, add = (SyntheticEnvs.step, SyntheticStorage.insert_data_slice, CWorker.collect,
+                                      WorkerStats.add_rollout)
+
+        def stepping(envs, action):
+            result = step(envs, action)
+            self.made.extend(result.reward.tolist())
+            return result
+
+        def inserting(storage, rollouts):
+            for rollout in rollouts:
+                self.used.extend(np.asarray(rollout.reward).reshape(-1).tolist())
+            insert(storage, rollouts)
+
+        @functools.wraps(collect)
+        def collecting(worker, weights=None):
+            rollout = collect(worker, weights)
+            acted[rollout.worker, rollout.incarnation, rollout.sequence, worker.index_parent] = int(worker.algo.count)
+            return rollout
+
+        def adding(stats, header, version_queued, version_used):
+            for parent, learner in enumerate(learners):
+                key = (header.worker, header.incarnation, header.sequence, parent)
+                if key in acted and stats is learner.stats:
+                    self.lags.append(int(learner.algo.count) - acted[key])
+            add(stats, header, version_queued, version_used)
+
+        self.learners = learners
+        monkeypatch.setattr(SyntheticEnvs, "step", stepping)
+        monkeypatch.setattr(SyntheticStorage, "insert_data_slice", inserting)
+        monkeypatch.setattr(CWorker, "collect", collecting)
+        monkeypatch.setattr(WorkerStats, "add_rollout", adding)
+
+    def watch(self, scheme):
+        """Observe the learners of a scheme."""
+        root = scheme.update_worker
+        self.learners[:] = [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]
+
+
+@pytest.fixture
+def account(monkeypatch):
+    """Return an `Account`."""
+    return Account(monkeypatch)
+
+
+@pytest.fixture
+def make():
+    """Return a function that makes simulated schemes of the synthetic agent; all are stopped after the test."""
+    schemes = []
+
+    def make_(size=4, **settings):
+        capacity = 400 if "num_replay_workers" in settings else None
+        agent = synthetic_agent(size=size, num_epochs=1 if capacity else 2, num_mini_batch=2, capacity=capacity)
+        schemes.append(Scheme(*agent, **{"seed": 1, "runtime": "simulated", "num_col_workers": 2} | settings))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        scheme.stop()
+
+
+def costs(rng):
+    return {name: ("exponential", 10 ** rng.uniform(-3, -1)) for name in ("step", "message", "grad", "update", "add",
+                                                                          "sample")}
+
+
+def num_workers(scheme):
+    """Return the number of collection workers of each gradient worker."""
+    root = scheme.update_worker
+    grad_workers = [handle.native.worker for handle in root.remote_workers] or [root.local_worker]
+    return [len(worker.remote_workers) for worker in grad_workers]
+
+
+def step_until(scheme, numbers, check, most=1500):
+    """Make updates until the gradient workers have these numbers of collection workers, and a few more."""
+    for _ in range(most):
+        scheme.step()
+        check(scheme)
+        if num_workers(scheme) == numbers:
+            break
+    assert num_workers(scheme) == numbers
+    for _ in range(5):
+        scheme.step()
+        check(scheme)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 12))])
+@pytest.mark.parametrize("case", CASES)
+def test_no_step_is_lost_or_used_twice(make, account, check_ledger, case, seed):
+    rng = random.Random(f"{case} {seed}")
+    scheme = make(schedule_seed=seed, costs=costs(rng), **CASES[case])
+    scheme.start()
+    account.watch(scheme)
+    grads = CASES[case].get("num_grad_workers", 1)
+    for number in (*NUMBERS, *rng.sample(range(1, 7), 2)):
+        for _ in range(rng.randint(1, 6)):
+            scheme.step()
+        scheme.resize(num_col_workers=number)
+        step_until(scheme, [number] * grads, check_ledger)
+        assert scheme.settings["num_col_workers"] == number
+    scheme.drain()
+    assert scheme.ledger()["collected"] == len(account.made)
+    final = scheme.stop()
+    assert check_ledger(scheme) == final
+    assert final["collected"] == len(account.made) == len(set(account.made))
+    too_old = {"policy_lag"} & {name.removeprefix("max_") for name in CASES[case]}
+    assert {reason for reason, steps in final["dropped"].items() if steps} <= {"shutdown", "queue_full"} | too_old
+    if "num_passes" not in CASES[case]:
+        assert max(Counter(account.used).values()) == 1
+    assert set(account.used) <= set(account.made)
+    if "num_replay_workers" not in CASES[case]:
+        assert len(set(account.used)) >= final["consumed_unique"] > 0
+
+
+@pytest.mark.parametrize("case", [name for name, settings in CASES.items() if not settings.keys() & {
+    "inference", "num_replay_workers", "distribute_gradients"}])
+def test_lags_are_exact(make, account, check_ledger, case):
+    scheme = make(costs=costs(random.Random(case)), **CASES[case])
+    scheme.start()
+    account.watch(scheme)
+    for number in NUMBERS:
+        scheme.resize(num_col_workers=number)
+        step_until(scheme, [number] * CASES[case].get("num_grad_workers", 1), check_ledger)
+    for _ in range(80):
+        scheme.step()
+    lags, measured = account.lags, scheme.metrics()["policy_lag"]
+    assert len(lags) > 20
+    assert measured["max"] == max(lags)
+    assert CASES[case].get("col_communication") is ASYNC or max(lags) == 0
+    if CASES[case].get("num_grad_workers", 1) == 1:
+        assert measured["mean"] == pytest.approx(sum(lags) / len(lags))
+
+
+@pytest.mark.parametrize("case", ["async, 1 sync", "sync, 1 sync", "async, 2 async", "central inference", "shards"])
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_may_be_lost_during_a_resize(make, account, check_ledger, caplog, case, seed):
+    scheme = make(schedule_seed=seed, costs=costs(random.Random(seed)), faults="kill col.* p=0.02", **CASES[case])
+    for number in (*NUMBERS, 6, 2):
+        scheme.resize(num_col_workers=number)
+        step_until(scheme, [number] * CASES[case].get("num_grad_workers", 1), check_ledger)
+    assert "has been killed" in caplog.text
+    ledger = scheme.drain()
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    final = scheme.stop()
+    assert check_ledger(scheme) == final
+    assert final["collected"] <= len(account.made)
+    assert max(Counter(account.used).values()) == 1
+
+
+@pytest.mark.parametrize("case", ["async, 1 sync", "sync, 1 async", "async, 2 async", "ranks"])
+def test_resize_on_threads(make_scheme, check_ledger, recorder, case):
+    scheme = make_scheme(recorder.env_fn, storage=recorder.storage, num_col_workers=2, **CASES[case])
+    recorder.made.clear()
+    for number in NUMBERS:
+        scheme.step()
+        scheme.resize(num_col_workers=number)
+        step_until(scheme, [number] * CASES[case].get("num_grad_workers", 1), check_ledger)
+    final = scheme.stop()
+    assert final["collected"] == len(recorder.made) == len(set(recorder.made))
+    assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
+    inserted = Counter(recorder.inserted)
+    assert max(inserted.values()) == 1
+    assert inserted.keys() <= set(recorder.made)
+
+
+def test_an_index_that_comes_back_has_new_random_numbers(make_scheme, all_collectors):
+    """The third worker leaves twice and comes back twice; it never has the seeds of another worker."""
+    def seeds(scheme):
+        return {(handle.native.worker.index_worker, handle.native.worker.incarnation):
+                (tuple(handle.native.worker.envs.seeds), handle.native.worker.algo.generator.initial_seed())
+                for _, handle in all_collectors(scheme)}
+
+    def run():
+        scheme, found = make_scheme(num_col_workers=3), {}
+        for number in (3, 2, 3, 2, 3):
+            scheme.resize(num_col_workers=number)
+            step_until(scheme, [number], lambda scheme: None)
+            found |= seeds(scheme)
+        scheme.stop()
+        return found
+
+    found = run()
+    assert set(found) == {(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)}
+    assert len({number for numbers, _ in found.values() for number in numbers}) == 2 * len(found)
+    assert len({seed for _, seed in found.values()}) == len(found)
+    assert run() == found
+
+
+def test_a_new_worker_has_the_present_weights_and_moments(make_scheme, all_collectors):
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
+                                         normalize_obs=True)
+    scheme = make_scheme(envs=envs, actor=actor, num_col_workers=2, algo=PPO.create_factory(
+        num_epochs=1, num_mini_batch=1, lr=1e-2))
+    for _ in range(5):
+        scheme.step()
+    before = scheme.acting_state()
+    scheme.resize(num_col_workers=4)
+    scheme.step()
+    for _, handle in all_collectors(scheme)[2:]:
+        worker = handle.native.worker
+        assert worker.version == 5
+        for name, value in worker.algo.acting_state().items():
+            assert (value == before[name]).all()
+    assert scheme.metrics()["policy_lag"]["max"] == 0
+
+
+def test_exploration_follows_the_number(make_scheme, all_collectors):
+    envs = VecEnv.create_factory("CartPole-v1", None, 2)
+    actor = QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,))
+    scheme = Scheme(DQN.create_factory(epsilon_per_worker=True, start_steps=8, mini_batch_size=4), actor,
+                    ReplayBuffer.create_factory(100, rollout_size=4), envs, num_col_workers=2, num_grad_workers=2,
+                    runtime="threads", seed=1)
+    try:
+        for numbers in ((3, 1), (1, 4), 2):
+            scheme.resize(num_col_workers=numbers)
+            total = sum(numbers) if isinstance(numbers, tuple) else 2 * numbers
+            for _ in range(20):
+                scheme.step()
+            scheme.drain()
+            used = [handle.native.worker.algo._ladder_epsilon for _, handle in all_collectors(scheme)]
+            assert used == [ladder_epsilon(place, total) for place in range(total)]
+    finally:
+        scheme.stop()
+
+
+def test_batches_follow_the_number(make_scheme):
+    scheme = make_scheme(num_col_workers=2, algo=PPO.create_factory(num_epochs=1, mini_batch_size=16))
+    sizes = []
+    for number in (2, 4, 1):
+        scheme.resize(num_col_workers=number)
+        before, updates = scheme.ledger()["consumed_unique"], scheme.version
+        go_on(scheme, 1)
+        sizes.append((scheme.ledger()["consumed_unique"] - before, scheme.version - updates))
+    assert sizes == [(32, 2), (64, 4), (16, 1)]
+
+
+def test_rounds_that_were_requested_ahead(make_scheme, check_ledger):
+    scheme = make_scheme(algo=PPO.create_factory(num_epochs=1, num_mini_batch=1, advantage_normalization="none"),
+                         runtime="simulated", num_col_workers=2, train_batch_size=96, microbatch_size=16, prefetch=1)
+    for number in (2, *NUMBERS, 5):
+        scheme.resize(num_col_workers=number)
+        step_until(scheme, [number], check_ledger)
+    final = scheme.stop()
+    assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
+
+
+def test_a_tuple_has_one_number_for_each_gradient_worker(make):
+    scheme = make(num_grad_workers=2)
+    scheme.step()
+    scheme.resize(num_col_workers=(3, 1))
+    step_until(scheme, [3, 1], lambda scheme: None)
+    assert scheme.settings["num_col_workers"] == [3, 1]
+    with pytest.raises(ConfigError, match="num_col_workers has 3 numbers for 2 gradient workers"):
+        scheme.resize(num_col_workers=(1, 2, 3))
+
+
+def test_a_replaced_gradient_worker_has_the_new_number(make, check_ledger):
+    scheme = make(num_grad_workers=2, faults="kill grad.1 @ grad 30")
+    scheme.resize(num_col_workers=4)
+    step_until(scheme, [4, 4], check_ledger)
+    scheme.resize(num_col_workers=3)
+    for _ in range(60):
+        scheme.step()
+    assert scheme.metrics()["workers_restarted"] == 1
+    assert num_workers(scheme) == [3, 3]
+
+
+def test_resize_before_the_start_and_after_the_end(make):
+    scheme = make()
+    scheme.resize(num_col_workers=5)
+    scheme.step()
+    assert num_workers(scheme) == [5]
+    scheme.stop()
+    with pytest.raises(StoppedError, match="number of workers cannot change"):
+        scheme.resize(num_col_workers=2)
+
+
+def test_one_remote_worker_can_become_several(make):
+    scheme = make(num_col_workers=1, col_execution=PARALLEL)
+    for number in (1, 3, 1):
+        scheme.resize(num_col_workers=number)
+        step_until(scheme, [number], lambda scheme: None)
+
+
+@pytest.mark.parametrize(("settings", "number", "text"), [
+    ({"num_col_workers": 1}, 4, "collection is central.*col_execution='Parallel'"),
+    ({"num_col_workers": 1, "col_communication": ASYNC}, 4, "collection is central"),
+    ({}, 0, "num_col_workers must be"), ({}, True, "num_col_workers must be"), ({}, 2.5, "num_col_workers must be"),
+    ({"inference": "central", "inference_batch": 2, "col_communication": ASYNC}, 1, "inference_batch must not exceed"),
+])
+def test_numbers_that_make_no_sense_are_refused(make, settings, number, text):
+    scheme = make(**settings)
+    scheme.step()
+    before = scheme.settings["num_col_workers"]
+    with pytest.raises(ConfigError, match=text):
+        scheme.resize(num_col_workers=number)
+    assert scheme.settings["num_col_workers"] == before
+    scheme.step()
+
+
+def test_too_few_workers_for_the_batches_are_refused(make_scheme):
+    scheme = make_scheme(num_col_workers=3, num_envs=1, size=4, algo=PPO.create_factory(num_mini_batch=12))
+    with pytest.raises(ConfigError, match="num_mini_batch must not exceed the batch: batch 8 = 2 collection workers"):
+        scheme.resize(num_col_workers=2)
+
+
+def test_a_recorded_run_cannot_be_resized(make, tmp_path):
+    scheme = make(col_communication=ASYNC, record=str(tmp_path / "run.jsonl"))
+    scheme.step()
+    with pytest.raises(ConfigError, match="recorded or replayed cannot change.*leave record and replay out"):
+        scheme.resize(num_col_workers=3)
+
+
+def test_a_gradient_worker_of_central_collection_refuses_a_number(make):
+    with pytest.raises(ConfigError, match="collection is central"):
+        make(num_col_workers=1).update_worker.local_worker.resize(2)
+
+
+def test_a_callback_can_resize(make_scheme):
+    class Grow(Callback):
+        def on_step(self, learner, info):
+            if learner.updates == 4:
+                learner.scheme.resize(num_col_workers=4)
+
+    scheme = make_scheme(num_col_workers=2)
+    learner = Learner(scheme, target_steps=600, callbacks=[Grow()], progress=False)
+    learner.train()
+    assert len(scheme.metrics()["by_worker"]) == 1 + 4
+    learner.stop()
+
+
+# Resuming
+
+RESUMED = {"2 collectors": {}, "2 of each": {"num_grad_workers": 2},
+           "ranks": {"num_grad_workers": 2, "distribute_gradients": True}}
+
+
+@pytest.fixture
+def make_agent():
+    """Return a function that makes schemes from an agent's name and settings; all are stopped after the test."""
+    schemes = []
+
+    def make_(agent, **settings):
+        schemes.append(Scheme(*AGENTS[agent](), **{"runtime": "threads", "seed": 1} | settings))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        scheme.stop()
+
+
+@pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
+@pytest.mark.parametrize("agent", ["ppo, normalised", "dqn, prioritised", "r2d2"])
+def test_a_run_resumes_bit_for_bit_after_a_resize(make_agent, check_ledger, agent, settings):
+    """The last resize takes effect with the checkpoint, and a later one brings back a worker that had left."""
+    straight = make_agent(agent, num_col_workers=3, **settings)
+    straight.start(target_steps=900)
+    for number in (2, 3, 2, 4, 3):
+        straight.resize(num_col_workers=number)
+        if number != 3 or straight.version < 8:
+            go_on(straight, 4)
+    checkpoint = through_a_file(straight.checkpoint())
+    resumed = make_agent(agent, num_col_workers=3, **settings)
+    resumed.resume(checkpoint)
+    resumed.start(target_steps=900)
+    np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
+    for scheme in (straight, resumed):
+        scheme.resize(num_col_workers=4)
+    np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
+    assert differences(straight.checkpoint(), resumed.checkpoint()) == []
+    assert check_ledger(resumed) == check_ledger(straight)
+    assert resumed.stop() == straight.stop()
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("case", ["sync, 1 sync", "sync, 2 sync", "async, 1 async", "async, 2 async", "shards", "ranks",
+                                  "central inference"])
+def test_a_run_resumes_with_another_number(make, account, check_ledger, case, number):
+    first = make(num_col_workers=3, **CASES[case])
+    for _ in range(9):
+        first.step()
+    checkpoint = through_a_file(first.checkpoint())
+    first.stop()
+    made = list(account.made)
+    second = make(num_col_workers=number, col_execution=PARALLEL, **CASES[case])
+    second.resume(checkpoint)
+    second.start()
+    assert num_workers(second) == [number] * CASES[case].get("num_grad_workers", 1)
+    assert check_ledger(second)["collected"] == checkpoint_collected(checkpoint)
+    before = len(made)
+    for _ in range(9):
+        second.step()
+        check_ledger(second)
+    final = second.stop()
+    assert check_ledger(second) == final
+    assert final["collected"] == checkpoint_collected(checkpoint) + len(account.made) - before
+
+
+def checkpoint_collected(checkpoint):
+    """Return the number of steps that the ledgers in a checkpoint count as collected."""
+    return sum(worker["ledger"]["collected"] for worker in checkpoint["state"]["workers"])
+
+
+def test_a_central_run_does_not_resume_with_remote_workers(make):
+    first, second = make(num_col_workers=1), make(num_col_workers=3)
+    first.step()
+    with pytest.raises(CheckpointError, match=r"col_execution was 'Central', now it is 'Parallel'; use its settings"):
+        second.resume(through_a_file(first.checkpoint()))
+
+
+def test_resume_with_one_worker_says_what_to_do(make):
+    first, second = make(num_col_workers=3), make(num_col_workers=1)
+    first.step()
+    with pytest.raises(CheckpointError, match="col_execution='Parallel' continues a run with remote"):
+        second.resume(through_a_file(first.checkpoint()))
