@@ -86,8 +86,9 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
     num_grad_workers = settings.gradients.num_grad_workers
     before, after = (sum(each.collection.numbers(num_grad_workers)) for each in (settings, changed))
     if isinstance(settings.runtime, Ray) and settings.runtime.placement == "colocate" and after > before:
-        raise ConfigError(f"placement='colocate' reserves the resources of {before} collection workers at the start, "
-                          f"got {after}; start with the largest number, or leave placement out")
+        raise ConfigError("placement='colocate' reserves resources at the start, so the number of collection workers "
+                          f"can only become smaller: it is {before} in total, got {after}; start with the largest "
+                          "number, or leave placement out")
     raise_all(problems_of(changed))
     agent.workers(changed.gradients, changed.collection).check()
     check_parts(agent, changed)

@@ -15,19 +15,19 @@ from pytorchrl import (
     PARALLEL,
     PPO,
     SYNC,
-    GAEBuffer,
     Learner,
     OnPolicyActor,
     QActor,
     ReplayBuffer,
     Scheme,
     VecEnv,
+    train,
 )
 from pytorchrl.agent.algorithms.dqn import ladder_epsilon
 from pytorchrl.agent.synthetic import SyntheticEnvs, SyntheticStorage, synthetic_agent
 from pytorchrl.callbacks import Callback
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import CheckpointError, ConfigError, StoppedError
+from pytorchrl.errors import CheckpointError, ConfigError, InsufficientResourcesError, StoppedError
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from tests.unit.scheme.checkpointed import AGENTS, differences, go_on, through_a_file
@@ -373,10 +373,32 @@ def test_too_few_workers_for_the_batches_are_refused(make_scheme):
         scheme.resize(num_col_workers=2)
 
 
+def test_colocated_workers_cannot_become_more(make):
+    scheme = make(runtime="ray", placement="colocate", num_grad_workers=2, num_col_workers=3)
+    scheme.resize(num_col_workers=2)
+    with pytest.raises(ConfigError, match="can only become smaller: it is 4 in total, got 6"):
+        scheme.resize(num_col_workers=3)
+
+
+def test_missing_resources_leave_everything_as_it_is(make, monkeypatch):
+    scheme = make()
+    scheme.step()
+
+    def fit(requests):
+        assert [(name, count) for name, count, _ in requests] == [("collection workers", 3)]
+        raise InsufficientResourcesError("too few CPUs")
+    monkeypatch.setattr(scheme.runtime, "fit_resources", fit)
+    with pytest.raises(InsufficientResourcesError, match="too few CPUs"):
+        scheme.resize(num_col_workers=5)
+    scheme.resize(num_col_workers=1)
+    assert scheme.settings["num_col_workers"] == 1
+    step_until(scheme, [1], lambda scheme: None)
+
+
 def test_a_recorded_run_cannot_be_resized(make, tmp_path):
     scheme = make(col_communication=ASYNC, record=str(tmp_path / "run.jsonl"))
     scheme.step()
-    with pytest.raises(ConfigError, match="recorded or replayed cannot change.*leave record and replay out"):
+    with pytest.raises(ConfigError, match=r"recorded or replayed cannot change.*leave record and replay out"):
         scheme.resize(num_col_workers=3)
 
 
@@ -467,6 +489,17 @@ def test_a_run_resumes_with_another_number(make, account, check_ledger, case, nu
 def checkpoint_collected(checkpoint):
     """Return the number of steps that the ledgers in a checkpoint count as collected."""
     return sum(worker["ledger"]["collected"] for worker in checkpoint["state"]["workers"])
+
+
+def test_a_learner_resumes_with_another_number(tmp_path):
+    def run(number, target_steps):
+        return train("ppo", "CartPole-v1", seed=1, num_envs=2, num_steps=16, num_col_workers=number, runtime="threads",
+                     checkpoint_every=100, resume=True, progress=False, target_steps=target_steps,
+                     log_dir=str(tmp_path / "run"), num_mini_batch=2).summary
+
+    assert run(2, 300)["ledger"]["collected"] == 320
+    ledger = run(3, 600)["ledger"]
+    assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()) == 320 + 3 * 96
 
 
 def test_a_central_run_does_not_resume_with_remote_workers(make):
