@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.base.levels import raise_all
+from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
 from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.recording.record import differences
@@ -50,7 +51,7 @@ def check_resume(checkpoint: StateDict, settings: Mapping[str, object], agent: A
     problems = differences(saved, settings, checkpoint["agent"], parts,
                            _FREE_TO_RESUME | ({"seed"} if any_seed else set()))
     if problems:
-        hint = _EXECUTION if saved.get("col_execution") != settings["col_execution"] else ""
+        hint = _EXECUTION if (saved.get("col_execution"), settings["col_execution"]) == (PARALLEL, CENTRAL) else ""
         raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings{hint}")
     return own
 

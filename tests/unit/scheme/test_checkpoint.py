@@ -178,7 +178,7 @@ def test_another_agent_is_refused_with_all_differences(make):
     go_on(scheme, 3)
     checkpoint = scheme.checkpoint()
     with pytest.raises(CheckpointError,
-                       match=r"num_col_workers was 1, now it is 2.*algo_factory: class was PPO, now it is A2C"):
+                       match=r"col_execution was 'Central', now it is 'Parallel'.*algo_factory: class was PPO, now it is A2C"):
         make("a2c, continuous", num_col_workers=2).resume(checkpoint)
 
 
