@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
@@ -19,7 +19,6 @@ from pytorchrl.scheme.settings import Ray, Settings
 if TYPE_CHECKING:
     from pytorchrl.runtime import Runtime
     from pytorchrl.scheme.updates.u_worker import UWorker
-    from pytorchrl.untyped import StateDict
 
 CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
 # A resumed run may change these settings, and all settings that a replayed run may change.
@@ -27,7 +26,7 @@ _FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers"})
 _EXECUTION = "; col_execution='Parallel' continues a run with remote collection workers with a single one"
 
 
-def check_resume(checkpoint: StateDict, settings: Mapping[str, object], agent: AgentParts, *,
+def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
                  any_seed: bool) -> AgentParts:
     """Return the agent that resumes from a checkpoint, with the precisions of the saved run.
 
@@ -45,10 +44,10 @@ def check_resume(checkpoint: StateDict, settings: Mapping[str, object], agent: A
     if checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
                               f"expected {CHECKPOINT_FORMAT!r}")
-    own = agent.with_precisions(checkpoint.get("mixed_precision", {}))
+    own = agent.with_precisions(cast("Mapping[str, bool]", checkpoint.get("mixed_precision", {})))
     parts = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
-    saved = checkpoint["settings"]
-    problems = differences(saved, settings, checkpoint["agent"], parts,
+    saved = cast("Mapping[str, object]", checkpoint["settings"])
+    problems = differences(saved, settings, cast("Mapping[str, Mapping[str, str]]", checkpoint["agent"]), parts,
                            _FREE_TO_RESUME | ({"seed"} if any_seed else set()))
     if problems:
         hint = _EXECUTION if (saved.get("col_execution"), settings["col_execution"]) == (PARALLEL, CENTRAL) else ""

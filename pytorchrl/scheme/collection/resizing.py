@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytorchrl.scheme.ledger import DropReason, Ledger
 
 if TYPE_CHECKING:
     from pytorchrl.runtime import Handle
     from pytorchrl.scheme.collection.c_worker import CWorker
-    from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
     from pytorchrl.scheme.collection.protocols import ElasticStrategy
+    from pytorchrl.scheme.collection.recipe import CWorkerRecipe
     from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
     from pytorchrl.scheme.supervision.supervisor import Supervisor
     from pytorchrl.scheme.transport.messages import Rollout
@@ -35,6 +35,24 @@ class _Request(NamedTuple):
     resources: Mapping[str, float] | None
 
 
+class ElasticSet(Protocol):
+    """A set of collection workers whose number may change; see `CWorkerSet`."""
+
+    index_parent: int
+
+    def remote_workers(self) -> list[Handle[CWorker]]:
+        """Return the list of the handles of the workers, which changes with `follow`."""
+
+    def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
+        """Return the recipe of the set with another number of workers."""
+
+    def close_from(self, place: int) -> list[Closed]:
+        """Close the workers from index `place` of `remote_workers()` on."""
+
+    def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
+        """Start or kill workers until their number is that of `recipe_for(num_col_workers)`."""
+
+
 class Resizing:
     """The requested changes of the number of collection workers, which the thread that collects applies.
 
@@ -45,7 +63,7 @@ class Resizing:
         plan: Function that adapts the sizes of batches to a new number of workers.
     """
 
-    def __init__(self, workers: CWorkerSet, strategy: ElasticStrategy, supervisor: Supervisor,
+    def __init__(self, workers: ElasticSet, strategy: ElasticStrategy, supervisor: Supervisor,
                  plan: Callable[[int], object]) -> None:
         self._workers, self._strategy, self._supervisor, self._plan = workers, strategy, supervisor, plan
         self._requests: deque[_Request] = deque()

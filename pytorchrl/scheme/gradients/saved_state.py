@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pytorchrl.scheme.ledger import LedgerSnapshot
-
 if TYPE_CHECKING:
-    from pytorchrl.scheme.gradients.g_worker import GWorker
-    from pytorchrl.untyped import StateDict
+    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+    from pytorchrl.scheme.ledger import Ledger
+    from pytorchrl.scheme.replay.shards import Shards
+    from pytorchrl.scheme.transport.encoder import Encoder
 
 
-def state_of(worker: GWorker) -> StateDict:
+class Saved(Protocol):
+    """The parts of a gradient worker that a checkpoint contains; see `GWorker`."""
+
+    ledger: Ledger
+    storage: Storage
+    shards: Shards | None
+    encoder: Encoder
+    col_workers: CWorkerSet
+
+
+def state_of(worker: Saved) -> dict[str, object]:
     """Return a drained worker's state: replay data, ledger, remainders of the gradient codec, and incarnations.
 
     Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
@@ -24,14 +35,3 @@ def state_of(worker: GWorker) -> StateDict:
     return {"ledger": asdict(worker.ledger.snapshot()), "storage": worker.storage.state_dict(), "shards": shards,
             "remainders": {place: torch.from_numpy(array.copy()) for place, array in worker.encoder.kept.items()},
             "incarnations": worker.col_workers.incarnations}
-
-
-def load_state(worker: GWorker, state: StateDict) -> None:
-    """Load a result of `state_of`, before anything is collected. The number of collection workers may differ."""
-    worker.ledger.restore(LedgerSnapshot(**state["ledger"]))
-    worker.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
-    worker.storage.load_state_dict(state["storage"])
-    if worker.shards is not None:
-        worker.shards.restore(state["shards"])
-    worker.batch_source.restored()
-    worker.col_workers.restore_incarnations(state.get("incarnations", ()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from pytorchrl import (
@@ -14,135 +12,30 @@ from pytorchrl import (
     DQN,
     PARALLEL,
     PPO,
-    SYNC,
     Learner,
     OnPolicyActor,
     QActor,
     ReplayBuffer,
     Scheme,
     VecEnv,
-    train,
 )
 from pytorchrl.agent.algorithms.dqn import ladder_epsilon
-from pytorchrl.agent.synthetic import SyntheticEnvs, SyntheticStorage, synthetic_agent
 from pytorchrl.callbacks import Callback
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import CheckpointError, ConfigError, InsufficientResourcesError, StoppedError
-from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.worker_stats import WorkerStats
-from tests.unit.scheme.checkpointed import AGENTS, differences, go_on, through_a_file
-
-NUMBERS = (8, 3)
-REMOTE = {
-    f"{'async' if col is ASYNC else 'sync'}, {grads} {'async' if grad is ASYNC else 'sync'}":
-        {"col_communication": col, "num_grad_workers": grads, "grad_communication": grad}
-    for col in (SYNC, ASYNC) for grads in (1, 2) for grad in (SYNC, ASYNC)}
-CASES = {
-    **{name: settings | ({"queue_size": 2} if settings["col_communication"] is ASYNC else {})
-       for name, settings in REMOTE.items()},
-    "on demand": {"col_communication": ASYNC, "max_policy_lag": 8, "on_policy_lag": "wait"},
-    "train batches": {"col_communication": ASYNC, "train_batch_size": 20, "num_passes": 2, "minibatch_buffer_size": 2},
-    "oldest dropped": {"col_communication": ASYNC, "queue_size": 1, "queue_policy": "drop_oldest"},
-    "delayed weights": {"col_communication": ASYNC, "queue_size": 2, "max_weight_sync_delay": 10},
-    "central inference": {"col_communication": ASYNC, "inference": "central", "queue_size": 2},
-    "central inference, one by one": {"col_communication": ASYNC, "inference": "central", "inference_batch": 1,
-                                      "queue_size": 2},
-    "rounds": {"train_batch_size": 40},
-    "preemption": {"col_fraction_workers": 0.5},
-    "ranks": {"num_grad_workers": 2, "distribute_gradients": True},
-    "rapid": {"num_grad_workers": 2, "distribute_gradients": True, "col_communication": ASYNC, "queue_size": 2},
-    "shards": {"col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8},
-    "shards, central inference": {"col_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8,
-                                  "inference": "central"},
-}
-
-
-class Account:
-    """An account of all env steps and weights that does not use the ledger, versions or messages.
-
-    Attributes:
-        made: Numbers of all steps that environments have taken.
-        used: Numbers of all steps that learners have received.
-        lags: The number of updates between the weights that collected a rollout and those at its first use, for each
-            rollout, counted in the parameters themselves (each update adds 1).
-    """
-
-    def __init__(self, monkeypatch):
-        self.made, self.used, self.lags = [], [], []
-        acted, learners = {}, []
-        step, insert, collect, add = (SyntheticEnvs.step, SyntheticStorage.insert_data_slice, CWorker.collect,
-                                      WorkerStats.add_rollout)
-
-        def stepping(envs, action):
-            result = step(envs, action)
-            self.made.extend(result.reward.tolist())
-            return result
-
-        def inserting(storage, rollouts):
-            for rollout in rollouts:
-                self.used.extend(np.asarray(rollout.reward).reshape(-1).tolist())
-            insert(storage, rollouts)
-
-        @functools.wraps(collect)
-        def collecting(worker, weights=None):
-            rollout = collect(worker, weights)
-            acted[rollout.worker, rollout.incarnation, rollout.sequence, worker.index_parent] = int(worker.algo.count)
-            return rollout
-
-        def adding(stats, header, version_queued, version_used):
-            for parent, learner in enumerate(learners):
-                key = (header.worker, header.incarnation, header.sequence, parent)
-                if key in acted and stats is learner.stats:
-                    self.lags.append(int(learner.algo.count) - acted[key])
-            add(stats, header, version_queued, version_used)
-
-        self.learners = learners
-        monkeypatch.setattr(SyntheticEnvs, "step", stepping)
-        monkeypatch.setattr(SyntheticStorage, "insert_data_slice", inserting)
-        monkeypatch.setattr(CWorker, "collect", collecting)
-        monkeypatch.setattr(WorkerStats, "add_rollout", adding)
-
-    def collectors(self, start):
-        """Return the indices of the collection workers that have taken the steps from `made[start]` on."""
-        return {number >> 40 & 0xFFF for number in self.made[start:]}
-
-    def watch(self, scheme):
-        """Observe the learners of a scheme."""
-        root = scheme.update_worker
-        self.learners[:] = [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]
-
-
-@pytest.fixture
-def account(monkeypatch):
-    """Return an `Account`."""
-    return Account(monkeypatch)
-
-
-@pytest.fixture
-def make():
-    """Return a function that makes simulated schemes of the synthetic agent; all are stopped after the test."""
-    schemes = []
-
-    def make_(size=4, **settings):
-        capacity = 400 if "num_replay_workers" in settings else None
-        agent = synthetic_agent(size=size, num_epochs=1 if capacity else 2, num_mini_batch=2, capacity=capacity)
-        schemes.append(Scheme(*agent, **{"seed": 1, "runtime": "simulated", "num_col_workers": 2} | settings))
-        return schemes[-1]
-    yield make_
-    for scheme in schemes:
-        scheme.stop()
+from pytorchrl.errors import ConfigError, InsufficientResourcesError, StoppedError
+from tests.unit.scheme.checkpointed import go_on
+from tests.unit.scheme.resizing import (  # noqa: F401 - fixtures
+    CASES,
+    NUMBERS,
+    account_fixture,
+    make_fixture,
+    num_workers,
+)
 
 
 def costs(rng):
     return {name: ("exponential", 10 ** rng.uniform(-3, -1)) for name in ("step", "message", "grad", "update", "add",
                                                                           "sample")}
-
-
-def num_workers(scheme):
-    """Return the number of collection workers of each gradient worker."""
-    root = scheme.update_worker
-    grad_workers = [handle.native.worker for handle in root.remote_workers] or [root.local_worker]
-    return [len(worker.remote_workers) for worker in grad_workers]
 
 
 def step_until(scheme, numbers, check, most=1500):
@@ -446,99 +339,3 @@ def test_a_callback_can_resize(make_scheme):
     learner.train()
     assert len(scheme.metrics()["by_worker"]) == 1 + 4
     learner.stop()
-
-
-# Resuming
-
-RESUMED = {"2 collectors": {}, "2 of each": {"num_grad_workers": 2},
-           "ranks": {"num_grad_workers": 2, "distribute_gradients": True}}
-
-
-@pytest.fixture
-def make_agent():
-    """Return a function that makes schemes from an agent's name and settings; all are stopped after the test."""
-    schemes = []
-
-    def make_(agent, **settings):
-        schemes.append(Scheme(*AGENTS[agent](), **{"runtime": "threads", "seed": 1} | settings))
-        return schemes[-1]
-    yield make_
-    for scheme in schemes:
-        scheme.stop()
-
-
-@pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
-@pytest.mark.parametrize("agent", ["ppo, normalised", "dqn, prioritised", "r2d2"])
-def test_a_run_resumes_bit_for_bit_after_a_resize(make_agent, check_ledger, agent, settings):
-    """The last resize takes effect with the checkpoint, and a later one brings back a worker that had left."""
-    straight = make_agent(agent, num_col_workers=3, **settings)
-    straight.start(target_steps=900)
-    for number in (2, 3, 4, 2):
-        straight.resize(num_col_workers=number)
-        go_on(straight, 4)
-    straight.resize(num_col_workers=3)
-    checkpoint = through_a_file(straight.checkpoint())
-    resumed = make_agent(agent, num_col_workers=3, **settings)
-    resumed.resume(checkpoint)
-    resumed.start(target_steps=900)
-    np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
-    for scheme in (straight, resumed):
-        scheme.resize(num_col_workers=4)
-    np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
-    assert differences(straight.checkpoint(), resumed.checkpoint()) == []
-    assert check_ledger(resumed) == check_ledger(straight)
-    assert resumed.stop() == straight.stop()
-
-
-@pytest.mark.parametrize("number", [1, 2, 5])
-@pytest.mark.parametrize("case", ["sync, 1 sync", "sync, 2 sync", "async, 1 async", "async, 2 async", "shards", "ranks",
-                                  "central inference"])
-def test_a_run_resumes_with_another_number(make, account, check_ledger, case, number):
-    first = make(num_col_workers=3, **CASES[case])
-    for _ in range(9):
-        first.step()
-    checkpoint = through_a_file(first.checkpoint())
-    first.stop()
-    made = list(account.made)
-    second = make(num_col_workers=number, col_execution=PARALLEL, **CASES[case])
-    second.resume(checkpoint)
-    second.start()
-    assert num_workers(second) == [number] * CASES[case].get("num_grad_workers", 1)
-    assert check_ledger(second)["collected"] == checkpoint_collected(checkpoint)
-    before = len(made)
-    for _ in range(9):
-        second.step()
-        check_ledger(second)
-    final = second.stop()
-    assert check_ledger(second) == final
-    assert final["collected"] == checkpoint_collected(checkpoint) + len(account.made) - before
-
-
-def checkpoint_collected(checkpoint):
-    """Return the number of steps that the ledgers in a checkpoint count as collected."""
-    return sum(worker["ledger"]["collected"] for worker in checkpoint["state"]["workers"])
-
-
-def test_a_learner_resumes_with_another_number(tmp_path):
-    def run(number, target_steps):
-        return train("ppo", "CartPole-v1", seed=1, num_envs=2, num_steps=16, num_col_workers=number, runtime="threads",
-                     checkpoint_every=100, resume=True, progress=False, target_steps=target_steps,
-                     log_dir=str(tmp_path / "run"), num_mini_batch=2).summary
-
-    assert run(2, 300)["ledger"]["collected"] == 320
-    ledger = run(3, 600)["ledger"]
-    assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()) == 320 + 3 * 96
-
-
-def test_a_central_run_does_not_resume_with_remote_workers(make):
-    first, second = make(num_col_workers=1), make(num_col_workers=3)
-    first.step()
-    with pytest.raises(CheckpointError, match=r"col_execution was 'Central', now it is 'Parallel'; use its settings"):
-        second.resume(through_a_file(first.checkpoint()))
-
-
-def test_resume_with_one_worker_says_what_to_do(make):
-    first, second = make(num_col_workers=3), make(num_col_workers=1)
-    first.step()
-    with pytest.raises(CheckpointError, match="col_execution='Parallel' continues a run with remote"):
-        second.resume(through_a_file(first.checkpoint()))
