@@ -160,7 +160,6 @@ class CentralInference:
             stream = self._add(place, answer)
             if stream.is_full:
                 self._deliver(stream, deliver)
-                self._let_go()
             self._act_if_enough_wait()
 
     def _start_workers(self) -> None:
