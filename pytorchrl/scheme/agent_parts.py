@@ -71,6 +71,12 @@ class AgentParts:
             shards = RWorkerSetFactory(collection, self.algo_factory, self.actor_factory, self.storage_factory)
         return GWorkerSetFactory(gradients, collection, self.collectors(collection), shards)
 
+    def evaluator(self, seed: int, num_threads: int | None) -> dict[str, object]:
+        """Return the arguments of the worker that evaluates this agent; `num_threads` are its threads of torch."""
+        parts = {name: part for name, part in self.as_dict().items()
+                 if name in ("algo_factory", "actor_factory", "test_envs_factory")}
+        return {"index_worker": 1, **parts, "seed": seed, "num_threads": num_threads}
+
 
 def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
     """Check that the parts of an agent fit together and match the settings.

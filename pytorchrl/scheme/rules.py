@@ -6,7 +6,6 @@ error or warning. Rules within one level are in the `Options` classes of the lev
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
@@ -61,11 +60,16 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
         problems += [f"{name}={value} is for replay workers; give num_replay_workers, or leave it out"
                      for name, value in for_storage.items() if value is not None]
     if settings is not None:
-        placement = Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray)
-        problems += [rule.text(settings) for rule in RULES if rule.is_broken(settings)] + placement.problems()
+        problems += problems_of(settings)
     raise_all(problems)
     assert settings is not None
     return settings
+
+
+def problems_of(settings: Settings) -> list[str]:
+    """Return a message for each contradiction between settings."""
+    placement = Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray)
+    return [rule.text(settings) for rule in RULES if rule.is_broken(settings)] + placement.problems()
 
 
 def warnings_of(settings: Settings) -> list[str]:
@@ -199,9 +203,3 @@ def check_scheme(scheme: T) -> T:
     if not hasattr(scheme, "settings"):
         raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
     return scheme
-
-
-def check_timeout(timeout_s: object) -> None:
-    """Raise `ConfigError` unless `timeout_s` is a positive, finite number of seconds."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-        raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")

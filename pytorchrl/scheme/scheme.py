@@ -15,22 +15,23 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, ReplayError, StoppedError
+from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.exits import raise_exit
 from pytorchrl.runtime import Runtime, make_runtime
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.architectures import Architectures
+from pytorchrl.scheme.base.worker import check_timeout
 from pytorchrl.scheme.dropped import stop_if_dropped
+from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
 from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.precisions import decide_precisions
-from pytorchrl.scheme.recording.earlier_versions import differences_from
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
-from pytorchrl.scheme.rules import check_timeout, checked_settings, warnings_of
+from pytorchrl.scheme.rules import checked_settings, warnings_of
 from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, known_keywords
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
 
-_CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-
 
 @brief_errors_of("__init__", "from_factory", "start", "resume")
 class Scheme(Architectures):
@@ -59,8 +58,7 @@ class Scheme(Architectures):
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
     (`from_factory`). A kind is a class with the options of one variant of a level. All forms build the same tree. An
-    option has the same name in every form; its default, range and help text are in the `Options` class that declares
-    it, and on the documentation page "Options".
+    option has the same name in every form; the documentation page "Options" shows its default, range and help text.
 
     Args:
         algo_factory: Factory of the algorithm, e.g. `PPO.create_factory(...)`.
@@ -257,8 +255,24 @@ class Scheme(Architectures):
         except DeadlockError as deadlock:
             if self._replay is None:
                 raise
-            raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: "
-                              f"{deadlock}") from deadlock
+            text = f"the replayed run does not follow its record {self._replay.path!r}: {deadlock}"
+            raise ReplayError(text) from deadlock
+
+    @in_turn("_turn")
+    def resize(self, *, num_col_workers: int | tuple[int, ...]) -> None:
+        """Change the number of collection workers of each gradient worker between two rounds or polls of collection.
+
+        Workers with the largest indices leave: they first deliver the rollouts that were requested from them. New
+        workers start like replacements of lost workers, with new seeds and the newest weights. No step is lost.
+
+        Raises:
+            ConfigError: The number is invalid, collection is central, or the run is recorded or replayed.
+            InsufficientResourcesError: The machines lack resources that the new workers request.
+        """
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped; its number of workers cannot change")
+        self.nested = resize(self.nested, self.agent, num_col_workers, self._worker, self._runtime)
+        self.settings["num_col_workers"] = self.nested.flat()["num_col_workers"]
 
     @in_turn("_turn")
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
@@ -290,8 +304,7 @@ class Scheme(Architectures):
         The tree is drained first. Afterwards, this scheme and a scheme that resumes from the checkpoint continue in the
         same way: environments start new episodes, and all random numbers come from new seeds, which derive from the
         experiment's seed and the number of checkpoints. The state of environments, random generators and processes is
-        therefore not saved. With synchronous collection and gradients on a CPU, the results of both schemes are
-        bit-for-bit identical.
+        therefore not saved. With synchronous collection and gradients on a CPU, both continue identically, bit for bit.
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.
@@ -312,15 +325,15 @@ class Scheme(Architectures):
         worker = self.update_worker
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
-        return {"format": _CHECKPOINT_FORMAT, "settings": as_json(self.settings),
+        return {"format": CHECKPOINT_FORMAT, "settings": as_json(self.settings),
                 "agent": describe(self.agent.as_dict()), "mixed_precision": self.agent.precisions,
                 "part": self._num_checkpoints, "state": state}
 
     def resume(self, checkpoint: StateDict) -> None:
         """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
 
-        If no seed was given to this scheme, it uses the seed of the checkpoint. Placement, resources, faults and
-        evaluation may differ from those of the saved run.
+        If no seed was given to this scheme, it uses that of the checkpoint. Placement, resources, faults, evaluation
+        and `num_col_workers` may differ.
 
         Raises:
             CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
@@ -328,18 +341,10 @@ class Scheme(Architectures):
         """
         if self._worker is not None or self._final is not None:
             raise ConfigError("only a scheme that has not been started can resume; build a new one")
-        if self.nested.recording.record is not None or self._replay is not None:
-            raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")
-        if checkpoint.get("format") != _CHECKPOINT_FORMAT:
-            raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
-                                  f"expected {_CHECKPOINT_FORMAT!r}; use the version that wrote it")
+        self.agent = check_resume(checkpoint, self.settings, self.agent, any_seed=self._has_drawn_seed)
         if self._has_drawn_seed:
             self.seed = self.settings["seed"] = checkpoint["settings"]["seed"]
-        own = self.agent.with_precisions(checkpoint.get("mixed_precision", {}))
-        agent = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
-        if problems := differences_from(checkpoint["settings"], self.settings, checkpoint["agent"], agent):
-            raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings")
-        self.agent, self._checkpoint = own, checkpoint
+        self._checkpoint = checkpoint
 
     @property
     def _seed_after_checkpoint(self) -> int:
@@ -372,8 +377,7 @@ class Scheme(Architectures):
             self._finalizer.detach()
         if self._runtime is not None:
             self._runtime.close()
-            self._runtime = None
-        self.evaluations = None
+        self._runtime = self.evaluations = None
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
@@ -431,12 +435,10 @@ class Scheme(Architectures):
         if self.evaluations is None:
             assert self._runtime is not None
             remote = self.has_remote_workers
-            parameters = {"index_worker": 1, "algo_factory": self.agent.algo_factory,
-                          "actor_factory": self.agent.actor_factory,
-                          "test_envs_factory": self.agent.test_envs_factory, "seed": self.seed,
-                          "num_threads": self.nested.process.num_threads if remote else None}
-            self.evaluations = Evaluations(self._runtime if remote else self._runtime.in_process(), parameters,
-                                           retries=self.nested.supervision.on_worker_failure != "raise")
+            self.evaluations = Evaluations(
+                self._runtime if remote else self._runtime.in_process(),
+                self.agent.evaluator(self.seed, self.nested.process.num_threads if remote else None),
+                retries=self.nested.supervision.on_worker_failure != "raise")
         self.evaluations.start(weights, num_episodes, timeout_s)
 
     def poll_evaluation(self) -> Evaluation | None:

@@ -108,3 +108,29 @@ def stop_in_balance():
         assert seconds <= 10
         return ledger
     return stop
+
+
+def resize_under_load(scheme, directory):
+    """Change the number of collection workers from 2 to 8 to 3, and check the ledger against files of environments.
+
+    Args:
+        scheme: A scheme with central gradients and 2 collection workers, whose environments are `FiledEnv`s.
+        directory: The directory of the environments' files.
+    """
+    for number in (8, 3):
+        for _ in range(6):
+            scheme.step()
+        scheme.resize(num_col_workers=number)
+        deadline = time.monotonic() + 60
+        while len(scheme.update_worker.local_worker.remote_workers) != number and time.monotonic() < deadline:
+            scheme.step()
+        for _ in range(12):
+            ledger = scheme.step() and scheme.ledger()
+            assert ledger["collected"] == ledger["in_flight"] + ledger["queued"] + ledger["consumed_unique"] + sum(
+                ledger["dropped"].values())
+        assert len(scheme.update_worker.local_worker.remote_workers) == scheme.metrics()["workers"] == number
+    if scheme.settings["col_communication"] == "synchronous":
+        assert scheme.metrics()["policy_lag"]["max"] == 0
+    final = scheme.stop()
+    assert final["collected"] == sum(file.stat().st_size for file in directory.iterdir())
+    assert final["collected"] == final["consumed_unique"] + final["dropped"]["shutdown"]

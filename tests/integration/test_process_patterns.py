@@ -15,13 +15,13 @@ import time
 import pytest
 import torch
 
-from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import EnvError, StartError, WorkerLostError
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from tests.conftest import result_of
-from tests.integration.conftest import child_processes
+from tests.integration.conftest import child_processes, resize_under_load
 from tests.integration.test_ray_patterns import PATTERNS, FiledEnv, FixedPath
 
 pytestmark = pytest.mark.timeout(120)
@@ -295,3 +295,13 @@ def test_the_command_line_trains_with_processes(run_forked, fork_server, tmp_pat
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_size > 0
     assert sys.platform == "linux"
+
+
+@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+def test_the_number_of_collection_workers_changes_under_load(make_scheme, tmp_path, col_communication):
+    more = {"queue_size": 2} if col_communication is ASYNC else {}
+    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, num_col_workers=2,
+                         col_communication=col_communication, **more)
+    for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
+        file.unlink()
+    resize_under_load(scheme, tmp_path)

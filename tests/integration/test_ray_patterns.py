@@ -19,6 +19,7 @@ from pytorchrl.errors import EnvError, InsufficientResourcesError, WorkerLostErr
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from tests.conftest import RAY_CPUS
+from tests.integration.conftest import resize_under_load
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 
@@ -302,3 +303,11 @@ def test_resources_that_the_cluster_lacks(make_scheme, resources, message):
     with pytest.raises(InsufficientResourcesError, match=message):
         scheme.start()
     assert time.monotonic() - start < 10
+
+
+def test_the_number_of_collection_workers_changes_under_load(make_scheme, tmp_path):
+    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, num_col_workers=2, col_communication=ASYNC,
+                         queue_size=2, col_worker_resources={"num_cpus": 0})
+    for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
+        file.unlink()
+    resize_under_load(scheme, tmp_path)

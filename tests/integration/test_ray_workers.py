@@ -45,7 +45,7 @@ def make_steps(scheme, count):
 
 @pytest.mark.parametrize(("way", "error", "text"), [
     ("SystemExit", EnvError, r"env 0: step raised after \d+ steps.*SystemExit: 3; an environment must not call"),
-    ("KeyboardInterrupt", WorkerError, r"GWorker 0/CWorker \d raised KeyboardInterrupt\(\), which would end this program"),
+    ("KeyboardInterrupt", WorkerError, r"GWorker 0/CWorker \d raised KeyboardInterrupt\(\), which would end"),
 ])
 def test_an_environment_that_ends_the_program_is_an_error(make_scheme, way, error, text):
     scheme = make_scheme(Ending, {"way": way}, num_envs=1, num_col_workers=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 from enum import Enum
 from typing import NoReturn
 
@@ -67,6 +68,12 @@ def check_count(name: str, value: object, low: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(f"{name} must be a whole number >= {low}, got {value!r}")
     return value
+
+
+def check_timeout(value: object) -> None:
+    """Raise `ConfigError` unless `value` is a positive, finite number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigError(f"timeout_s must be a number of seconds > 0, got {value!r}")
 
 
 _LARGEST_BLOCK = 2**25 - 2**13

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar, cast
 
 from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
@@ -58,7 +58,7 @@ class WorkerSet(Generic[W]):
         first_incarnation: First incarnation of each remote worker; the number increases with each replacement.
 
     Attributes:
-        worker_class, worker_params, remote_config, num_workers: As given.
+        worker_class, worker_params, remote_config, num_workers: As given; `resize` changes the latter two.
     """
 
     kind: ClassVar[str] = "workers"
@@ -75,7 +75,9 @@ class WorkerSet(Generic[W]):
         self._runtime = runtime
         self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
-        self._first_index, self._incarnations = first_index, [first_incarnation] * num_workers
+        self._first_index, self._first_incarnation = first_index, first_incarnation
+        # Incarnation of the latest worker at each place, including places that `resize` has removed.
+        self._incarnations = [first_incarnation] * num_workers
         self._links_s: list[float] = []  # seconds per byte of each remote worker's link; empty until measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
@@ -83,6 +85,15 @@ class WorkerSet(Generic[W]):
     def incarnation(self, place: int) -> int:
         """Return the incarnation of the worker at index `place` of `remote_workers()`."""
         return self._incarnations[place]
+
+    @property
+    def incarnations(self) -> list[int]:
+        """Incarnation of the latest worker at each place, including places that `resize` has removed."""
+        return list(self._incarnations)
+
+    def restore_incarnations(self, saved: Sequence[int]) -> None:
+        """Continue to count from the `incarnations` of an earlier run."""
+        self._incarnations = [*saved, *self._incarnations[len(saved):]]
 
     def _start(self, place: int) -> Handle[W]:
         index = self._first_index + place
@@ -100,12 +111,35 @@ class WorkerSet(Generic[W]):
         # Reuse the lost worker's link speed, because links are measured only at startup, while all workers are idle.
         self._send_link(place)
 
+    def resize(self, num_workers: int, resources: Mapping[str, float] | None = None) -> None:
+        """Start or kill remote workers until there are `num_workers`; workers with the largest indices are killed.
+
+        If an index was in use before, its worker is the next incarnation, so no random numbers repeat.
+
+        Args:
+            num_workers: New number of remote workers.
+            resources: Resources of each worker that starts from now on; None: as before.
+        """
+        if resources is not None:
+            self.remote_config = dict(resources)
+        for handle in self._remote[num_workers:]:
+            self._runtime.kill(handle)
+        del self._remote[num_workers:]
+        for place in range(len(self._remote), num_workers):
+            if place < len(self._incarnations):
+                self._incarnations[place] += 1
+            else:
+                self._incarnations.append(self._first_incarnation)
+            self._remote.append(self._start(place))
+            self._send_link(place)
+        self.num_workers = num_workers
+
     def local_worker(self) -> W:
         """Return worker 0, an object of this process."""
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Return the list of the handles of workers 1..N. When a worker is replaced, its entry in the list changes."""
+        """Return the list of the handles of workers 1..N, which changes with each replacement and with `resize`."""
         return self._remote
 
     def wait_ready(self) -> None:
@@ -132,8 +166,9 @@ class WorkerSet(Generic[W]):
                 self._send_link(place)
 
     def _send_link(self, place: int) -> None:
-        if self._links_s:
-            self._remote[place].submit(self.worker_class.set_link, self._links_s[place])
+        if self._links_s:  # the link of a worker that started later counts as an average link
+            known = self._links_s[place:place + 1] or self._links_s
+            self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 
     def kill_remote(self) -> None:
         """Kill all remote workers."""

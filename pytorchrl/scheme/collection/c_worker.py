@@ -244,17 +244,27 @@ class CWorker(Worker):
         watch.add("environment", stepping_s)
         return episodes, not storage.full
 
-    def reseed(self, seed: int) -> None:
+    def take_place(self, index: int, num_collectors: int) -> None:
+        """Act as worker `index` of all `num_collectors` collection workers of the tree; see `Algorithm.take_place`."""
+        self.algo.take_place(index, num_collectors)
+
+    def reseed(self, seed: int, incarnation: int | None = None) -> None:
         """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
         The parameters and collected data do not change. Resetting the environments would not be enough, because they
         may keep state across episodes.
+
+        Args:
+            seed: The seed.
+            incarnation: New incarnation of this worker, which a resumed run continues to count; None: no change.
         """
+        if incarnation is not None:
+            self.incarnation = self._builder.incarnation = incarnation
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
             self._envs_restarted += self.envs.num_restarts
             self.envs.close()
-            self.envs = self._make_envs(seed=seed)
+            self.envs = self._make_envs(seed=seed, incarnation=self.incarnation)
         self._reset_pending = True
         self._builder.restart()
 

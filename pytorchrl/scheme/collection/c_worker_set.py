@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytorchrl.agent.options import Factory
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # Time limit, in seconds, within which workers must build new environments.
 _RESEED_TIMEOUT_S = 60.0
+# Time limit, in seconds, within which workers that leave must close their environments.
+_LEAVE_TIMEOUT_S = 5.0
 
 
 class CWorkerSet(WorkerSet[CWorker]):
@@ -52,6 +55,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         journal: Journal of the gradient worker, which the local worker shares.
 
     Attributes:
+        index_parent: As given.
+        is_parallel: Whether the workers are remote, so that their number may change.
         inference: The actor of central inference, and builders of rollouts; None without central inference.
     """
 
@@ -69,7 +74,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         runtime, options = runtime or ThreadRuntime(), factory.options
         parallel = check_execution("col", col_execution, options.num_workers) is PARALLEL
         asynchronous = Communication(col_communication) is ASYNC
-        self.runtime = runtime if parallel else runtime.in_process()
+        self.runtime, self.index_parent = runtime if parallel else runtime.in_process(), index_parent
+        self.is_parallel = parallel
         params = {"recipe": factory, "index_parent": index_parent, "runtime": self.runtime}
         is_central = options.infers_centrally and parallel and asynchronous
         has_twin = asynchronous and not parallel
@@ -112,11 +118,37 @@ class CWorkerSet(WorkerSet[CWorker]):
         made = sum(steps for steps, _ in counts) if len(counts) == 1 + len(outcomes) else None
         return made, sum(undelivered for _, undelivered in counts)
 
+    def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
+        """Return the recipe of the set with another number of collection workers of each gradient worker."""
+        recipe: CWorkerRecipe = self.worker_params["recipe"]
+        return replace(recipe, options=replace(recipe.options, num_col_workers=num_col_workers))
+
+    def close_from(self, place: int) -> list[tuple[int, int] | None]:
+        """Close the remote workers from index `place` of `remote_workers()` on, which have no requests in flight.
+
+        Returns:
+            The result of `CWorker.close` for each worker; None if a worker did not respond.
+        """
+        calls = [handle.submit(CWorker.close) for handle in self.remote_workers()[place:]]
+        return [outcome.value for outcome in self.runtime.get_all(calls, _LEAVE_TIMEOUT_S)]
+
+    def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
+        """Start or kill remote workers until their number is that of `recipe_for(num_col_workers)`; see `resize`.
+
+        The other workers learn their new places among all collection workers, which may determine how they explore.
+        """
+        recipe = self.recipe_for(num_col_workers)
+        self.worker_params["recipe"], number = recipe, recipe.num_workers_of(self.index_parent)
+        for place, handle in enumerate(self.remote_workers()[:number] if self.inference is None else ()):
+            handle.submit(CWorker.take_place, *recipe.place_of(self.index_parent, 1 + place))
+        self.resize(number, resources)
+
     def reseed_remote(self, seed: int) -> None:
         """Reseed all remote workers that are not lost, and the actor of central inference; see `CWorker.reseed`."""
         if self.inference is not None:
             self.inference.actor.reseed(seed)
-        calls = [handle.submit(CWorker.reseed, seed) for handle in self.remote_workers()]
+        calls = [handle.submit(CWorker.reseed, seed, self.incarnation(place))
+                 for place, handle in enumerate(self.remote_workers())]
         for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S):
             if not isinstance(outcome.error, WorkerLostError):
                 outcome.unwrap()

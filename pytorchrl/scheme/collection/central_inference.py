@@ -21,6 +21,7 @@ from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
 from pytorchrl.scheme.collection.protocols import Deliver
+from pytorchrl.scheme.collection.resizing import Closed, book_closed
 from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
@@ -142,6 +143,8 @@ class CentralInference:
         self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # of workers that are alive
         self._unstarted = list(self._streams)  # workers that have no request and wait for no action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
+        self._num_asked = len(workers)  # workers from this index on are leaving, and receive no further actions
+        self._left: dict[int, _Stream] = {}  # workers that are leaving and have delivered all their steps
         self._is_draining = False
         self._num_batches = self._num_rows = self._lag = 0
         self.delivered_by_lost = 0
@@ -226,10 +229,40 @@ class CentralInference:
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
+        if place >= self._num_asked:
+            return
         self._streams[place] = self._new_stream(place)
         self._unstarted.append(place)
         if not self._is_draining:
             self._start_workers()
+
+    # A changing number of workers
+
+    def release(self, number: int) -> bool:
+        """Let the workers from index `number` on leave; return whether they have delivered all steps."""
+        self._num_asked = number
+        self._let_go()
+        return all(place < number for place in self._streams)
+
+    def _let_go(self) -> None:
+        """Choose no more actions for workers that are leaving and have delivered their rollouts."""
+        busy = {*self._in_flight.owners(), *(place for place, stream in self._streams.items() if stream.has_steps)}
+        for place in [place for place in self._streams if place >= self._num_asked and place not in busy]:
+            self._left[place] = self._streams.pop(place)
+            for places in (self._waiting, self._unstarted):
+                if place in places:
+                    places.remove(place)
+
+    def resized(self, number: int, closed: Sequence[Closed]) -> None:
+        """Forget the workers that have left, and start new workers with the next step; see `ElasticStrategy`."""
+        for place, counts in enumerate(closed, start=number):
+            if place in self._left:
+                stream = self._left.pop(place)
+                self.delivered_by_lost += book_closed(self._ledger, stream.builder.collected_steps, counts)
+        for place in range(number):
+            if place not in self._streams and place not in self._supervisor.gone:
+                self._streams[place] = self._new_stream(place)
+                self._unstarted.append(place)
 
     # Drain and end
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
-from pytorchrl.errors import StoppedError, WorkerLostError
+from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution
@@ -17,6 +18,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.central_inference import CentralInference, Inference
 from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.protocols import CollectionStrategy, Destination, RoundStrategy
+from pytorchrl.scheme.collection.resizing import NOT_ELASTIC, Resizing
 from pytorchrl.scheme.collection.strategies import Barrier, LocalCollection, OnArrival, OnDemand
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
@@ -110,7 +112,7 @@ class CollectorThread(threading.Thread):
         queue: The queue of the destination.
         strategy: The strategy of collection.
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
-        num_workers: Number of remote workers.
+        resizing: The requested changes of the number of remote workers; None: the number is fixed.
         supervisor: The supervisor of the remote workers.
         num_sent_since_broadcast: Number of rollouts received since the last broadcast of weights.
     """
@@ -139,7 +141,6 @@ class CollectorThread(threading.Thread):
             if Communication(col_communication) is ASYNC:
                 collection = _Stream(broadcast_interval=broadcast_interval)
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
-        self.num_workers = len(remote_workers)
         self._runtime = runtime or ThreadRuntime()
         self._closing = self._runtime.make_event() if closing is None else closing
         self._destination = RolloutQueue(self._runtime, self._closing) if destination is None else destination
@@ -162,6 +163,7 @@ class CollectorThread(threading.Thread):
             local_worker, readers, their_runtime, self._watch, broadcast_interval=self.broadcast_interval,
             max_weight_sync_delay=max_delay, compression=compression)
         self.strategy = self._make_strategy(collection)
+        self.resizing: Resizing | None = None
         self.failure: BaseException | None = None
         self._pause_point = PausePoint(self._runtime)
         # Numbers of the latest announced drain and of the latest completed drain. An announcement may arrive after its
@@ -189,6 +191,11 @@ class CollectorThread(threading.Thread):
         return self.strategy if isinstance(self.strategy, LocalCollection | Barrier) else None
 
     @property
+    def num_workers(self) -> int:
+        """Number of remote workers."""
+        return len(self.remote_workers)
+
+    @property
     def stopped(self) -> bool:
         """Whether collection is ending or has ended."""
         return self._closing.is_set()
@@ -206,8 +213,29 @@ class CollectorThread(threading.Thread):
 
     def step(self) -> None:
         """Collect one round, or poll once in asynchronous collection, and pass the rollouts to the destination."""
+        self.apply_resizes()
         self._destination.poll()
-        self.strategy.step(self._destination.put)
+        self.strategy.step(self._put)
+
+    def _put(self, rollouts: list[Rollout]) -> None:
+        self._destination.put(rollouts)
+        if self.resizing is not None:  # `put` may have waited for long
+            self.resizing.begin()
+
+    def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
+        """Request another number of remote workers; see `Resizing.request`.
+
+        Raises:
+            ConfigError: The number is fixed, because the local worker collects.
+        """
+        if self.resizing is None:
+            raise ConfigError(NOT_ELASTIC)
+        self.resizing.request(num_col_workers, resources)
+
+    def apply_resizes(self) -> None:
+        """Change the number of remote workers as requested; see `Resizing.apply`."""
+        if self.resizing is not None and not self.stopped:
+            self.resizing.apply()
 
     def ensure_started(self) -> None:
         """Start the thread, or resume it after a drain."""
@@ -312,6 +340,7 @@ class CollectorThread(threading.Thread):
             raise self.failure
         self.strategy.drain(lambda rollouts: self._destination.put_late(rollouts, deadline), deadline)
         self._destination.end_drain(deadline)
+        self.apply_resizes()
         self._drains = number
 
     def interrupt(self) -> None:

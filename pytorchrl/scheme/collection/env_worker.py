@@ -109,11 +109,11 @@ class EnvWorker(Worker):
     def _num_restarted(self) -> int:
         return self._envs_restarted + self._envs.num_restarts
 
-    def reseed(self, seed: int) -> None:
-        """Replace the environments, as if the worker had just been built with this seed."""
+    def reseed(self, seed: int, incarnation: int) -> None:
+        """Replace the environments, as if this incarnation of the worker had just been built with this seed."""
         self._envs_restarted += self._envs.num_restarts
         self._envs.close()
-        self._envs = self._make_envs(seed=seed)
+        self._envs = self._make_envs(seed=seed, incarnation=incarnation)
         self._reset_pending = True
 
     def interrupt(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pytorchrl.scheme.transport.messages import Rollout
@@ -38,6 +38,24 @@ class CollectionStrategy(Protocol):
 
     def finish(self, timeout_s: float) -> None:
         """Wait for the rollouts in flight, count their steps, and discard them."""
+
+
+class ElasticStrategy(Protocol):
+    """A strategy with remote workers, whose number may change between two calls of `step`.
+
+    Workers leave at the end of the list of workers, and new workers are added there.
+    """
+
+    def release(self, number: int) -> bool:
+        """Make no more requests to workers from index `number` on; return whether they have delivered all rollouts."""
+
+    def resized(self, number: int, closed: Sequence[tuple[int, int] | None]) -> None:
+        """Adapt to the list of workers, which now has `number` workers.
+
+        Args:
+            number: New number of workers.
+            closed: The results of `CWorker.close` of the workers that have left; None if a worker did not respond.
+        """
 
 
 class RoundStrategy(CollectionStrategy, Protocol):

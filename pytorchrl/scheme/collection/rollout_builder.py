@@ -34,6 +34,7 @@ class RolloutBuilder:
 
     Attributes:
         storage: As given.
+        incarnation: Incarnation of the collection worker.
         sequence: Number of rollouts begun so far.
         collected_steps: Number of env steps in all rollouts so far.
         delivered_steps: Number of env steps in the rollouts that `build` has returned.
@@ -42,7 +43,7 @@ class RolloutBuilder:
     def __init__(self, algo: Algorithm, storage: UserPart, place: tuple[int, int, int], now: Callable[[], float], *,
                  encoder: Encoder | None, finds_errors: bool) -> None:
         self.storage, self._algo, self._now, self._encoder = storage, algo, now, encoder
-        self._index_parent, self._index_worker, self._incarnation = place
+        self._index_parent, self._index_worker, self.incarnation = place
         self._finds_errors = finds_errors
         self.sequence = self.collected_steps = self.delivered_steps = 0
         self._running = dict[str, np.ndarray]()  # discounted returns of the environments, for the reward normalizers
@@ -105,7 +106,7 @@ class RolloutBuilder:
             watch.add("store", max(0.0, elapsed_s() - sum(watch.seconds.values())))
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
-            worker=self._index_worker, sequence=self.sequence, incarnation=self._incarnation, episodes=tuple(episodes),
+            worker=self._index_worker, sequence=self.sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings=watch.seconds,
             num_steps=num_steps, size=size, preempted=preempted, sent=sent, traffic=traffic,
             envs_restarted=envs_restarted)

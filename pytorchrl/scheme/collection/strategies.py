@@ -21,6 +21,7 @@ from pytorchrl.errors import CollectionError, ConfigError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.protocols import Deliver
+from pytorchrl.scheme.collection.resizing import Elastic
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -104,7 +105,7 @@ class LocalCollection:
         """Do nothing, because no rollout is in flight between two calls of `step`."""
 
 
-class _RemoteCollection:
+class _RemoteCollection(Elastic):
     """The base class of all strategies with remote workers. It makes requests and handles lost workers.
 
     Args:
@@ -117,7 +118,7 @@ class _RemoteCollection:
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast) -> None:
-        self._workers, self._runtime, self._supervisor = workers, runtime, supervisor
+        self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
         self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including waits for free space
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
@@ -178,7 +179,7 @@ class _RemoteCollection:
 
     def _request_replacement(self, index: int) -> None:
         """Make a request to the replacement of a lost worker, with the newest weights."""
-        if not self._is_draining:
+        if not self._is_draining and index < self._num_asked:
             self._refresh_and_request(index)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
@@ -245,7 +246,7 @@ class Barrier(_RemoteCollection):
                  weights: WeightBroadcast, options: Barrier.Options, timeout_s: float) -> None:
         super().__init__(workers, runtime, supervisor, ledger, weights)
         rollout_size = weights.local_worker.storage.rollout_size
-        self._timeout_s, self._round_size = timeout_s, len(workers) * weights.local_worker.num_envs * rollout_size
+        self._timeout_s, self._rollout_size = timeout_s, weights.local_worker.num_envs * rollout_size
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._num_pending = 0  # rounds that have been requested but not delivered
@@ -254,14 +255,13 @@ class Barrier(_RemoteCollection):
     def request_ahead(self, num_steps: int) -> None:
         """Start enough rounds to collect at least `num_steps` steps; later calls of `collect` return these rounds."""
         self._weights.attach_due()
-        self._request_rounds(-(-num_steps // self._round_size))
+        self._request_rounds(-(-num_steps // (self._num_asked * self._rollout_size)))
 
     def _request_rounds(self, num_rounds: int) -> None:
         for _ in range(num_rounds):
             self._num_pending += 1
-            for index in range(len(self._workers)):
-                if index not in self._supervisor.gone:
-                    self._request(index)
+            for index in self._asked():
+                self._request(index)
 
     def step(self, deliver: Deliver) -> None:
         """Collect one round and deliver it."""
@@ -376,12 +376,12 @@ class OnArrival(_RemoteCollection):
         if not self._is_started:
             self._is_started = True
             for _ in range(self._col_in_flight):
-                for index in range(len(self._workers)):
-                    if index not in self._supervisor.gone:
-                        self._refresh_and_request(index)
+                for index in self._asked():
+                    self._refresh_and_request(index)
         for index, rollout in self._poll():
             self._deliver([rollout], deliver)
-            self._refresh_and_request(index)
+            if index < self._num_asked:
+                self._refresh_and_request(index)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight; see `_RemoteCollection`."""
@@ -389,7 +389,7 @@ class OnArrival(_RemoteCollection):
         self._is_started = False
 
     def _request_replacement(self, index: int) -> None:
-        for _ in range(self._col_in_flight):
+        for _ in range(self._col_in_flight if self._is_started else 0):
             super()._request_replacement(index)
 
 
@@ -435,8 +435,8 @@ class OnDemand(_RemoteCollection):
     def _free(self) -> list[int]:
         """Return the live workers with fewer than `col_in_flight` requests, sorted by their number of requests."""
         counts = Counter(self._in_flight.owners())
-        live = (index for index in range(len(self._workers)) if index not in self._supervisor.gone)
-        return sorted((index for index in live if counts[index] < self._col_in_flight), key=lambda index: counts[index])
+        return sorted((index for index in self._asked() if counts[index] < self._col_in_flight),
+                      key=lambda index: counts[index])
 
     def _request_replacement(self, index: int) -> None:
         """Do nothing, because the next step treats a replacement like any other free worker."""

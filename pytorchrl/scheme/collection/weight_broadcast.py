@@ -112,6 +112,13 @@ class WeightBroadcast:
         """Count the env steps of a rollout that a worker delivered."""
         self._steps[index] += num_env_steps
 
+    def resize(self, number: int) -> None:
+        """Adapt to a new number of workers; new workers receive weights with their first requests."""
+        more = max(0, number - len(self._versions))
+        self._attached = [*self._attached[:number], *[None] * more]
+        self._versions = [*self._versions[:number], *[-1] * more]
+        self._steps = [*self._steps[:number], *[0] * more]
+
     def forget(self, index: int) -> None:
         """Reset the record of a lost worker, so that the replacement receives weights."""
         self._attached[index], self._versions[index], self._steps[index] = None, -1, 0

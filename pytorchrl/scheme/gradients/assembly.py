@@ -11,10 +11,12 @@ import torch
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.collection.central_inference import CentralInference
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.collection.protocols import Destination
+from pytorchrl.scheme.collection.resizing import Elastic, Resizing
 from pytorchrl.scheme.collection.strategies import OnArrival
-from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches
+from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches, plan_passes
 from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource, TrainBatchSource
 from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
@@ -90,6 +92,11 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         runtime=col_runtime, ledger=ledger, compress_weights_to_send=compress_weights_to_send,
         inference=col_workers.inference,
         supervisor=Supervisor(remote, col_workers.replace, col_runtime, supervision, seed=index_worker))
+    strategy = collector.strategy
+    if col_workers.is_parallel and isinstance(strategy, Elastic | CentralInference):
+        collector.resizing = Resizing(
+            col_workers, strategy, collector.supervisor,
+            lambda number: plan_passes(collection, worker, number))
     batches: TrainBatchSource
     if shards is not None:
         batches = ReplaySource(collector, shards, worker, stats)

@@ -46,8 +46,7 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     size = options_of(GradAccumulator.Options, collection).microbatch_size
     is_sync, barrier = isinstance(collection, Barrier.Options), options_of(Barrier.Options, collection)
     storage = worker.storage
-    storage.plan_batches(micro.num_rollouts(
-        storage.rollout_size * worker.num_envs, train, (max(1, num_remote), size) if is_sync else None))
+    plan_passes(collection, worker, num_remote)
     least_steps = round(barrier.fraction_samples * storage.rollout_size)
     if size is None:
         return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
@@ -60,3 +59,15 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     return BatchPlan(
         train_batch_size=train, microbatch_size=size, is_streamed=is_streamed, least_steps=least_steps,
         prefetch=int(can_prefetch) if streamed.prefetch is None else streamed.prefetch)
+
+
+def plan_passes(collection: CollectorThread.Options, worker: CWorker, num_remote: int) -> None:
+    """Prepare the storage for passes over train batches; the arguments are those of `plan_batches`.
+
+    The train batches of synchronous collection depend on the number of workers.
+    """
+    train = options_of(GWorkerOptions, collection).train_batch_size
+    size = options_of(GradAccumulator.Options, collection).microbatch_size
+    is_sync = isinstance(collection, Barrier.Options)
+    worker.storage.plan_batches(micro.num_rollouts(
+        worker.storage.rollout_size * worker.num_envs, train, (max(1, num_remote), size) if is_sync else None))

@@ -83,6 +83,7 @@ class RoundSource:
             StoppedError: Collection was stopped.
             CollectionError: A round took too long.
         """
+        self._collector.apply_resizes()
         batch = self._take_round()
         kept: list[QueuedRollout] = []
         next_check = self._step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -23,6 +23,7 @@ from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.gradient_computer import not_finite
 from pytorchrl.scheme.gradients.kinds import default_collection
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors
+from pytorchrl.scheme.gradients.saved_state import state_of
 from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -370,7 +371,11 @@ class GWorker(Worker):
         """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
         self.local_worker.follow_schedules(env_steps, target_steps)
 
-    # Checkpoints and shutdown
+    # Resizes, checkpoints and shutdown
+
+    def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
+        """Request another number of collection workers of each gradient worker; see `Resizing.request`."""
+        self.collector.resize(num_col_workers, resources)
 
     def announce_drain(self, number: int) -> None:
         """Announce drain `number` (1, 2, ...); a request that waits for data returns without data."""
@@ -400,14 +405,8 @@ class GWorker(Worker):
         return self._incarnation, self.ledger.snapshot()
 
     def state(self) -> StateDict:
-        """Return a drained worker's state for a checkpoint: replay data, ledger, and remainders of the gradient codec.
-
-        Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
-        """
-        # Read the shards before the ledger, because the loss of a shard changes the ledger.
-        shards = None if self.shards is None else self.shards.state()
-        return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
-                "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
+        """Return a drained worker's state for a checkpoint; see `saved_state.state_of`."""
+        return state_of(self)
 
     def restore(self, state: StateDict) -> None:
         """Load a result of `state()`, before anything is collected."""
@@ -417,6 +416,7 @@ class GWorker(Worker):
         if self.shards is not None:
             self.shards.restore(state["shards"])
         self.batch_source.restored()
+        self.col_workers.restore_incarnations(state.get("incarnations", ()))
         self._collected_before = self.ledger.snapshot().collected
 
     def reseed(self, seed: int) -> None:

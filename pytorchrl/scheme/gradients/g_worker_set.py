@@ -118,6 +118,13 @@ class GWorkerSet(WorkerSet[GWorker]):
             local_params={"device": local_device, "collects": not num_remote},
             remote_params={"device": options.grad_device, "num_threads": factory.num_threads})
 
+    def plan_resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
+        """Give gradient workers that start from now on another number of collection workers; see `GWorker.resize`."""
+        factory: CWorkerSetFactory = self.worker_params["col_workers_factory"]
+        self.worker_params["col_workers_factory"] = replace(factory, options=replace(
+            factory.options, num_col_workers=num_col_workers,
+            col_worker_resources=factory.options.col_worker_resources if resources is None else resources))
+
     @classmethod
     @brief_errors
     def create_factory(cls, num_workers: int, col_workers_factory: CWorkerSetFactory,

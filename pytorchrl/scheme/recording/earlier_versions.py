@@ -8,15 +8,16 @@ from pytorchrl.scheme.recording.record import as_json, differences
 from pytorchrl.scheme.settings import default_of_keyword, known_keywords
 
 # A resumed run may change these settings, and all settings that a replayed run may change.
-_FREE_TO_RESUME = {"faults", "on_worker_failure"}
+_FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers"})
 
 
 def differences_from(
     saved: Mapping[str, object], settings: Mapping[str, object], saved_agent: Mapping[str, Mapping[str, str]],
-    agent: Mapping[str, object],
+    agent: Mapping[str, object], *, any_seed: bool,
 ) -> list[str]:
     """Return the differences between the run of a checkpoint and a run that is to continue it; see `differences`."""
-    return differences(_complete(saved), settings, saved_agent, agent, _FREE_TO_RESUME)
+    return differences(
+        _complete(saved), settings, saved_agent, agent, _FREE_TO_RESUME | ({"seed"} if any_seed else set()))
 
 
 def _complete(saved: Mapping[str, object]) -> dict[str, object]:

@@ -208,6 +208,18 @@ class Supervisor:
         self.gone.discard(index)
         self.restarts_by_index[index] += 1
 
+    def resized(self) -> None:
+        """Adapt to the list of workers, at whose end workers were added or removed."""
+        before, number = len(self._history), len(self._workers)
+        self._untried.update(range(before, number))
+        self._history = [*self._history[:number], *(deque() for _ in range(before, number))]
+        self._fruitless = [*self._fruitless[:number], *[0] * (number - before)]
+        for index in range(number, before):
+            self._since.pop(index, None)
+            self._due.pop(index, None)
+            self._untried.discard(index)
+            self.gone.discard(index)
+
     def kill(self, index: int) -> None:
         """Kill a worker."""
         self._runtime.kill(self._workers[index])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.transport.messages import WholeState
@@ -77,6 +77,10 @@ class CentralUpdates:
     def reseed(self, seed: int) -> None:
         """Reseed the local worker; see `UpdateStrategy`."""
         self._local.reseed(seed)
+
+    def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
+        """Change the number of collection workers of the local worker; see `UpdateStrategy`."""
+        self._local.resize(num_col_workers, resources)
 
     def send_requests(self) -> None:
         """Do nothing, because the local worker receives no requests."""

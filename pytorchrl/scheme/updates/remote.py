@@ -187,6 +187,11 @@ class RemoteUpdates:
         """Reseed all workers; see `UpdateStrategy`."""
         self._call_all(GWorker.reseed, dict.fromkeys(range(len(self._workers)), (seed,)))
 
+    def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
+        """Change the number of collection workers of each gradient worker; see `UpdateStrategy`."""
+        arguments = (num_col_workers, resources)
+        self._call_all(GWorker.resize, dict.fromkeys(range(len(self._workers)), arguments))
+
     def _call_all(self, method: Callable[Concatenate[GWorker, ...], R],
                   arguments: Mapping[int, tuple[object, ...]]) -> list[R | None]:
         """Call a method of the workers with the given arguments; return the answers in worker order.

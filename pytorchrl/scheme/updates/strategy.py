@@ -47,6 +47,12 @@ class UpdateStrategy(Protocol):
     def reseed(self, seed: int) -> None:
         """Reseed the tree after a drain; see `GWorker.reseed`."""
 
+    def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
+        """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
+
+        This method may be called between two steps, or while a thread makes updates.
+        """
+
     def forget_weights(self) -> None:
         """Send all weights again with the next requests, because a parameter was changed between two updates."""
 

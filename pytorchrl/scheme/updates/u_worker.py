@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -305,6 +305,21 @@ class UWorker(Worker):
             if self.updater.failure is not None:
                 raise self.updater.failure
         self.strategy.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
+
+    def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
+        """Change the number of collection workers of each gradient worker; see `Scheme.resize`.
+
+        Args:
+            num_col_workers: New number, or a tuple with one number for each gradient worker.
+            resources: Resources of each new worker; None: as before.
+
+        Raises:
+            Exception: The error that ended a worker or thread.
+        """
+        if self.updater.failure is not None:
+            raise self.updater.failure
+        self.grad_workers.plan_resize(num_col_workers, resources)
+        self.strategy.resize(num_col_workers, resources)
 
     @property
     def is_between_items(self) -> bool:

@@ -208,8 +208,8 @@ def test_another_agent_is_refused_with_all_differences(make):
     scheme = make()
     go_on(scheme, 3)
     checkpoint = scheme.checkpoint()
-    with pytest.raises(CheckpointError,
-                       match=r"num_col_workers was 1, now it is 2.*algo_factory: class was PPO, now it is A2C"):
+    text = r"col_execution was 'Central', now it is 'Parallel'.*algo_factory: class was PPO, now it is A2C"
+    with pytest.raises(CheckpointError, match=text):
         make("a2c, continuous", num_col_workers=2).resume(checkpoint)
 
 

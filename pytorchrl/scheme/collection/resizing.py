@@ -1,0 +1,158 @@
+"""Change the number of collection workers of a gradient worker during a run.
+
+Workers with the largest indices leave, and new workers have the next indices. A worker that leaves receives no further
+requests, delivers the rollouts that were requested earlier, and is then closed, so no step is lost. A new worker starts
+like the replacement of a lost worker: its first request contains the newest weights.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from pytorchrl.scheme.ledger import DropReason, Ledger
+
+if TYPE_CHECKING:
+    from pytorchrl.runtime import Handle
+    from pytorchrl.scheme.collection.c_worker import CWorker
+    from pytorchrl.scheme.collection.protocols import ElasticStrategy
+    from pytorchrl.scheme.collection.recipe import CWorkerRecipe
+    from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
+    from pytorchrl.scheme.supervision.supervisor import Supervisor
+    from pytorchrl.scheme.transport.messages import Rollout
+    from pytorchrl.scheme.transport.requests import Requests
+
+NOT_ELASTIC = ("num_col_workers cannot change, because collection is central: the gradient worker's process collects; "
+               "start with num_col_workers >= 2, or with col_execution='Parallel' for one remote worker")
+"""Text of the error if a number is to change that is fixed."""
+Closed = tuple[int, int] | None
+"""The result of `CWorker.close`; None if the worker did not respond."""
+
+
+class _Request(NamedTuple):
+    num_col_workers: int | tuple[int, ...]
+    resources: Mapping[str, float] | None
+
+
+class ElasticSet(Protocol):
+    """A set of collection workers whose number may change; see `CWorkerSet`."""
+
+    index_parent: int
+
+    def remote_workers(self) -> list[Handle[CWorker]]:
+        """Return the list of the handles of the workers, which changes with `follow`."""
+
+    def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
+        """Return the recipe of the set with another number of workers."""
+
+    def close_from(self, place: int) -> list[Closed]:
+        """Close the workers from index `place` of `remote_workers()` on."""
+
+    def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
+        """Start or kill workers until their number is that of `recipe_for(num_col_workers)`."""
+
+
+class Resizing:
+    """The requested changes of the number of collection workers, which the thread that collects applies.
+
+    Args:
+        workers: The set of collection workers.
+        strategy: The strategy that makes requests to the workers.
+        supervisor: The supervisor of the workers.
+        plan: Function that adapts the sizes of batches to a new number of workers.
+    """
+
+    def __init__(self, workers: ElasticSet, strategy: ElasticStrategy, supervisor: Supervisor,
+                 plan: Callable[[int], object]) -> None:
+        self._workers, self._strategy, self._supervisor, self._plan = workers, strategy, supervisor, plan
+        self._requests: deque[_Request] = deque()
+
+    def request(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
+        """Request a new number of workers, which `apply` sets; any thread may call this method.
+
+        Args:
+            num_col_workers: The option `num_col_workers` of all gradient workers.
+            resources: Resources of each new worker; None: those of the earlier workers.
+        """
+        self._requests.append(_Request(num_col_workers, resources))
+
+    def begin(self) -> None:
+        """Make no more requests to workers that are to leave; the thread that collects may call this at any time."""
+        if self._requests:
+            self._strategy.release(min(self._number(self._requests[0]), len(self._workers.remote_workers())))
+
+    def _number(self, request: _Request) -> int:
+        return self._workers.recipe_for(request.num_col_workers).num_workers_of(self._workers.index_parent)
+
+    def apply(self) -> None:
+        """Apply the requested changes, in order; a change waits while workers that leave still have requests.
+
+        The thread that collects calls this method between two polls or, in synchronous collection, two train batches.
+        """
+        while self._requests:
+            number = self._number(self._requests[0])
+            if not self._strategy.release(number):
+                return
+            closed = self._workers.close_from(number)
+            self._workers.follow(*self._requests.popleft())
+            self._supervisor.resized()
+            self._strategy.resized(number, closed)
+            self._plan(number)
+
+
+class Elastic:
+    """The part of a strategy with remote workers that changes their number; an `ElasticStrategy`."""
+
+    _workers: list[Handle[CWorker]]
+    _supervisor: Supervisor
+    _ledger: Ledger
+    _weights: WeightBroadcast
+    _in_flight: Requests[Rollout]
+    _arrived: defaultdict[int, deque[Rollout]]
+    _delivered: list[int]
+    _num_requests: list[int]
+    _num_asked: int
+    """Number of workers that receive requests: workers from this index on are leaving."""
+    delivered_by_lost: int
+
+    def _request_replacement(self, index: int) -> None:
+        """Make the requests that a new worker needs to take part in collection."""
+        raise NotImplementedError
+
+    def _asked(self) -> list[int]:
+        """Return the indices of the workers that receive requests: they are neither lost nor leaving."""
+        return [index for index in range(self._num_asked) if index not in self._supervisor.gone]
+
+    def release(self, number: int) -> bool:
+        """Make no more requests to workers from index `number` on; return whether they have delivered all rollouts."""
+        self._num_asked = number
+        return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
+
+    def resized(self, number: int, closed: Sequence[Closed]) -> None:
+        """Forget the workers from index `number` on, and make requests to new workers; see `ElasticStrategy`."""
+        before = len(self._delivered)
+        for delivered, counts in zip(self._delivered[number:], closed, strict=True):
+            self.delivered_by_lost += book_closed(self._ledger, delivered, counts)
+        more = max(0, number - before)
+        self._delivered = [*self._delivered[:number], *[0] * more]
+        self._num_requests = [*self._num_requests[:number], *[0] * more]
+        self._weights.resize(number)
+        for index in range(before, number):
+            self._request_replacement(index)
+
+
+def book_closed(ledger: Ledger, delivered: int, counts: Closed) -> int:
+    """Count the steps that a closed worker has not delivered as dropped, and return the number of all its steps.
+
+    Args:
+        ledger: The gradient worker's ledger.
+        delivered: Number of steps that the worker has delivered.
+        counts: The worker's own counts.
+    """
+    if counts is None:
+        return delivered
+    made, undelivered = counts
+    ledger.collect(undelivered)
+    ledger.drop(undelivered, "in_flight", DropReason.SHUTDOWN)
+    return made

@@ -1,0 +1,110 @@
+"""Change the number of collection workers of a scheme, while it runs and when it resumes from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.scheme.agent_parts import AgentParts, check_parts
+from pytorchrl.scheme.base.levels import raise_all
+from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL
+from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
+from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.recording.earlier_versions import differences_from
+from pytorchrl.scheme.rules import problems_of
+from pytorchrl.scheme.settings import Ray, Settings
+
+if TYPE_CHECKING:
+    from pytorchrl.runtime import Runtime
+    from pytorchrl.scheme.updates.u_worker import UWorker
+
+CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
+_EXECUTION = "; col_execution='Parallel' continues a run with remote collection workers with a single one"
+
+
+def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
+                 any_seed: bool) -> AgentParts:
+    """Return the agent that resumes from a checkpoint, with the precisions of the saved run.
+
+    The number of collection workers may differ from that of the saved run.
+
+    Args:
+        checkpoint: The result of `Scheme.checkpoint`.
+        settings: Flat settings of the scheme that resumes.
+        agent: Factories of the scheme that resumes.
+        any_seed: Whether the seed may differ.
+
+    Raises:
+        CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
+        ConfigError: The scheme records or replays a run.
+    """
+    if settings["record"] is not None or settings["replay"] is not None:
+        raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")
+    if checkpoint.get("format") != CHECKPOINT_FORMAT:
+        raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
+                              f"expected {CHECKPOINT_FORMAT!r}; use the version that wrote it")
+    own = agent.with_precisions(cast("Mapping[str, bool]", checkpoint.get("mixed_precision", {})))
+    parts = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
+    saved = cast("Mapping[str, object]", checkpoint["settings"])
+    problems = differences_from(saved, settings, cast("Mapping[str, Mapping[str, str]]", checkpoint["agent"]), parts,
+                                any_seed=any_seed)
+    if problems:
+        hint = _EXECUTION if (saved.get("col_execution"), settings["col_execution"]) == (PARALLEL, CENTRAL) else ""
+        raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings{hint}")
+    return own
+
+
+def resize(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[int, ...],
+           worker: UWorker | None, runtime: Runtime | None) -> Settings:
+    """Change the number of collection workers, and return the new settings.
+
+    Args:
+        settings: The present settings.
+        agent: Factories of the agent's parts.
+        num_col_workers: New number for each gradient worker, or a tuple with one number for each.
+        worker: The root of the worker tree; None: the tree has not been built.
+        runtime: The runtime of the workers; None: the tree has not been built.
+
+    Raises:
+        ConfigError: The number is invalid, fixed, or contradicts other settings. The message lists all problems.
+        InsufficientResourcesError: The machines lack resources that the new workers request.
+    """
+    changed = _resized(settings, agent, num_col_workers)
+    if worker is not None and runtime is not None:
+        worker.resize(num_col_workers, _resources_of_more(settings, changed, runtime))
+    return changed
+
+
+def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[int, ...]) -> Settings:
+    if settings.recording.record is not None or settings.recording.replay is not None:
+        raise ConfigError("the number of collection workers of a run that is recorded or replayed cannot change, "
+                          "because a record does not contain the time of the change; leave record and replay out")
+    if not settings.has_parallel_collection:
+        raise ConfigError(NOT_ELASTIC)
+    changed = replace(settings, collection=replace(settings.collection, num_col_workers=num_col_workers))
+    num_grad_workers = settings.gradients.num_grad_workers
+    before, after = (sum(each.collection.numbers(num_grad_workers)) for each in (settings, changed))
+    if isinstance(settings.runtime, Ray) and settings.runtime.placement == "colocate" and after > before:
+        raise ConfigError("placement='colocate' reserves resources at the start, so the number of collection workers "
+                          f"can only become smaller: it is {before} in total, got {after}; start with the largest "
+                          "number, or leave placement out")
+    raise_all(problems_of(changed))
+    agent.workers(changed.gradients, changed.collection).check()
+    check_parts(agent, changed)
+    return changed
+
+
+def _resources_of_more(settings: Settings, changed: Settings, runtime: Runtime) -> Mapping[str, float] | None:
+    """Return the resources of each additional collection worker; None if there are no additional workers.
+
+    A default request is reduced to the resources that are free now.
+    """
+    num_grad_workers = settings.gradients.num_grad_workers
+    before, after = (each.collection.numbers(num_grad_workers) for each in (settings, changed))
+    num_more = sum(max(0, new - old) for old, new in zip(before, after, strict=True))
+    if not num_more:
+        return None
+    placement = Placement(changed.collection, changed.gradients, changed.process.device, changed.on_ray)
+    return runtime.fit_resources([("collection workers", num_more, placement.resources("col"))])[0]

@@ -1,0 +1,37 @@
+"""The state of a gradient worker in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+    from pytorchrl.scheme.ledger import Ledger
+    from pytorchrl.scheme.replay.shards import Shards
+    from pytorchrl.scheme.transport.encoder import Encoder
+
+
+class Saved(Protocol):
+    """The parts of a gradient worker that a checkpoint contains; see `GWorker`."""
+
+    ledger: Ledger
+    storage: Storage
+    shards: Shards | None
+    encoder: Encoder
+    col_workers: CWorkerSet
+
+
+def state_of(worker: Saved) -> dict[str, object]:
+    """Return a drained worker's state: replay data, ledger, remainders of the gradient codec, and incarnations.
+
+    Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
+    """
+    # Read the shards before the ledger, because the loss of a shard changes the ledger.
+    shards = None if worker.shards is None else worker.shards.state()
+    return {"ledger": asdict(worker.ledger.snapshot()), "storage": worker.storage.state_dict(), "shards": shards,
+            "remainders": {place: torch.from_numpy(array.copy()) for place, array in worker.encoder.kept.items()},
+            "incarnations": worker.col_workers.incarnations}
