@@ -297,7 +297,7 @@ def test_replacements_are_not_limited_in_a_replay(runs):
 
 def test_an_error_of_the_collector_thread_is_raised_in_a_replay(runs, monkeypatch):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
-    monkeypatch.setattr("pytorchrl.scheme.collection.strategies._numbers_of", lambda rollout: 1 / 0)
+    monkeypatch.setattr("pytorchrl.scheme.transport.messages.Rollout.numbers", property(lambda rollout: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         runs.replay(**ASYNC_COLLECTION)
 
