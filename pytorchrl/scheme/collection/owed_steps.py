@@ -27,7 +27,7 @@ class OwedSteps:
     def receive(self, index: int, rollout: Rollout) -> bool:
         """Record a rollout; return whether it is the rest of the worker's previous rollout."""
         is_rest = self._owed.pop(index, None) is not None
-        if self._is_kept and rollout.preempted and not is_rest:
+        if self._is_kept and rollout.preempted:
             self._owed[index] = self._rollout_size - rollout.num_steps
         return is_rest
 
