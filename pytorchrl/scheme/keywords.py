@@ -43,6 +43,7 @@ class GradientKeywords(TypedDict, total=False):
     """Keywords of `GWorkerSet.create_factory` in addition to its explicit parameters."""
 
     fraction_samples: float
+    on_straggler: str
     col_in_flight: int
     broadcast_interval: int
     max_weight_sync_delay: int | None

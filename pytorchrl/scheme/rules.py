@@ -183,6 +183,13 @@ RULES = (
          and not s.has_parallel_gradients,
          lambda s: "compress_weights_to_send contradicts inference='central': the actor is in the same process as the "
                    "learner, so weights are not sent; leave one of them out"),
+    # Stragglers
+    Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.on_straggler == "finish"
+         and s.collection.train_batch_size is not None and isinstance(s.gradients, DecentralisedGradients)
+         and not s.has_parallel_collection,
+         lambda s: "on_straggler='finish' contradicts train_batch_size for gradient workers that collect themselves: a "
+                   "worker that is preempted before it has train_batch_size steps starts another rollout, so the "
+                   "workers would not contribute equally many steps; leave one of the two out"),
     # Prefetch
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.prefetch == 1
          and not s.has_parallel_collection,

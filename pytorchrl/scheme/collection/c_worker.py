@@ -186,14 +186,16 @@ class CWorker(Worker):
             self.algo.load_state_dict(_with_own_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
-    def collect(self, weights: Weights | None = None) -> Rollout:
+    def collect(self, weights: Weights | None = None, num_steps: int | None = None) -> Rollout:
         """Collect one rollout.
 
         Args:
             weights: New weights; None: the weights do not change.
+            num_steps: Number of steps of the vector of environments; `preempt` then has no effect on this rollout.
+                None: the rollout fills the storage.
 
         Returns:
-            A rollout that fills the storage, or a shorter one after `preempt` or `interrupt`.
+            A rollout of the requested length, or a shorter one after `preempt` or `interrupt`.
         """
         start, watch = self._now(), Stopwatch(self._now)
         if weights is not None:
@@ -201,17 +203,17 @@ class CWorker(Worker):
                 self.set_weights(weights)
         self._builder.sequence += 1
         version = self.version
-        episodes, preempted = self._fill_storage(watch)
+        episodes, preempted = self._fill_storage(watch, num_steps)
         return self._builder.build(
             version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
             traffic={WEIGHTS: self.take_weights_traffic()},
             envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
-    def _fill_storage(self, watch: Stopwatch) -> tuple[list[Episode], bool]:
-        """Step the environments until the storage is full or a signal ends the rollout.
+    def _fill_storage(self, watch: Stopwatch, num_steps: int | None) -> tuple[list[Episode], bool]:
+        """Step the environments until the rollout has the requested length or a signal ends it; see `collect`.
 
         Returns:
-            The episodes that ended, and whether the rollout is shorter than the storage.
+            The episodes that ended, and whether the rollout is shorter than requested.
         """
         storage, envs, algo, point, now = self.storage, self.envs, self.algo, self._point, self._now
         assert envs is not None, "this CWorker has no environments"
@@ -223,9 +225,10 @@ class CWorker(Worker):
             self._reset_pending = False
         acting_s = stepping_s = 0.0
         with torch.inference_mode():
-            while not storage.full:
+            while not storage.full and storage.num_steps != num_steps:
                 sequence, min_steps = self._preemption
-                if self._interrupted or (sequence == self._builder.sequence and storage.num_steps >= min_steps):
+                if self._interrupted or (
+                        num_steps is None and sequence == self._builder.sequence and storage.num_steps >= min_steps):
                     break
                 obs, rhs, done, mask = storage.current()
                 start = now()
@@ -242,7 +245,7 @@ class CWorker(Worker):
                     episodes.extend(step.episodes)
         watch.add("inference", acting_s)
         watch.add("environment", stepping_s)
-        return episodes, not storage.full
+        return episodes, not storage.full and storage.num_steps != num_steps
 
     def take_place(self, index: int, num_collectors: int) -> None:
         """Act as worker `index` of all `num_collectors` collection workers of the tree; see `Algorithm.take_place`."""

@@ -17,9 +17,10 @@ from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.central_inference import CentralInference, Inference
 from pytorchrl.scheme.collection.env_worker import EnvWorker
+from pytorchrl.scheme.collection.local_collection import LocalCollection
 from pytorchrl.scheme.collection.protocols import CollectionStrategy, Destination, RoundStrategy
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC, Resizing
-from pytorchrl.scheme.collection.strategies import Barrier, LocalCollection, OnArrival, OnDemand
+from pytorchrl.scheme.collection.strategies import Barrier, OnArrival, OnDemand
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
@@ -172,7 +173,9 @@ class CollectorThread(threading.Thread):
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
         if not self.remote_workers:
-            return LocalCollection(self.local_worker, self._ledger, self._watch)
+            options = collection if isinstance(collection, Barrier.Options) else Barrier.Options()
+            return LocalCollection(self.local_worker, self._ledger, self._watch,
+                                   options.owed_steps(self.local_worker.storage.rollout_size))
         if self._inference is not None:
             return CentralInference(
                 cast("list[Handle[EnvWorker]]", self.remote_workers), self._runtime, self.supervisor, self._ledger,

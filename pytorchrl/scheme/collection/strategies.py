@@ -1,108 +1,34 @@
-"""Strategies of collection.
+"""Strategies of collection by remote workers.
 
-The local worker collects in the learner's thread. Remote workers collect in synchronous rounds, or asynchronously. An
-asynchronous strategy requests a rollout either as soon as another rollout arrives (`OnArrival`), or once the requested
-rollout will be recent enough at its first use (`OnDemand`).
+The local worker collects in the learner's thread (`LocalCollection`). Remote workers collect in synchronous rounds, or
+asynchronously. An asynchronous strategy requests a rollout either as soon as another rollout arrives (`OnArrival`), or
+once the requested rollout will be recent enough at its first use (`OnDemand`).
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import CollectionError, ConfigError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.protocols import Deliver
-from pytorchrl.scheme.collection.resizing import Elastic
+from pytorchrl.scheme.collection.resizing import Closed, Elastic
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
 # While requests are delayed, the collector thread checks at this interval, in seconds, whether the learner has made an
 # update, because an update does not wake the thread.
 _DELAYED_INTERVAL_S = 0.01
-
-
-def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
-    """Return numbers that describe a rollout and must be identical in a replayed run.
-
-    They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the number
-    of steps if the rollout was preempted (otherwise 0).
-    """
-    checksum = 0
-    for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
-        checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
-    return rollout.num_env_steps, rollout.weights_version, checksum, rollout.num_steps if rollout.preempted else 0
-
-
-class LocalCollection:
-    """Collection by the local worker, in the learner's thread and with the learner's own parameters."""
-
-    def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch) -> None:
-        self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # measures the time to deliver rollouts ("receive"), including waits for free space
-        self.delivered_by_lost = 0
-
-    def step(self, deliver: Deliver) -> None:
-        """Collect one rollout and deliver it."""
-        rollout = self._collect()
-        with self._watch.part("receive"):
-            if valid := self._book(rollout):
-                deliver(valid)
-
-    def collect(self) -> list[Rollout]:
-        """Return a list with one rollout, or an empty list if the rollout has no valid step."""
-        rollout = self._collect()
-        with self._watch.part("receive"):
-            return self._book(rollout)
-
-    def _collect(self) -> Rollout:
-        recorded = self._journal.upcoming_of("answer", 0)
-        # If the recorded rollout was preempted, the replayed rollout must end at the same step.
-        if recorded is not None and recorded[-1]:
-            self._local_worker.preempt_next(recorded[-1])
-        rollout = self._local_worker.collect()
-        if self._journal.is_kept:
-            self._journal.note("answer", 0, *_numbers_of(rollout))
-        return rollout
-
-    def _book(self, rollout: Rollout) -> list[Rollout]:
-        """Count a rollout's steps; return a list with the rollout, or an empty list if it has no valid step."""
-        self._ledger.collect(rollout.num_env_steps)
-        return [rollout] if rollout.num_env_steps else []
-
-    def request_ahead(self, num_steps: int) -> None:
-        """Do nothing, because the local worker collects in the learner's thread."""
-
-    def num_live(self) -> int:
-        """Return 1, for the local worker."""
-        return 1
-
-    def num_in_flight(self) -> int:
-        """Return 0, because no rollout is in flight between two calls of `step`."""
-        return 0
-
-    def take_send_s(self) -> float:
-        """Return 0, because rollouts are not sent to another process."""
-        return 0.0
-
-    def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Do nothing, because no rollout is in flight between two calls of `step`."""
-
-    def finish(self, timeout_s: float) -> None:
-        """Do nothing, because no rollout is in flight between two calls of `step`."""
 
 
 class _RemoteCollection(Elastic):
@@ -126,8 +52,8 @@ class _RemoteCollection(Elastic):
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
         # Other threads use `_in_flight` and `_arrived` only after the collector thread has ended.
         self._in_flight: Requests[Rollout] = Requests(
-            runtime, supervisor, self._journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget,
-            self._request_replacement)
+            runtime, supervisor, self._journal, lambda rollout: rollout.collect_s,
+            lambda rollout: rollout.numbers, self._forget, self._request_replacement)
         # For each worker, its rollouts of incomplete rounds, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._is_draining = False
@@ -144,9 +70,10 @@ class _RemoteCollection(Elastic):
         """Return 0, because transit times are measured in synchronous rounds only."""
         return 0.0
 
-    def _request(self, index: int) -> None:
+    def _request(self, index: int, num_steps: int | None = None) -> None:
         self._num_requests[index] += 1
-        self._in_flight.add(index, self._workers[index].submit(CWorker.collect, self._weights.take(index)))
+        self._in_flight.add(
+            index, self._workers[index].submit(CWorker.collect, self._weights.take(index), num_steps))
 
     def _refresh_and_request(self, index: int) -> None:
         self._weights.attach_due(index)
@@ -217,6 +144,8 @@ class _RemoteCollection(Elastic):
 class Barrier(_RemoteCollection):
     """Collection in synchronous rounds. In a round, each worker collects one rollout with the same weights.
 
+    With `on_straggler="finish"`, a worker first collects the rest of its previous rollout if that one was preempted.
+
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
         options: Options of synchronous collection.
@@ -234,13 +163,21 @@ class Barrier(_RemoteCollection):
         fraction_samples: float = option(
             0.25, low=0.0, high=1.0, exclusive=True, help="Smallest share of a rollout that a preempted worker "
             "collects.")
+        on_straggler: str = option(
+            "cut", choices=("cut", "finish"), help="Rest of a preempted rollout: with \"finish\", the worker collects "
+            "it at the start of the next round, so that all workers contribute equally many steps; with \"cut\", slow "
+            "workers contribute fewer steps.")
 
         def __post_init__(self) -> None:
-            """Refuse `fraction_samples` if no worker is ever preempted."""
+            """Refuse options for preempted workers if no worker is ever preempted."""
             super().__post_init__()
             if self.col_fraction_workers == 1.0:
-                self._refuse_changed(["fraction_samples"], "col_fraction_workers < 1, because no worker is stopped "
-                                     "otherwise")
+                self._refuse_changed(["fraction_samples", "on_straggler"], "col_fraction_workers < 1, because no "
+                                     "worker is stopped otherwise")
+
+        def owed_steps(self, rollout_size: int) -> OwedSteps:
+            """Return an account of the steps that preempted workers owe, for rollouts of `rollout_size` steps."""
+            return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: Barrier.Options, timeout_s: float) -> None:
@@ -249,6 +186,8 @@ class Barrier(_RemoteCollection):
         self._timeout_s, self._rollout_size = timeout_s, weights.local_worker.num_envs * rollout_size
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
+        self._owed = options.owed_steps(rollout_size)
+        self._rests: dict[int, Rollout] = {}  # for each worker, the rest of its previous rollout, if it has arrived
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -287,7 +226,7 @@ class Barrier(_RemoteCollection):
             self._request_rounds(1)
         while (missing := self._missing()) or self._supervisor.is_replacing:
             for index, rollout in self._poll():
-                self._arrived[index].append(rollout)
+                self._add(index, rollout)
             missing = self._missing()
             if missing and self._runtime.now() > deadline:
                 names = ", ".join(self._workers[index].name for index in missing)
@@ -300,15 +239,45 @@ class Barrier(_RemoteCollection):
         send_s = self._in_flight.take_send_s()
         self._send_s += send_s if is_awaited else 0.0
         self._num_pending -= 1
-        rollouts = [self._arrived[index].popleft() for index in sorted(self._arrived)]
+        rollouts = [*self._rests.values(), *(self._arrived[index].popleft() for index in sorted(self._arrived))]
+        self._rests.clear()
         for index in [index for index, arrived in self._arrived.items() if not arrived]:
             del self._arrived[index]
-        return rollouts
+        return sorted(rollouts, key=lambda rollout: rollout.worker)  # stable: each rest remains before the next rollout
+
+    def _add(self, index: int, rollout: Rollout) -> None:
+        """Store an arrived rollout; if it is the rest of an earlier rollout, request the rollout of this round."""
+        if self._owed.receive(index, rollout):
+            self._rests[index] = rollout
+            self._request(index)
+        else:
+            self._arrived[index].append(rollout)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight, including rounds that were started in advance; see `_RemoteCollection`."""
+        """Deliver the rollouts in flight, including rounds that were started in advance; see `_RemoteCollection`.
+
+        Owed steps are canceled.
+        """
+        self._move_rests()
         super().drain(deliver, deadline)
+        self._owed.cancel()
         self._num_pending = 0
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` seconds for the rollouts in flight, and count their steps."""
+        self._move_rests()
+        super().finish(timeout_s)
+
+    def _move_rests(self) -> None:
+        """Move the rests to the other arrived rollouts, all of which a drain or the end of the run takes."""
+        for index, rollout in self._rests.items():
+            self._arrived[index].appendleft(rollout)
+        self._rests.clear()
+
+    def resized(self, number: int, closed: Sequence[Closed]) -> None:
+        """Forget the workers from index `number` on, with the steps that they owe; see `Elastic`."""
+        self._owed.cancel(number)
+        super().resized(number, closed)
 
     def take_send_s(self) -> float:
         """Return the transit time, in seconds, of the messages of rounds since the last call.
@@ -332,12 +301,12 @@ class Barrier(_RemoteCollection):
         for _ in range(self._num_pending - len(self._arrived.get(index, ()))):
             super()._request_replacement(index)
 
-    def _request(self, index: int) -> None:
+    def _request(self, index: int, num_steps: int | None = None) -> None:
         recorded = self._journal.upcoming_of("answer", index)
         # If the recorded rollout was preempted, the replayed rollout must end at the same step.
         if recorded is not None and recorded[-1]:
             self._workers[index].submit(CWorker.preempt, self._num_requests[index] + 1, recorded[-1])
-        super()._request(index)
+        super()._request(index, num_steps or self._owed.of(index))
 
 
 class OnArrival(_RemoteCollection):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol, cast
-
-from torch import Tensor
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import LearnerStarvedError, StoppedError
@@ -26,7 +23,7 @@ from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.timing import Times
 from pytorchrl.scheme.transport.encoder import DATA
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.scheme.transport.receive import is_made_of, receive
+from pytorchrl.scheme.transport.receive import copied, receive
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.terminal import get_logger
 
@@ -94,7 +91,7 @@ class RoundSource:
                     break
                 next_check = batch.size + self._step
             # The local worker's next rollout will overwrite the memory of its latest rollout.
-            kept += [queued._replace(rollout=_copied(queued.rollout)) for queued in newest]
+            kept += [queued._replace(rollout=copied(queued.rollout)) for queued in newest]
             batch = self._take_round()
         return batch
 
@@ -398,8 +395,3 @@ class BatchSource:
         if self._loader is not None:
             self._loader.close()
         self._source.close(timeout_s)
-
-
-def _copied(rollout: Rollout) -> Rollout:
-    """Return a rollout with copied data, unless the data come from another process and therefore are copies already."""
-    return replace(rollout, data=rollout.data.map(Tensor.clone)) if is_made_of(rollout.data, Tensor) else rollout

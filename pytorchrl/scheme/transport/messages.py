@@ -15,6 +15,7 @@ from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds, Times
+from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.encoder import Sent, Traffic
 from pytorchrl.untyped import Payload, StateDict
 
@@ -104,6 +105,18 @@ class Rollout:
     def collect_s(self) -> float:
         """Seconds that the worker needed for the rollout."""
         return sum(self.timings.values())
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers that must be identical in a replayed run.
+
+        They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the
+        number of steps if the rollout was preempted (otherwise 0).
+        """
+        checksum = 0
+        for array in (array for part in self.data.parts.values() for array in (part.action, part.reward)):
+            checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
+        return self.num_env_steps, self.weights_version, checksum, self.num_steps if self.preempted else 0
 
     @property
     def source(self) -> tuple[int, int]:

@@ -44,6 +44,11 @@ def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
     return isinstance(next(iter(data.parts.values())).reward, kind)
 
 
+def copied(rollout: Rollout) -> Rollout:
+    """Return a rollout with copied data, unless the data come from another process and therefore are copies already."""
+    return replace(rollout, data=rollout.data.map(Tensor.clone)) if is_made_of(rollout.data, Tensor) else rollout
+
+
 def _received(message: M) -> tuple[M, bool]:
     """Return the message with decoded arrays, and whether any array was encoded."""
     if isinstance(message, Rollout):

@@ -190,7 +190,7 @@ def scenario(seed, faulty=True):  # noqa: C901 - a sequence of independent choic
         settings |= {"col_in_flight": rng.choice((1, 2, 3)), "queue_size": rng.choice((1, 2, 5)),
                      "broadcast_interval": rng.choice((1, 1, 3))}
     elif col > 1 and rng.random() < 0.3:
-        settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
+        settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5, "on_straggler": ("cut", "finish")[seed % 2]}
     if grad > 1 and grad_async is SYNC and rng.random() < 0.2:
         settings["distribute_gradients"] = True
     if grad > 1 and grad_async is ASYNC and rng.random() < 0.5:

@@ -28,6 +28,7 @@ RUNS = {
     "num_col_workers": ({}, 2), "col_communication": (COLLECTORS, ASYNC),
     "col_fraction_workers": ({**COLLECTORS, **ONE_SLOW}, 0.6),
     "fraction_samples": ({**COLLECTORS, **ONE_SLOW, "col_fraction_workers": 0.6}, 0.75),
+    "on_straggler": ({**COLLECTORS, **ONE_SLOW, "col_fraction_workers": 0.6}, "finish"),
     "num_replay_workers": (SHARDS, 3), "learning_starts": (SHARDS, 100), "add_in_flight": ({**SHARDS, **SLOW_ADDS}, 1),
     "routing": (SHARDS, "by_stream"), "size": (SHARDS, 40), "prefetch": (SHARDS, 1),
     "min_replay_ratio": ({**SHARDS, "costs": {"step": 0.05, "grad": 0.2}}, 2.0), "max_replay_ratio": (SHARDS, 0.5),

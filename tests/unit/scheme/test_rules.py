@@ -122,6 +122,13 @@ ROWS = [
     *(({"num_grad_workers": 2, "distribute_gradients": True, "compress_grads_to_send": value}, ConfigError,
        f"compress_grads_to_send='{value}' contradicts distribute_gradients") for value in ("bf16", "topk", "auto")),
     ({"num_col_workers": 2, "fraction_samples": 0.5}, ConfigError, "fraction_samples.*col_fraction_workers"),
+    ({"num_col_workers": 2, "on_straggler": "finish"}, ConfigError, "on_straggler needs col_fraction_workers < 1"),
+    ({"num_col_workers": 2, "col_fraction_workers": 0.5, "on_straggler": "finnish"}, ConfigError,
+     r"on_straggler must be one of \['cut', 'finish'\], got 'finnish'; did you mean 'finish'"),
+    ({"num_col_workers": 2, "col_communication": "asynchronous", "on_straggler": "finish"}, ConfigError,
+     "on_straggler='finish'.*col_communication"),
+    ({"num_grad_workers": 3, "distribute_gradients": True, "col_fraction_workers": 0.5, "on_straggler": "finish",
+      "train_batch_size": 50}, ConfigError, "on_straggler='finish' contradicts train_batch_size"),
     ({"num_col_workers": 2, "col_fraction_workers": 0.5, "col_communication": "asynchronous"}, ConfigError,
      "col_fraction_workers.*col_communication"),
     *(({"num_col_workers": 2, name: 3}, ConfigError, f"{name}=3.*col_communication") for name in (
@@ -238,6 +245,7 @@ def test_a_misspelled_setting_is_refused(parts):
 @pytest.mark.parametrize("settings", [
     {}, PARALLEL, {"col_communication": "asynchronous", "queue_size": 1}, {"col_execution": "Central"},
     {"num_col_workers": 2, "col_execution": "Parallel", "col_fraction_workers": 0.5, "fraction_samples": 0.5},
+    {"num_col_workers": 2, "col_fraction_workers": 0.5, "on_straggler": "finish", "train_batch_size": 50},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"seed": 0}, {"seed": 2**63 - 1}, {"device": "cpu"},
     {"train_batch_size": 50}, {"microbatch_size": 5}, {"train_batch_size": 50, "microbatch_size": 50}, BY_PIECES,
     {"microbatch_size": 5, "col_communication": "asynchronous"},

@@ -72,7 +72,7 @@ def scenario(seed):
         settings |= {"col_in_flight": rng.choice((1, 2)), "queue_size": rng.choice((1, 4)),
                      "broadcast_interval": rng.choice((1, 3))}
     elif rng.random() < 0.5:
-        settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
+        settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5, "on_straggler": ("cut", "finish")[seed % 2]}
     settings["costs"] = {name: ("exponential",
                                 10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}
     if grad > 1 and settings["grad_communication"] is ASYNC and rng.random() < 0.7:
@@ -132,6 +132,16 @@ def test_moments_of_advantages_are_replayed_after_losses(runs, communication):
         runs.path = f"{runs.path}{number}"
         runs.twice(runtime="simulated", algo=algo, num_grad_workers=2, num_col_workers=2,
                    col_communication=communication, updates=12, faults=f"kill grad.1 @ grad {number}")
+
+
+@pytest.mark.parametrize("settings", [
+    {"runtime": "threads", "num_col_workers": 3}, {"runtime": "simulated", "num_col_workers": 3},
+    {"runtime": "simulated", "num_col_workers": 3, "faults": "kill col.2 p=0.01"},
+    {"runtime": "simulated", "num_grad_workers": 3, "distribute_gradients": True}])
+def test_rests_of_preempted_rollouts_are_replayed(runs, settings):
+    if settings["runtime"] == "simulated":
+        settings = {**settings, "costs": {"step": ("exponential", 0.1)}}
+    runs.twice(col_fraction_workers=0.6, fraction_samples=0.25, on_straggler="finish", **settings)
 
 
 @pytest.mark.parametrize("seed", seeds(30, 60))
@@ -297,7 +307,7 @@ def test_replacements_are_not_limited_in_a_replay(runs):
 
 def test_an_error_of_the_collector_thread_is_raised_in_a_replay(runs, monkeypatch):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
-    monkeypatch.setattr("pytorchrl.scheme.collection.strategies._numbers_of", lambda rollout: 1 / 0)
+    monkeypatch.setattr("pytorchrl.scheme.transport.messages.Rollout.numbers", property(lambda rollout: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         runs.replay(**ASYNC_COLLECTION)
 
