@@ -89,6 +89,8 @@ def versions() -> dict[str, str]:
 class Recorder:
     """Writer of a run's records into its directory: JSON lines, and TensorBoard files if TensorBoard is installed.
 
+    Each line has a checksum; see `sealed_lines`.
+
     Args:
         log_dir: The directory.
         tensorboard: Whether to write TensorBoard files.
@@ -103,7 +105,7 @@ class Recorder:
     ) -> None:
         if after is not None and resumed is None:
             _forget_records(log_dir / METRICS_FILE, after)
-        self._file = AppendedFile(log_dir / METRICS_FILE, resumed)
+        self._file = AppendedFile(log_dir / METRICS_FILE, resumed, sealed=True)
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
     @property

@@ -126,9 +126,10 @@ class RunFiles:
             "env_steps": env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
 
     def end(self, summary: Mapping[str, object]) -> None:
-        """Write the result of the run."""
+        """Write the result of the run, with the size and the checksum of its records, which are then complete."""
         if self._log_dir is not None:
-            write_json(self._log_dir / RESULT_FILE, summary)
+            records = {} if self._recorder is None else {"records": self._recorder.state}
+            write_json(self._log_dir / RESULT_FILE, {**summary, **records})
 
     def close(self) -> None:
         """Close the records and release the lock; idempotent."""

@@ -79,18 +79,23 @@ def sha256_of(file: IO[bytes], size: int) -> hashlib._Hash:
     return found
 
 
-def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:
-    """Return the text of a regular file in UTF-8.
+def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> bytes:
+    """Return the contents of a regular file.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
-        ValueError: It has more than `largest` bytes, or is not in UTF-8.
+        ValueError: It has more than `largest` bytes.
     """
     with open_regular(path) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"{os.fspath(path)!r} has more than {largest:,} bytes")
-    return content.decode("utf-8")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:
+    """Return the text of a regular file; see `read_bytes`. A text that is not in UTF-8 raises `ValueError`."""
+    return read_bytes(path, largest).decode("utf-8")
 
 
 def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> object:

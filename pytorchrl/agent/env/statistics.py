@@ -13,6 +13,9 @@ import numpy as np
 from pytorchrl.agent.data import Episode
 from pytorchrl.appended_files import AppendedFile
 from pytorchrl.errors import ConfigError
+from pytorchrl.saved_files import open_regular
+
+_LONGEST_HEADER = 1 << 16
 
 
 class EpisodeStatistics:
@@ -107,8 +110,6 @@ class Monitor:
         columns = [*self.COLUMNS, *keywords]
         self._keywords = keywords
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _remove_torn_header(path)
         self._file = AppendedFile(path)
         if self._file.is_empty:
             self._file.append(_row(columns))
@@ -136,12 +137,9 @@ def _row(fields: Iterable[object]) -> str:
 
 
 def _columns_of(path: Path) -> list[str]:
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        return next(csv.reader(file), [])
-
-
-def _remove_torn_header(path: Path) -> None:
-    """Empty a file whose first line is incomplete because its writer was killed."""
-    with open(path, "r+b") as file:
-        if b"\n" not in file.read(1 << 16):
-            file.truncate(0)
+    with open_regular(path) as file:
+        header = file.readline(_LONGEST_HEADER).decode("utf-8", errors="replace")
+    try:
+        return next(csv.reader([header]), [])
+    except csv.Error:  # for example, a damaged header that contains NUL
+        return [header]
