@@ -109,10 +109,12 @@ def check_appended(path: Path, state: Mapping[str, object]) -> hashlib._Hash:
         CheckpointError: These lines are damaged or missing.
     """
     try:
-        found = _hash(path, int(str(state["bytes"])))
+        found, expected = _hash(path, int(str(state["bytes"]))), state["sha256"]
     except OSError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
-    if found.hexdigest() != state["sha256"]:
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint does not say which lines {str(path)!r} had: {error!r}") from error
+    if found.hexdigest() != expected:
         raise CheckpointError(f"the lines of {str(path)!r} differ from those at the checkpoint, so the file was "
                               "damaged or changed; restore it, or move it away to resume with an empty file")
     return found

@@ -61,9 +61,13 @@ def read(path: Path) -> dict[str, object]:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: The file is missing or damaged, or is not a checkpoint.
+        CheckpointError: The file is missing or damaged, is not a checkpoint, or was renamed.
     """
-    return read_sealed(path, "checkpoint")
+    found = read_sealed(path, "checkpoint")
+    learner = found.get("learner")
+    if isinstance(learner, dict) and (name := _NAME.fullmatch(path.name)) and learner.get("env_steps") != int(name[1]):
+        raise CheckpointError(f"checkpoint {str(path)!r} was renamed: it contains {learner.get('env_steps')} env steps")
+    return found
 
 
 def newest(directory: Path) -> StateDict | None:

@@ -25,6 +25,7 @@ from pytorchrl.composition import OptionSpec, known_names, option_specs
 from pytorchrl.descriptions import code_in, from_json, mapping
 from pytorchrl.errors import ConfigError
 from pytorchrl.option_text import parser_for
+from pytorchrl.run_directory import check_description
 from pytorchrl.saved_files import parse_json, read_text
 
 SWEEP = "sweep"
@@ -215,6 +216,7 @@ def _entries_of_run(path: str, text: str) -> dict[str, object]:
     """Return the entries of a `run.json`: its algorithm, environment, options and seed."""
     try:
         run = mapping(parse_json(text, path))
+        check_description(run)
         recipe, seed = mapping(run["recipe"]), run["seed"]
         given = dict(mapping(recipe.get("options", {})))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

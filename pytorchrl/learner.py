@@ -82,10 +82,8 @@ class Learner:
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-            found = RunFiles(self.log_dir).newest_checkpoint() if self.options.resume else None
-            if found is not None:
-                scheme.resume(found["scheme"])
-                self._resumed = found["learner"]
+            if self.options.resume:
+                self._resumed = RunFiles(self.log_dir).resume(scheme)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False
         self._target = Target(scheme, target_steps)

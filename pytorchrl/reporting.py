@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.appended_files import AppendedFile
-from pytorchrl.run_directory import METRICS_FILE
+from pytorchrl.run_directory import METRICS_FILE, RUN_FORMAT
 from pytorchrl.saved_files import put_in_place, with_checksum
 from pytorchrl.terminal import get_logger, printable
 from pytorchrl.untyped import Json, MetricsDict, StateDict, Untyped
@@ -71,7 +71,7 @@ def description(
     recipe: Mapping[str, object], target_steps: int, seed: int, settings: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the contents of `run.json` for a run that starts now; `settings` has the parts of the run."""
-    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, **settings,
+    return {"format": RUN_FORMAT, "recipe": recipe, "target_steps": target_steps, "seed": seed, **settings,
             "versions": versions(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 

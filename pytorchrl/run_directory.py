@@ -17,6 +17,7 @@ import fcntl
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
@@ -27,6 +28,8 @@ logger = get_logger(__name__)
 
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
 CHECKPOINTS = "checkpoints"
+RUN_FORMAT = 1
+"""Version of the contents of `run.json`."""
 
 # Pattern of the names of temporary files: the name of the final file, and the id of the writing process.
 _TEMPORARY = re.compile(r"\.(run\.json|result\.json|probe|[^.]+\.pt)\.(\d+)")
@@ -78,6 +81,15 @@ def prepare_log_dir(
             raise
         raise ConfigError(f"log_dir {str(path)!r} cannot be written: {error}") from error
     return path
+
+
+def check_description(run: Mapping[str, object]) -> None:
+    """Raise `ValueError` unless the contents of a `run.json` are the description of a run of this version."""
+    if "recipe" not in run:
+        raise ValueError("it does not describe a run: its entry 'recipe' is missing")
+    found = run.get("format", RUN_FORMAT)
+    if type(found) is not int or found != RUN_FORMAT:
+        raise ValueError(f"it has the format {found!r}, but this version reads the format {RUN_FORMAT}")
 
 
 def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:

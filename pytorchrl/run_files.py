@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 import time
 from collections.abc import Mapping
@@ -10,9 +12,9 @@ from pathlib import Path
 from pytorchrl import checkpoints
 from pytorchrl.appended_files import check_appended
 from pytorchrl.descriptions import describe_agent, describe_learner
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner_options import LearnerOptions
-from pytorchrl.reporting import Recorder, description, write_json
+from pytorchrl.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.scheme import Scheme
 from pytorchrl.terminal import get_logger
@@ -62,6 +64,28 @@ class RunFiles:
                                   after=None if resumed is None else resumed["env_steps"],
                                   resumed=None if resumed is None else resumed.get("records"))
 
+    def resume(self, scheme: Scheme) -> StateDict | None:
+        """Make a scheme continue from the newest checkpoint, and return the learner's state; None without checkpoints.
+
+        Raises:
+            CheckpointError: See `newest_checkpoint`; or the checkpoint is from another run or version.
+        """
+        found = self.newest_checkpoint()
+        if found is None:
+            return None
+        assert self._log_dir is not None
+        path = str(checkpoints.paths(self._log_dir / CHECKPOINTS)[0])
+        try:
+            scheme.resume(found["scheme"])
+            _check_learner(found["learner"])
+        except CheckpointError as error:
+            raise CheckpointError(f"{path!r} cannot be resumed: {error}") from error
+        except ConfigError:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(f"{path!r} does not contain the state of a run: {error!r}") from error
+        return dict(found["learner"])
+
     def newest_checkpoint(self) -> StateDict | None:
         """Return the newest checkpoint that can be read, if there is one, after a check of the records before it.
 
@@ -71,7 +95,12 @@ class RunFiles:
         if self._log_dir is None:
             return None
         found, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
-        state = None if found is None else found["learner"].get("records")
+        if found is None:
+            return None
+        if not (isinstance(found.get("scheme"), Mapping) and isinstance(found.get("learner"), Mapping)):
+            path = checkpoints.paths(self._log_dir / CHECKPOINTS)[0]
+            raise CheckpointError(f"{str(path)!r} is not a checkpoint of a run: it lacks a scheme or a learner")
+        state = found["learner"].get("records")
         if state is not None and records.exists():
             check_appended(records, state)
         elif state is not None and state["bytes"]:
@@ -136,3 +165,16 @@ class RunFiles:
         for file in (self._recorder, self._lock):
             if file is not None:
                 file.close()
+
+
+def _check_learner(state: StateDict) -> None:
+    """Raise an error such as `KeyError` or `TypeError` unless `Learner.start` can continue from this state."""
+    for name in ("env_steps", "recorded_steps"):
+        operator.index(state[name])
+    math.isfinite(state["seconds"])
+    episodes, means = EpisodeWindow(), Means()
+    episodes.restore(state["episodes"])
+    means.restore(state.get("means", means.state()))
+    numbers = [episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
+               *means.peek().values()]
+    all(math.isfinite(number) for number in numbers if number is not None)

@@ -19,6 +19,7 @@ from pytorchrl.errors import CheckpointError
 from pytorchrl.saved_files import open_regular, put_in_place, sha256_of
 
 _SEALED = "sealed"
+_MODEL_FORMAT = 1
 _LABEL = b"pytorchrl sha256 "
 _COMMENT_BYTES = len(_LABEL) + 64
 _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8,
@@ -153,6 +154,9 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
             _check_tensors(item, name, f"{where}/{index}")
     elif isinstance(value, torch.Tensor):
         is_plain = value.layout == torch.strided and value.device.type == "cpu" and value.dtype in _DTYPES
+        if is_plain and value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise CheckpointError(f"{name} contains the tensor {where} with {value.numel():,} elements, but only "
+                                  f"{value.untyped_storage().nbytes():,} bytes of data")
         if not is_plain or value.requires_grad:
             raise CheckpointError(
                 f"{name} contains the tensor {where} with dtype {str(value.dtype).removeprefix('torch.')}, layout "
@@ -164,8 +168,11 @@ def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.T
     """Return the acting state in the contents of a model.
 
     Raises:
-        CheckpointError: There is none, or it contains numbers that are not finite.
+        CheckpointError: There is none, it contains numbers that are not finite, or the format is of another version.
     """
+    found = saved.get("format", _MODEL_FORMAT)
+    if type(found) is not int or found != _MODEL_FORMAT:
+        raise CheckpointError(f"{name} has the format {found!r}, but this version reads the format {_MODEL_FORMAT}")
     state = saved.get("acting_state")
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise CheckpointError(f"{name} contains no acting state; only files of save_model can be loaded")

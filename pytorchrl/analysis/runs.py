@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,8 +13,16 @@ import numpy as np
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
 from pytorchrl.monitor.reading import is_cut, mapping, number, read_object
-from pytorchrl.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE, no_run
-from pytorchrl.saved_files import read_bytes, read_json
+from pytorchrl.run_directory import (
+    CHECKPOINTS,
+    METRICS_FILE,
+    MODEL_NAME,
+    RESULT_FILE,
+    RUN_FILE,
+    check_description,
+    no_run,
+)
+from pytorchrl.saved_files import parse_value, read_bytes, read_json
 from pytorchrl.sealed_lines import check_sealed
 
 # Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
@@ -63,21 +72,22 @@ class Scores:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Return the description of the run in a directory; records without a description are a run without settings.
+    """Return the description of the run in a directory; records without any other file are a run without settings.
 
     Raises:
         ConfigError: The directory contains no run.
     """
     path = run_dir / RUN_FILE
-    if not path.exists() and (run_dir / METRICS_FILE).is_file():
+    others = (run_dir / name for name in (RUN_FILE, RESULT_FILE, CHECKPOINTS, f"{MODEL_NAME}.pt"))
+    if (run_dir / METRICS_FILE).is_file() and not any(map(os.path.lexists, others)):
         return Run(run_dir, "env", None, {})
     try:
-        found = read_json(path)
+        found = mapping(read_json(path))
+        check_description(found)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
-    found = mapping(found)
     recipe, scheme = mapping(found.get("recipe")), mapping(found.get("scheme"))
     own = {**mapping(recipe.get("options")), **{name: recipe.get(name) for name in ("algorithm", "env")}}
     settings = {**scheme, **(own if recipe else _settings_of_parts(mapping(found.get("agent"))))}
@@ -235,8 +245,8 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
     points, names = [], set()
     for place, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_value(line, METRICS_FILE)
+        except ValueError:
             raise ConfigError(f"{path}:{place} is not JSON") from None
         names.update(_names(record))
         point = number(record, *x.split("/")), number(record, *y.split("/"))

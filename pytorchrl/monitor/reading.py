@@ -6,14 +6,13 @@ The contents are untrusted: a value of an unexpected type is treated as missing.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
-from pytorchrl.saved_files import open_regular, read_json
+from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, check_description, no_run
+from pytorchrl.saved_files import open_regular, parse_value, read_json
 from pytorchrl.sealed_lines import LineChecker
 
 Record = dict[str, object]
@@ -34,19 +33,21 @@ def check_run(run_dir: Path) -> None:
 
 
 def read_object(path: Path) -> Record:
-    """Return the JSON object in a file; empty if the file is missing, damaged, or contains something else."""
+    """Return the contents of `run.json` or `result.json`; empty if the file is missing, damaged or something else."""
     return read_checked(path)[0]
 
 
 def read_checked(path: Path) -> tuple[Record, str]:
     """Return the JSON object in a file, and the problem with the file; a missing file is empty without a problem."""
     try:
-        found = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}, ""
+        found = mapping(read_json(path))
+        if path.name == RUN_FILE:
+            check_description(found)
+        elif number(found, "env_steps") is None:
+            raise ValueError("it is not the result of a run: it contains no number 'env_steps'")
     except (OSError, ValueError) as error:
-        return {}, f"{str(path)!r} cannot be read: {error}"
-    return (found, "") if isinstance(found, dict) else ({}, f"{str(path)!r} contains no object")
+        return {}, f"{str(path)!r} cannot be read: {error}" if os.path.lexists(path) else ""
+    return found, ""
 
 
 def is_cut(result: Record, num_bytes: int) -> bool:
@@ -108,8 +109,8 @@ class Records:
         if not self._checker.is_sound(line):
             return None
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
+            found = parse_value(line, METRICS_FILE)
+        except ValueError:
             return None
         return found if isinstance(found, dict) else None
 
