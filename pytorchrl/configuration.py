@@ -26,7 +26,7 @@ from pytorchrl.descriptions import code_in, from_json, mapping
 from pytorchrl.errors import ConfigError
 from pytorchrl.option_text import parser_for
 from pytorchrl.run_directory import check_description
-from pytorchrl.saved_files import parse_json, read_text
+from pytorchrl.saved_files import parse_json, put_in_place, read_text
 
 SWEEP = "sweep"
 """Name of the table of swept options."""
@@ -186,7 +186,8 @@ def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options:
             lines += ["", f"# {group}"]
         lines.append(f"{name} = {_toml(name, options[name])}")
     try:
-        Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        with put_in_place(Path(path)) as file:
+            file.write("\n".join([*lines, ""]).encode("utf-8"))
     except OSError as error:
         raise ConfigError(f"the configuration cannot be written to {os.fspath(path)!r}: {error}") from error
 
