@@ -26,10 +26,10 @@ def run_script(name, *arguments):
 @pytest.mark.timeout(600)
 def test_damage_is_refused_by_name_or_changes_nothing(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = run_script("damage.py", "--cases", "20")
+    found = run_script("damage.py", "--cases", "20", "--every", "2")
     assert found["bad"] == []
-    assert found["cases"] >= 300
-    assert found["outcomes"]["error"] > 100
+    assert found["cases"] >= 200
+    assert found["outcomes"]["error"] > 50
     assert found["outcomes"]["older"] > 10
 
 
@@ -50,7 +50,7 @@ def test_a_checksum_under_a_damaged_name_is_found():
     assert parse_json(json.dumps({"seed": 1, "digest": "0" * 64}), "run.json")["seed"] == 1
 
 
-@pytest.mark.parametrize("text", ["[" * 101 + "]" * 101, '{"a":' * 150 + "1" + "}" * 150])
+@pytest.mark.parametrize("text", ["[" * 150 + "]" * 150, '{"a":' * 150 + "1" + "}" * 150], ids=["lists", "objects"])
 def test_deep_json_is_refused(text):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(text, "run.json")
