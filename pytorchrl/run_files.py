@@ -64,7 +64,7 @@ class RunFiles:
                                   after=None if resumed is None else resumed["env_steps"],
                                   resumed=None if resumed is None else resumed.get("records"))
 
-    def resume(self, scheme: Scheme) -> StateDict | None:
+    def resume(self, scheme: Scheme) -> dict[str, object] | None:
         """Make a scheme continue from the newest checkpoint, and return the learner's state; None without checkpoints.
 
         Raises:
@@ -77,7 +77,16 @@ class RunFiles:
         path = str(checkpoints.paths(self._log_dir / CHECKPOINTS)[0])
         try:
             scheme.resume(found["scheme"])
-            _check_learner(found["learner"])
+            learner = found["learner"]
+            # These values are used only when the learner starts.
+            for name in ("env_steps", "recorded_steps"):
+                operator.index(learner[name])
+            episodes, means = EpisodeWindow(), Means()
+            episodes.restore(learner["episodes"])
+            means.restore(learner.get("means", means.state()))
+            numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean,
+                       *episodes.policy_return_means.values(), *means.peek().values()]
+            all(math.isfinite(number) for number in numbers if number is not None)
         except CheckpointError as error:
             raise CheckpointError(f"{path!r} cannot be resumed: {error}") from error
         except ConfigError:
@@ -165,16 +174,3 @@ class RunFiles:
         for file in (self._recorder, self._lock):
             if file is not None:
                 file.close()
-
-
-def _check_learner(state: StateDict) -> None:
-    """Raise an error such as `KeyError` or `TypeError` unless `Learner.start` can continue from this state."""
-    for name in ("env_steps", "recorded_steps"):
-        operator.index(state[name])
-    math.isfinite(state["seconds"])
-    episodes, means = EpisodeWindow(), Means()
-    episodes.restore(state["episodes"])
-    means.restore(state.get("means", means.state()))
-    numbers = [episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
-               *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)
