@@ -254,7 +254,10 @@ def _value(spec: OptionSpec, raw: object) -> object:
         pairs = [tuple(item) for item in raw if isinstance(item, list)]
         return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
     if isinstance(raw, dict):
-        return from_json(raw)
+        try:
+            return from_json(raw)
+        except (LookupError, TypeError, OverflowError) as error:
+            return _Problem(f"nothing can be built from {raw!r:.100}: {error}")
     return _Problem(f"expected a text, a number, a list or a table, got {raw!r}")
 
 

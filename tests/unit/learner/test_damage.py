@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from pytorchrl.errors import CheckpointError
+from pytorchrl.configuration import load_config
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.saved_files import parse_json, with_checksum
 from pytorchrl.sealed_files import read_sealed, save
 from tests.conftest import ROOT
@@ -54,6 +55,13 @@ def test_a_checksum_under_a_damaged_name_is_found():
 def test_deep_json_is_refused(text):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(text, "run.json")
+
+
+def test_a_schedule_with_a_huge_number_is_refused(tmp_path):
+    recipe = {"algorithm": "ppo", "env": "CartPole-v1", "options": {"lr": {"schedule": ["linear", 10**400, 0]}}}
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 1}))
+    with pytest.raises(ConfigError, match=r"run\.json: lr: nothing can be built from"):
+        load_config(tmp_path / "run.json")
 
 
 def test_a_tensor_without_its_data_is_refused(tmp_path):
