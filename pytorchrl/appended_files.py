@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import CheckpointError
 from pytorchrl.saved_files import open_no_follow, open_regular, sha256_of
+from pytorchrl.sealed_lines import ENTRY_BYTES, seal, seal_of
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-_TAIL_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 class AppendedFile:
@@ -26,25 +28,37 @@ class AppendedFile:
 
     Args:
         path: The file, created if missing.
-        resumed: The `state` of the file when a checkpoint was written: later lines are removed. None: all are kept.
+        resumed: The `state` of the file when a checkpoint was written: later lines are removed. None: all are kept,
+            except an incomplete last line of a killed process.
+        sealed: Whether lines are the texts of JSON objects that get checksums; see `sealed_lines`.
 
     Raises:
-        OSError: The file cannot be opened.
+        OSError: The file cannot be opened, or is not a regular file.
         CheckpointError: The lines before the checkpoint are damaged or missing.
     """
 
-    def __init__(self, path: Path, resumed: Mapping[str, object] | None = None) -> None:
-        self._path, self._lost = path, 0
+    def __init__(self, path: Path, resumed: Mapping[str, object] | None = None, *, sealed: bool = False) -> None:
+        self._path, self._is_sealed, self._lost = path, sealed, 0
         has_lines = path.exists()
         # The hash of lines that were there before is computed when it is needed.
         self._hash = None if has_lines else hashlib.sha256()
         if resumed is not None and has_lines:
             self._hash = check_appended(path, resumed)
-        self._descriptor: int | None = open_no_follow(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        size = _end_of_lines(self._descriptor) if resumed is None else int(str(resumed["bytes"]))
-        if has_lines and size < os.fstat(self._descriptor).st_size:
-            os.ftruncate(self._descriptor, size)
-        self._size = os.fstat(self._descriptor).st_size
+        descriptor = open_no_follow(os.fspath(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._descriptor: int | None = descriptor
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(f"{os.fspath(path)!r} is not a regular file")
+            self._size = int(str(resumed["bytes"])) if resumed is not None and has_lines else _end_of_lines(
+                descriptor, status.st_size)
+            if self._size != status.st_size:
+                os.ftruncate(descriptor, self._size)
+            start = max(0, self._size - ENTRY_BYTES)
+            self._last_seal = seal_of(os.pread(descriptor, self._size - start, start))
+        except OSError:
+            self.close()
+            raise
 
     @property
     def state(self) -> dict[str, object]:
@@ -61,7 +75,8 @@ class AppendedFile:
     def append(self, line: str) -> None:
         """Append a line, which is complete in the file when this method returns, or lost with a warning."""
         assert self._descriptor is not None, "the file is closed"
-        left = data = (line + "\n").encode("utf-8")
+        line = seal(line, self._last_seal) if self._is_sealed else line + "\n"
+        left = data = line.encode("utf-8")
         try:
             while left:
                 left = left[os.write(self._descriptor, left):]
@@ -77,6 +92,7 @@ class AppendedFile:
             logger.warning("%s is written again; %d lines are missing", self._path, self._lost)
             self._lost = 0
         self._size += len(data)
+        self._last_seal = seal_of(data)
         if self._hash is not None:
             self._hash.update(data)
 
@@ -94,27 +110,27 @@ def check_appended(path: Path, state: Mapping[str, object]) -> hashlib._Hash:
         CheckpointError: These lines are damaged or missing.
     """
     try:
-        found = _hash(path, int(str(state["bytes"])))
+        found, expected = _hash(path, int(str(state["bytes"]))), state["sha256"]
     except OSError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
-    if found.hexdigest() != state["sha256"]:
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint does not say which lines {str(path)!r} had: {error!r}") from error
+    if found.hexdigest() != expected:
         raise CheckpointError(f"the lines of {str(path)!r} differ from those at the checkpoint, so the file was "
                               "damaged or changed; restore it, or move it away to resume with an empty file")
     return found
 
 
-def _end_of_lines(descriptor: int) -> int:
-    """Return the size of a file without its last line if that line is incomplete."""
-    end = os.fstat(descriptor).st_size
-    while end:
-        start = max(0, end - _TAIL_BYTES)
-        place = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if place >= 0:
-            return start + place + 1
-        end = start
-    return 0
-
-
 def _hash(path: Path, size: int) -> hashlib._Hash:
     with open_regular(path) as file:
         return sha256_of(file, size)
+
+
+def _end_of_lines(descriptor: int, size: int) -> int:
+    """Return the number of bytes up to the end of the last complete line of a file of `size` bytes."""
+    while size:
+        start = max(0, size - _CHUNK_BYTES)
+        if end := os.pread(descriptor, size - start, start).rfind(b"\n") + 1:
+            return start + end
+        size = start
+    return 0

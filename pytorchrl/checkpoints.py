@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,9 +80,10 @@ class CheckpointFiles:
             OSError: The file cannot be written; earlier checkpoints are unchanged.
         """
         self._directory.mkdir(exist_ok=True)
-        for left in self._directory.glob(".step-*"):
-            with contextlib.suppress(OSError):  # for example, a directory with such a name
-                left.unlink()
+        with self._lock:
+            for left in (*self._directory.glob(".step-*"), *self._directory.glob(f".{_BEST}.*")):
+                with contextlib.suppress(OSError):  # for example, a directory with such a name
+                    left.unlink()
         path = _path_of(self._directory, written.env_steps)
         save(path, checkpoint)
         with self._lock:
@@ -166,17 +168,22 @@ def read(path: Path) -> dict[str, object]:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: The file is missing or damaged, or is not a checkpoint.
+        CheckpointError: The file is missing or damaged, is not a checkpoint, or was renamed.
     """
     found = read_sealed(path, "checkpoint")
     if not all(isinstance(found.get(name), dict) for name in ("scheme", "learner")):
         raise CheckpointError(f"checkpoint {str(path)!r} lacks the state of a scheme or of a learner")
+    learner = found.get("learner")
+    if isinstance(learner, dict) and (name := _NAME.fullmatch(path.name)) and learner.get("env_steps") != int(name[1]):
+        raise CheckpointError(f"checkpoint {str(path)!r} was renamed: it contains {learner.get('env_steps')} env steps")
     return found
 
 
 class Newest(NamedTuple):
     """The newest checkpoint that can be read."""
 
+    path: Path
+    """Its file."""
     scheme: StateDict
     """The state of the scheme."""
     learner: StateDict
@@ -199,7 +206,7 @@ def newest(directory: Path) -> Newest | None:
         try:
             found = cast("StateDict", read(path))
         except CheckpointError as error:  # noqa: PERF203 - there are few checkpoints
-            if not path.exists():  # the run goes on in another process, which has removed its old checkpoint
+            if not os.path.lexists(path):  # the run goes on in another process, which has removed its old checkpoint
                 continue
             problem = problem or error
             damaged.append(path)
@@ -207,7 +214,7 @@ def newest(directory: Path) -> Newest | None:
             if problem is not None:
                 logger.warning("%s; the run continues from %s instead, so the %d env steps in between are lost and "
                                "taken again", problem, path.name, env_steps_of(damaged[0]) - env_steps_of(path))
-            return Newest(found["scheme"], found["learner"], tuple(damaged))
+            return Newest(path, found["scheme"], found["learner"], tuple(damaged))
     if problem is not None:
         raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to start a new run, use "
                               "another log_dir, or overwrite=True instead of resume=True") from problem

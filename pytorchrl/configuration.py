@@ -25,7 +25,8 @@ from pytorchrl.composition import OptionSpec, known_names, option_specs
 from pytorchrl.descriptions import code_in, from_json, mapping
 from pytorchrl.errors import ConfigError
 from pytorchrl.option_text import parser_for
-from pytorchrl.saved_files import parse_json, read_text
+from pytorchrl.run_directory import check_description
+from pytorchrl.saved_files import parse_json, put_in_place, read_text
 
 SWEEP = "sweep"
 """Name of the table of swept options."""
@@ -185,7 +186,8 @@ def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options:
             lines += ["", f"# {group}"]
         lines.append(f"{name} = {_toml(name, options[name])}")
     try:
-        Path(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        with put_in_place(Path(path)) as file:
+            file.write("\n".join([*lines, ""]).encode("utf-8"))
     except OSError as error:
         raise ConfigError(f"the configuration cannot be written to {os.fspath(path)!r}: {error}") from error
 
@@ -215,6 +217,7 @@ def _entries_of_run(path: str, text: str) -> dict[str, object]:
     """Return the entries of a `run.json`: its algorithm, environment, options and seed."""
     try:
         run = mapping(parse_json(text, path))
+        check_description(run)
         recipe, seed = mapping(run["recipe"]), run["seed"]
         given = dict(mapping(recipe.get("options", {})))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -251,7 +254,10 @@ def _value(spec: OptionSpec, raw: object) -> object:
         pairs = [tuple(item) for item in raw if isinstance(item, list)]
         return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
     if isinstance(raw, dict):
-        return from_json(raw)
+        try:
+            return from_json(raw)
+        except (LookupError, TypeError, OverflowError) as error:
+            return _Problem(f"nothing can be built from {raw!r:.100}: {error}")
     return _Problem(f"expected a text, a number, a list or a table, got {raw!r}")
 
 

@@ -107,10 +107,8 @@ class Learner:
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
-            is_numbered = self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser()
-            self._progress = start_progress(
-                self.log_dir if is_numbered else None,
-                compiles=getattr(self.scheme.agent.algo_factory.options, "compile", False))
+            compiles = getattr(self.scheme.agent.algo_factory.options, "compile", False)
+            self._progress = start_progress(self.log_dir, self.options.log_dir, compiles=compiles)
         self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)

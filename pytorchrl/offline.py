@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import math
 import os
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from pytorchrl.training import TrainedAgent
 
 _SUFFIX = ".npz"
-_FORMAT = 1
+_FORMAT, _FORMAT_WITHOUT_CHECKSUM = 2, 1
+_SHA256 = "sha256"
 _OBSERVATIONS, _FINAL = "observations/", "final_observations/"
 _UNKNOWN_SEED = -1
 
@@ -314,6 +316,7 @@ def _write_npz(dataset: Dataset, path: Path) -> None:
         **{field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)[2:-1]},
         **{_OBSERVATIONS + leaf: array for leaf, array in dataset.observations.items()},
         **{_FINAL + leaf: array for leaf, array in dataset.final_observations.items()}}
+    arrays[_SHA256] = np.array(_checksum(arrays))
     with put_in_place(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             # The time of the member is fixed, so that equal data sets are equal files.
@@ -328,14 +331,27 @@ def _read_npz(name: str) -> Dataset:
             raise ValueError(f"its {len(members)} arrays have {total:,} bytes, but the file has only {size:,}; arrays "
                              "must not be compressed")
         arrays = {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
-    if (found := int(arrays.pop("format", np.array(0)))) != _FORMAT:
+    if (found := int(arrays.get("format", np.array(0)))) not in (_FORMAT, _FORMAT_WITHOUT_CHECKSUM):
         raise ValueError(f"it has the format {found}, expected {_FORMAT}")
+    if found == _FORMAT and str(arrays.pop(_SHA256, "")) != _checksum(arrays):
+        raise ValueError("its arrays differ from their checksum, so the file was damaged or changed")
+    del arrays["format"]
     observations = {leaf: arrays.pop(_OBSERVATIONS + leaf) for leaf in _leaves(arrays, _OBSERVATIONS)}
     final = {leaf: arrays.pop(_FINAL + leaf) for leaf in _leaves(arrays, _FINAL)}
     expected = {field.name for field in dataclasses.fields(Dataset)[2:]}
     if arrays.keys() != expected:
         raise ValueError(f"its arrays must be those of observations, and {sorted(expected)}; got {sorted(arrays)}")
     return Dataset(observations, final, env=str(arrays.pop("env")), **arrays)
+
+
+def _checksum(arrays: Arrays) -> str:
+    """Return the SHA-256 of the names, dtypes, shapes and values of arrays."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found.update(f"{name!r} {array.dtype.str} {arrays[name].shape}\n".encode("utf-8", "surrogatepass"))
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def _leaves(arrays: Arrays, prefix: str) -> list[str]:

@@ -31,8 +31,8 @@ from pytorchrl.descriptions import (
     to_json,
 )
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.run_directory import RUN_FILE, RUN_FORMAT, no_run
-from pytorchrl.saved_files import check_format, read_json
+from pytorchrl.run_directory import RUN_FILE, check_description, no_run
+from pytorchrl.saved_files import read_json
 from pytorchrl.untyped import OptionValue
 
 Described = Mapping[str, object]
@@ -70,7 +70,7 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
     path = run_dir / RUN_FILE
     try:
         run = mapping(read_json(path))
-        check_format(run, RUN_FORMAT)
+        check_description(run)
         recipe, agent, seed = run["recipe"], run.get("agent"), check_seed(run["seed"])
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
@@ -87,7 +87,7 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
         return _composed(mapping(recipe), given, find, trust=trust), seed
     except CheckpointError as error:
         raise CheckpointError(_refusal(run_dir, str(error), trust=trust)) from error
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError, ConfigError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe an agent of this version: {error}") from error
 
 

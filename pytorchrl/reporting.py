@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import statistics
 import sys
@@ -89,6 +90,8 @@ def versions() -> dict[str, str]:
 class Recorder:
     """Writer of a run's records into its directory: JSON lines, and TensorBoard files if TensorBoard is installed.
 
+    Each line has a checksum; see `sealed_lines`.
+
     Args:
         log_dir: The directory.
         tensorboard: Whether to write TensorBoard files.
@@ -103,7 +106,7 @@ class Recorder:
     ) -> None:
         if after is not None and resumed is None:
             _forget_records(log_dir / METRICS_FILE, after)
-        self._file = AppendedFile(log_dir / METRICS_FILE, resumed)
+        self._file = AppendedFile(log_dir / METRICS_FILE, resumed, sealed=True)
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
     @property
@@ -427,11 +430,11 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
     return _RichLine(Rich(*columns, console=Console(file=stream), auto_refresh=False))
 
 
-def start_progress(numbered_dir: Path | None, *, compiles: bool) -> Progress:
-    """Return a progress line, after announcing a directory that the run has chosen, and a compilation."""
+def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
+    """Return a progress line, after announcing a `log_dir` that differs from the given one, and a compilation."""
     progress = Progress()
-    if numbered_dir is not None:
-        progress.announce(f"run in {numbered_dir}", keep=True)
+    if log_dir is not None and log_dir != Path(given or "").expanduser():
+        progress.announce(f"run in {log_dir}", keep=True)
     if compiles:
         progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
     return progress

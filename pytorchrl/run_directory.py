@@ -17,10 +17,11 @@ import fcntl
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.saved_files import open_no_follow
+from pytorchrl.saved_files import check_format, open_no_follow
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
@@ -80,6 +81,13 @@ def prepare_log_dir(
             raise
         raise ConfigError(f"log_dir {str(path)!r} cannot be written: {error}") from error
     return path
+
+
+def check_description(run: Mapping[str, object]) -> None:
+    """Raise `ValueError` unless the contents of a `run.json` are the description of a run that this version reads."""
+    if "recipe" not in run:
+        raise ValueError("it does not describe a run: its entry 'recipe' is missing")
+    check_format(run, RUN_FORMAT)
 
 
 def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:

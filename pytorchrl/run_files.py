@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
+import operator
 import re
 import time
 from collections.abc import Mapping
@@ -14,9 +16,9 @@ from pytorchrl.appended_files import check_appended
 from pytorchrl.background import Background
 from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner_options import LearnerOptions
-from pytorchrl.reporting import Recorder, description, write_json
+from pytorchrl.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.terminal import get_logger
@@ -80,7 +82,15 @@ class RunFiles:
         """
         newest = self.newest_checkpoint() if is_wanted else None
         if newest is not None:
-            scheme.resume(newest.scheme)
+            try:
+                scheme.resume(newest.scheme)
+                _check_learner(newest.learner)
+            except CheckpointError as error:
+                raise CheckpointError(f"{str(newest.path)!r} cannot be resumed: {error}") from error
+            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+                if isinstance(error, ConfigError):
+                    raise
+                raise CheckpointError(f"{str(newest.path)!r} does not contain the state of a run: {error!r}") from error
             return newest.learner
         if is_changed:
             self.close()
@@ -200,10 +210,11 @@ class RunFiles:
             logger.warning("the best checkpoint could not be recorded: %s", error)
 
     def end(self, summary: Mapping[str, object]) -> None:
-        """Write the result of the run."""
+        """Write the result of the run, with the size and the checksum of its records, which are then complete."""
         self.wait()
         if self._log_dir is not None:
-            write_json(self._log_dir / RESULT_FILE, summary)
+            records = {} if self._recorder is None else {"records": self._recorder.state}
+            write_json(self._log_dir / RESULT_FILE, {**summary, **records})
 
     def close(self) -> None:
         """Wait for the last checkpoint, close the records and release the lock; idempotent."""
@@ -213,3 +224,15 @@ class RunFiles:
             for file in (self._recorder, self._lock):
                 if file is not None:
                     file.close()
+
+
+def _check_learner(learner: StateDict) -> None:
+    """Raise an error if a saved state of a learner lacks values or has strange ones, which are used when it starts."""
+    for name in ("env_steps", "recorded_steps"):
+        operator.index(learner[name])
+    episodes, means = EpisodeWindow(), Means()
+    episodes.restore(learner["episodes"])
+    means.restore(learner.get("means", means.state()))
+    numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
+               *means.peek().values()]
+    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError if one is no number

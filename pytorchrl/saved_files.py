@@ -17,7 +17,8 @@ from typing import IO
 
 LARGEST_JSON = 16 << 20
 """Maximum size of a JSON file in bytes."""
-_SHA256 = "sha256"
+_SHA256, _DIGITS = "sha256", 64
+_DEEPEST = 100
 _CHUNK_BYTES = 1 << 20
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
@@ -79,18 +80,23 @@ def sha256_of(file: IO[bytes], size: int) -> hashlib._Hash:
     return found
 
 
-def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:
-    """Return the text of a regular file in UTF-8.
+def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> bytes:
+    """Return the contents of a regular file.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
-        ValueError: It has more than `largest` bytes, or is not in UTF-8.
+        ValueError: It has more than `largest` bytes.
     """
     with open_regular(path) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"{os.fspath(path)!r} has more than {largest:,} bytes")
-    return content.decode("utf-8")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:
+    """Return the text of a regular file; see `read_bytes`. A text that is not in UTF-8 raises `ValueError`."""
+    return read_bytes(path, largest).decode("utf-8")
 
 
 def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> object:
@@ -103,26 +109,47 @@ def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> obje
     return parse_json(read_text(path, largest), os.fspath(path))
 
 
-def parse_json(text: str, name: str) -> object:
+def parse_json(text: str | bytes, name: str) -> object:
     """Return the value in the text of a JSON file called `name`, without its checksum; see `read_json`."""
+    value = parse_value(text, name)
+    if not isinstance(value, dict):
+        return value
+    has_checksum = _SHA256 in value
+    found = value.pop(_SHA256, None)
+    # A checksum under another name is one whose name was damaged.
+    is_damaged = any(
+        item == _checksum({name: other for name, other in value.items() if name != key})
+        for key, item in value.items() if isinstance(item, str) and len(item) == _DIGITS
+    ) if not has_checksum else found != _checksum(value)
+    if is_damaged:
+        raise ValueError(f"{name!r} differs from its checksum, so it was damaged or changed after it was written; "
+                         f'if you changed it on purpose, delete its entry "{_SHA256}"')
+    return value
+
+
+def parse_value(text: str | bytes, name: str) -> object:
+    """Return the value of a text in JSON; raise `ValueError` if it is none, or is nested more than a hundred times."""
     try:
-        value = json.loads(text)
+        value: object = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{name!r} is nested too deeply") from error
-    if isinstance(value, dict) and _SHA256 in value:
-        found = value.pop(_SHA256)
-        if found != _checksum(value):
-            raise ValueError(f"{name!r} differs from its checksum, so it was damaged or changed after it was written; "
-                             f'if you changed it on purpose, delete its entry "{_SHA256}"')
+    if _is_deeper(value, _DEEPEST):
+        raise ValueError(f"{name!r} is nested too deeply")
     return value
 
 
 def check_format(value: Mapping[str, object], newest: int) -> None:
-    """Raise `ValueError` if the number `format` of a file's contents is larger than the `newest` one known here."""
-    found = value.get("format")
-    if isinstance(found, int) and found > newest:
-        raise ValueError(f"it has the format {found}, but this version of pytorchrl reads formats up to {newest}; use "
-                         "the version that wrote it, or a newer one")
+    """Raise `ValueError` if the number `format` of a file's contents is not from 1 to `newest`; it may be missing."""
+    found = value.get("format", newest)
+    if type(found) is not int or not 1 <= found <= newest:
+        raise ValueError(f"it has the format {found!r}, but this version of pytorchrl reads formats up to {newest}; "
+                         "use the version that wrote it, or a newer one")
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(children) and (levels == 0 or any(
+        _is_deeper(child, levels - 1) for child in children if isinstance(child, (dict, list))))
 
 
 def with_checksum(value: Mapping[str, object]) -> dict[str, object]:

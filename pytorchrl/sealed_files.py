@@ -155,6 +155,9 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
             _check_tensors(item, name, f"{where}/{index}")
     elif isinstance(value, torch.Tensor):
         is_plain = value.layout == torch.strided and value.device.type == "cpu" and value.dtype in _DTYPES
+        if is_plain and value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise CheckpointError(f"{name} contains the tensor {where} with {value.numel():,} elements, but only "
+                                  f"{value.untyped_storage().nbytes():,} bytes of data")
         if not is_plain or value.requires_grad:
             raise CheckpointError(
                 f"{name} contains the tensor {where} with dtype {str(value.dtype).removeprefix('torch.')}, layout "

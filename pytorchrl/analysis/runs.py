@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,9 +12,18 @@ import numpy as np
 
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
-from pytorchrl.monitor.reading import mapping
-from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, RUN_FORMAT, no_run
-from pytorchrl.saved_files import check_format, read_json, read_text
+from pytorchrl.monitor.reading import is_cut, mapping, number, read_object
+from pytorchrl.run_directory import (
+    CHECKPOINTS,
+    METRICS_FILE,
+    MODEL_NAME,
+    RESULT_FILE,
+    RUN_FILE,
+    check_description,
+    no_run,
+)
+from pytorchrl.saved_files import parse_value, read_bytes, read_json
+from pytorchrl.sealed_lines import check_sealed
 
 # Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
@@ -63,17 +73,18 @@ class Scores:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Return the description of the run in a directory; records without a description are a run without settings.
+    """Return the description of the run in a directory; records without any other file are a run without settings.
 
     Raises:
         ConfigError: The directory contains no run.
     """
     path = run_dir / RUN_FILE
-    if not path.exists() and (run_dir / METRICS_FILE).is_file():
+    others = (run_dir / name for name in (RUN_FILE, RESULT_FILE, CHECKPOINTS, f"{MODEL_NAME}.pt"))
+    if (run_dir / METRICS_FILE).is_file() and not any(map(os.path.lexists, others)):
         return Run(run_dir, "env", None, {})
     try:
         found = mapping(read_json(path))
-        check_format(found, RUN_FORMAT)
+        check_description(found)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError) as error:
@@ -223,34 +234,28 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
     """
     path = run_dir / METRICS_FILE
     try:
-        lines = read_text(path, _LARGEST_RECORDS).splitlines()
+        content = read_bytes(path, _LARGEST_RECORDS)
+        lines = check_sealed(content)
     except FileNotFoundError:
         raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(run_dir)!r} has no readable records: {error}") from error
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
+    if is_cut(read_object(run_dir / RESULT_FILE), len(content)):
+        raise ConfigError(f"{str(path)!r} is shorter than when its run ended, so its last records are missing; delete "
+                          f"{RESULT_FILE} to use the remaining records")
     points, names = [], set()
-    for number, line in enumerate(lines, start=1):
+    for place, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record = parse_value(line, METRICS_FILE)
         except ValueError:
-            if number == len(lines):  # the run was killed while writing this line
-                break
-            raise ConfigError(f"{path}:{number} is not JSON") from None
+            raise ConfigError(f"{path}:{place} is not JSON") from None
         names.update(_names(record))
-        point = _number(record, x), _number(record, y)
+        point = number(record, *x.split("/")), number(record, *y.split("/"))
         if None not in point:
             points.append(point)
     if not points:
         raise ConfigError(f"{path} has no record with {x!r} and {y!r}; it has {', '.join(sorted(names)) or 'nothing'}")
     return [x for x, _ in points if x is not None], [y for _, y in points if y is not None]
-
-
-def _number(record: object, name: str) -> float | None:
-    for key in name.split("/"):
-        if not isinstance(record, dict) or key not in record:
-            return None
-        record = record[key]
-    return float(record) if isinstance(record, (int, float)) and not isinstance(record, bool) else None
 
 
 def _names(record: object, prefix: str = "") -> list[str]:

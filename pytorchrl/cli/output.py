@@ -15,7 +15,8 @@ def show(*lines: str) -> None:
 
 def show_stderr(*lines: str) -> None:
     """Print lines on standard error, with control characters escaped."""
-    print(*map(printable, lines), sep="\n", file=sys.stderr)
+    if lines:
+        print(*map(printable, lines), sep="\n", file=sys.stderr)
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytorchrl.cli.output import show
+from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.monitor.page import write_report
 from pytorchrl.monitor.view import read_run
@@ -21,6 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     given = parser.parse(arguments)
     output = Path(given.out) if given.out else Path(given.run_dirs[0]) / "report.html"
-    write_report([read_run(Path(run_dir)) for run_dir in given.run_dirs], output)
+    views = [read_run(Path(run_dir)) for run_dir in given.run_dirs]
+    show_stderr(*(f"pytorchrl: warning: {problem}" for view in views for problem in view.problems))
+    write_report(views, output)
     show(f"wrote {output}")
     return 0

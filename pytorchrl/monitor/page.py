@@ -116,7 +116,8 @@ def _run(view: RunView, name: str) -> str:
             '<p class="none">nobody</p>'),
         _card("faults and restarts", _events(view)),
     ]
-    return (f"<h2>{escape(name)}</h2><p>{escape(what)} <b class=\"{view.state}\">{view.state}</b></p>"
+    problems = "".join(f'<p class="silent">{escape(problem)}</p>' for problem in view.problems)
+    return (f"<h2>{escape(name)}</h2><p>{escape(what)} <b class=\"{view.state}\">{view.state}</b></p>{problems}"
             f'<section class="card"><h3>tree</h3>{_flow(view)}{_workers(view)}</section><br>'
             f'<div class="grid2">{"".join(cards)}</div>{_media(view)}{_settings(view)}')
 

@@ -6,14 +6,14 @@ The contents are untrusted: a value of an unexpected type is treated as missing.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, no_run
-from pytorchrl.saved_files import open_regular, read_json
+from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, check_description, no_run
+from pytorchrl.saved_files import open_regular, parse_value, read_json
+from pytorchrl.sealed_lines import LineChecker
 
 Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
@@ -33,12 +33,26 @@ def check_run(run_dir: Path) -> None:
 
 
 def read_object(path: Path) -> Record:
-    """Return the JSON object in a file; empty if the file is missing, damaged, or contains something else."""
+    """Return the contents of `run.json` or `result.json`; empty if the file is missing, damaged or something else."""
+    return read_checked(path)[0]
+
+
+def read_checked(path: Path) -> tuple[Record, str]:
+    """Return the JSON object in a file, and the problem with the file; a missing file is empty without a problem."""
     try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = mapping(read_json(path))
+        if path.name == RUN_FILE:
+            check_description(found)
+        elif number(found, "env_steps") is None:
+            raise ValueError("it is not the result of a run: it contains no number 'env_steps'")
+    except (OSError, ValueError) as error:
+        return {}, f"{str(path)!r} cannot be read: {error}" if os.path.lexists(path) else ""
+    return found, ""
+
+
+def is_cut(result: Record, num_bytes: int) -> bool:
+    """Return whether the records of a run have fewer bytes than when the run ended and wrote its `result.json`."""
+    return num_bytes < count(result, "records", "bytes")
 
 
 class Records:
@@ -58,9 +72,14 @@ class Records:
         """Time of the latest write, in seconds since the epoch by the clock of the file system; None: no file."""
         self.has_restarted = False
         """Whether the latest call of `read` began again, so that earlier records no longer count."""
+        self.num_bytes = 0
+        """Size of the complete lines at the latest call of `read`."""
+        self.num_damaged = 0
+        """Number of lines that differ from their checksums or are not JSON objects."""
+        self._checker = LineChecker()
 
     def read(self) -> list[Record]:
-        """Return the new complete records, in order; lines that are not JSON objects are skipped."""
+        """Return the new complete records, in order; damaged lines are counted and left out."""
         try:
             with open_regular(self._path) as file:
                 status = os.fstat(file.fileno())
@@ -69,22 +88,31 @@ class Records:
                 if self.has_restarted:
                     self._inode = status.st_ino
                     most = _TAIL_BYTES if self._only_latest else _MOST_BYTES
-                    self._offset = max(0, status.st_size - most)
+                    self._offset, self.num_damaged = max(0, status.st_size - most), 0
+                    self._checker = LineChecker(at_start=not self._offset)
                 file.seek(self._offset)
                 data = file.read(min(status.st_size - self._offset, _MOST_BYTES))
         except OSError:
+            self.num_bytes = 0
             return []
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        return [record for line in data[:end].splitlines() if (record := _record(line))]
+        lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
+        if self.has_restarted and self._offset:  # reading began in the middle of the first line
+            del lines[:1]
+        self._offset += data.rfind(b"\n") + 1
+        self.num_bytes = self._offset
+        found = [self._record(line) for line in lines]
+        self.num_damaged += sum(record is None for record in found)
+        return [record for record in found if record is not None]
 
-
-def _record(line: bytes) -> Record:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    def _record(self, line: bytes) -> Record | None:
+        """Return the record in a line; None if the line is damaged."""
+        if not self._checker.is_sound(line):
+            return None
+        try:
+            found = parse_value(line, METRICS_FILE)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
 
 
 def item(record: object, *path: str) -> object:
@@ -97,9 +125,13 @@ def item(record: object, *path: str) -> object:
 def number(record: object, *path: str) -> float | None:
     """Return the finite number at a path of keys; None if there is none."""
     value = item(record, *path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return found if math.isfinite(found) else None
 
 
 def count(record: object, *path: str) -> int:

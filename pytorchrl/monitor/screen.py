@@ -42,7 +42,8 @@ def frame(view: RunView, width: int, height: int) -> RenderableType:
     from rich.table import Table
 
     wide = width >= _WIDE
-    head: list[RenderableType] = [_title(view), _progress(view, width), _bottleneck(view)]
+    problems = [_plain(problem, "bold red") for problem in view.problems]
+    head: list[RenderableType] = [_title(view), *problems, _progress(view, width), _bottleneck(view)]
     right: list[RenderableType] = [_shares(view, width // 2 if wide else width), _waits(view), _facts(view)]
     used = 14 + (0 if wide else 16)
     left: list[RenderableType] = [_flow(view), _workers(view, max(4, height - used))]

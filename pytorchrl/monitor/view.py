@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytorchrl import time_shares
@@ -14,14 +14,15 @@ from pytorchrl.monitor.reading import (
     Records,
     check_run,
     count,
+    is_cut,
     item,
     mapping,
     number,
-    read_object,
+    read_checked,
     rows,
     text,
 )
-from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
+from pytorchrl.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 
 # Rates and time shares cover the records of this many seconds before the latest record.
 _WINDOW_S = 10.0
@@ -103,6 +104,7 @@ class RunView:
         bottleneck: A sentence; empty before the first update.
         events: Replacements and skipped updates, in order.
         records: All records that were read, for curves.
+        problems: A sentence about each damaged file, whose damaged contents are left out.
     """
 
     run_dir: Path
@@ -118,6 +120,7 @@ class RunView:
     bottleneck: str
     events: tuple[Event, ...]
     records: tuple[Record, ...]
+    problems: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -213,14 +216,22 @@ class Reader:
     def read(self, now: float | None = None) -> RunView:
         """Return the view as of now; `now` is the time in seconds since the epoch, None: the current time."""
         now = time.time() if now is None else now
-        result, run = read_object(self._run_dir / RESULT_FILE), read_object(self._run_dir / RUN_FILE)
+        (result, in_result), (run, in_run) = (read_checked(self._run_dir / name) for name in (RESULT_FILE, RUN_FILE))
         new = self._source.read()
         self._records = new if self._source.has_restarted else self._records + new
         if self._only_latest:
             self._records = self._records[-500:]
         written_at = self._source.written_at
         age_s = None if written_at is None or not self._records else max(0.0, now - written_at)
-        return view_of(self._run_dir, run, result, self._records, age_s)
+        problems = tuple(filter(None, (in_run, in_result, self._problem(result))))
+        return replace(view_of(self._run_dir, run, result, self._records, age_s), problems=problems)
+
+    def _problem(self, result: Record) -> str:
+        """Return the problem with the records; empty if there is none."""
+        source, path = self._source, str(self._run_dir / METRICS_FILE)
+        if source.num_damaged:
+            return f"{path!r} is damaged: lines that differ from their checksums were left out: {source.num_damaged}"
+        return f"{path!r} is shorter than when the run ended" if is_cut(result, source.num_bytes) else ""
 
 
 def read_run(run_dir: Path) -> RunView:

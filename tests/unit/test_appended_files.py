@@ -52,7 +52,7 @@ def test_a_full_disk_loses_whole_lines_and_writing_goes_on(tmp_path, monkeypatch
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 16])
 @pytest.mark.parametrize("left", ["", "o", "one", "one\n", "one\ntw", "one\ntwo\n", "one\n" + "x" * 20])
 def test_an_incomplete_last_line_is_removed(tmp_path, monkeypatch, left, chunk):
-    monkeypatch.setattr(appended_files, "_TAIL_BYTES", chunk)
+    monkeypatch.setattr(appended_files, "_CHUNK_BYTES", chunk)
     path = tmp_path / "lines"
     path.write_text(left)
     file = AppendedFile(path)

@@ -287,6 +287,8 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
                               f"{', '.join(networks)}; pass a file written by save_model for such an actor")
     for name, parameters in networks.items():
         size = sum(parameter.numel() for parameter in parameters)
+        if not state[name].is_floating_point():
+            raise CheckpointError(f"checkpoint {path!r} contains parameters {name!r} of the dtype {state[name].dtype}")
         if state[name].shape != (size,):
             raise CheckpointError(
                 f"checkpoint {path!r} contains {math.prod(state[name].shape)} parameters, but this actor has {size}; "

@@ -13,6 +13,9 @@ import numpy as np
 from pytorchrl.agent.data import Episode
 from pytorchrl.appended_files import AppendedFile
 from pytorchrl.errors import ConfigError
+from pytorchrl.saved_files import open_regular
+
+_LONGEST_HEADER = 1 << 16
 
 
 class EpisodeStatistics:
@@ -134,5 +137,9 @@ def _row(fields: Iterable[object]) -> str:
 
 
 def _columns_of(path: Path) -> list[str]:
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        return next(csv.reader(file), [])
+    with open_regular(path) as file:
+        header = file.readline(_LONGEST_HEADER).decode("utf-8", errors="replace")
+    try:
+        return next(csv.reader([header]), [])
+    except csv.Error:  # for example, a damaged header that contains NUL
+        return [header]

@@ -1,15 +1,15 @@
 """Write and read the file that records a run.
 
-Each line is a JSON value. The first line describes the run, and the last line states how the run ended. If the run was
-killed, the last line is missing. Each line in between is written after an update, at most four times per second. It
-contains the entries that were added to the workers' journals since the previous line, as
-`[[worker, incarnation, events, turns], ...]`; see `pytorchrl.runtime.journal.Part`.
+Each line is a JSON object with a checksum; see `pytorchrl.sealed_lines`. The first line describes the run, and the last
+line states how the run ended. If the run was killed, the last line is missing. Each line in between is written after an
+update, at most four times per second. It contains the entries that were added to the workers' journals since the
+previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see `pytorchrl.runtime.journal.Part`. In the
+older format, such a line is only the list, and lines have no checksums.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import operator
 import os
@@ -31,10 +31,14 @@ from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Event, Part, WorkersPart
+from pytorchrl.saved_files import read_bytes
+from pytorchrl.sealed_lines import check_sealed, seal, seal_of
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import Json
 
-FORMAT = "pytorchrl record 1"
+FORMAT = "pytorchrl record 2"
+_FORMAT_WITHOUT_CHECKSUMS = "pytorchrl record 1"
+_LARGEST_BYTES = 512 << 20
 
 # Writing at every update would make fast updates two percent slower: each write releases Python's global interpreter
 # lock, so other threads run first.
@@ -120,7 +124,7 @@ class RecordWriter:
 
     def __init__(self, path: str, settings: Mapping[str, object], agent: Mapping[str, object],
                  target_steps: int) -> None:
-        self._path, self._next_write = path, 0.0
+        self._path, self._next_write, self._last_seal = path, 0.0, ""
         try:
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
@@ -144,7 +148,7 @@ class RecordWriter:
             whole = noted.setdefault((worker, incarnation), Part([], []))
             whole.events.extend(part.events)
             whole.turns.extend(part.turns)
-        self._write([[*place, *part] for place, part in noted.items() if part.events or part.turns])
+        self._write({"parts": [[*place, *part] for place, part in noted.items() if part.events or part.turns]})
         self._next_write = time.monotonic() + _WRITE_INTERVAL_S
 
     def close(self, failed: bool, checksum: int | None) -> None:
@@ -158,11 +162,13 @@ class RecordWriter:
         self._file.close()
         Path(self._path).unlink(missing_ok=True)
 
-    def _write(self, value: object) -> None:
+    def _write(self, value: Mapping[str, object]) -> None:
         if self._file.closed:
             return
+        line = seal(_to_json(value), self._last_seal)
+        self._last_seal = seal_of(line.encode("ascii"))
         try:
-            self._file.write(_to_json(value) + "\n")
+            self._file.write(line)
             self._file.flush()
         except OSError as error:  # training continues without the record
             logger.warning("the record %r ends here, because it cannot be written: %s", self._path, error)
@@ -206,6 +212,8 @@ class Record:
     """Checksum of the final parameters; None if it is not known."""
     mixed_precision: dict[str, bool] = field(default_factory=dict)
     """Policy -> whether its networks computed in bfloat16."""
+    has_end: bool = True
+    """Whether the record has its last line, so that it is whole."""
 
     @cached_property
     def updates(self) -> int:
@@ -231,44 +239,51 @@ class Record:
                               "the same number")
 
     def warning(self) -> str:
-        """Return a warning if a replay on this machine may produce different results, else an empty string."""
+        """Return a warning if the record has no end, or if a replay may produce different results; else return ""."""
         now = _machine()
         other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now
                  if self.machine.get(name) != now[name]]
-        return f"the record was made with {', '.join(other)}; results may differ in their last bits" if other else ""
+        texts = [] if self.has_end else [
+            f"the record {self.path!r} has no last line, because its run was killed or the file was cut off; the "
+            f"replay ends after {self.updates} updates"]
+        if other:
+            texts.append(f"the record was made with {', '.join(other)}; results may differ in their last bits")
+        return "; ".join(texts)
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
     """Read a record; ignore an incomplete last line, which a killed run may leave.
 
     Raises:
-        ConfigError: The file does not exist, or is not a record.
+        ConfigError: The file does not exist, is damaged, or is not a record.
     """
     name = os.fspath(path)
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = check_sealed(read_bytes(path, _LARGEST_BYTES))
     except (OSError, ValueError) as error:
         raise ConfigError(f"replay {name!r} cannot be read: {error}") from error
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
     try:
         head, *rest = map(json.loads, lines)
-        if head["format"] != FORMAT:
+        if head["format"] not in (FORMAT, _FORMAT_WITHOUT_CHECKSUMS):
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
-        end: dict[str, Json] = {"end": "killed", "checksum": None}
-        if rest and isinstance(rest[-1], dict):
+        if head["format"] == FORMAT and "sha256" not in head:
+            raise ConfigError(f"replay {name!r} is damaged: its first line has lost its checksum")
+        end: dict[str, Json] = {"end": None, "checksum": None}
+        if rest and isinstance(rest[-1], dict) and "end" in rest[-1]:
             end = rest.pop()
         parts: dict[tuple[str, int], Part] = {}
-        for worker, incarnation, events, turns in itertools.chain.from_iterable(rest):
-            part = parts.setdefault((worker, incarnation), Part([], []))
-            part.events.extend(map(_event, events))
-            part.turns.extend(map(operator.index, turns))
+        for line in rest:
+            for worker, incarnation, events, turns in line["parts"] if isinstance(line, dict) else line:
+                part = parts.setdefault((worker, incarnation), Part([], []))
+                part.events.extend(map(_event, events))
+                part.turns.extend(map(operator.index, turns))
         settings, agent, machine = (_mapping(head[key]) for key in ("settings", "agent", "machine"))
         operator.index(settings["seed"])
         return Record(
             name, settings, {part: _mapping(options) for part, options in agent.items()},
             operator.index(head["target_steps"]), machine, parts, failed=end["end"] == "failed",
-            checksum=end["checksum"], mixed_precision=_mapping(head.get("mixed_precision", {})))
+            checksum=end["checksum"], mixed_precision=_mapping(head.get("mixed_precision", {})),
+            has_end=end["end"] is not None)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

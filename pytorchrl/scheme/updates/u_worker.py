@@ -11,7 +11,7 @@ from typing import NoReturn
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
+from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.exits import as_error, raise_exit
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
@@ -346,14 +346,23 @@ class UWorker(Worker):
         Args:
             state: The saved state.
             seed: The seed that was passed to `checkpoint`.
+
+        Raises:
+            CheckpointError: The state is not one of such a tree.
         """
-        workers = state["workers"]
-        self.strategy.restore(WholeState(state["version"], state["algorithm"]), workers)
-        self.strategy.reseed(seed)
-        first = 1 if self.remote_workers else 0
-        self.statistics.restore(state["accounts"], {
-            index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first)
-            if own is not None})
+        try:
+            workers = state["workers"]
+            self.strategy.restore(WholeState(state["version"], state["algorithm"]), workers)
+            self.strategy.reseed(seed)
+            first = 1 if self.remote_workers else 0
+            self.statistics.restore(state["accounts"], {
+                index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first)
+                if own is not None})
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+            if isinstance(error, PyTorchRLError):
+                raise
+            raise CheckpointError(f"the checkpoint does not contain the state of this agent: {type(error).__name__}: "
+                                  f"{error}") from error
 
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:

@@ -262,7 +262,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
 
 def test_resuming_with_other_settings_is_refused(tmp_path):
     train_to(tmp_path, target_steps=350)
-    with pytest.raises(CheckpointError, match="num_col_workers was 1, now it is 2"):
+    with pytest.raises(CheckpointError, match="col_execution was 'Central', now it is 'Parallel'"):
         make(tmp_path, scheme=make_scheme(num_col_workers=2), resume=True)
 
 
@@ -391,7 +391,7 @@ def test_a_run_can_be_resumed_from_the_command_line(tmp_path, capsys):
 def evaluated_at(learner):
     """Return the list of env steps at which the learner starts evaluations; each evaluation ends immediately."""
     steps = []
-    learner.scheme.start_evaluation = lambda num_episodes: steps.append(learner.env_steps)
+    learner.scheme.start_evaluation = lambda num_episodes, timeout_s: steps.append(learner.env_steps)
     learner.scheme.poll_evaluation = lambda: Evaluation(0, (1.0,), (1,))
     return steps
 

@@ -94,7 +94,7 @@ def test_a_run_keeps_the_checkpoint_of_its_best_evaluation(tmp_path):
                   keep_checkpoints=1, log_every=1000) as learner:
             running = []
 
-            def start(num_episodes):
+            def start(num_episodes, timeout_s):
                 running.append(Evaluation(learner.updates, ({1: 5.0, 2: 9.0, 3: 7.0}[learner.env_steps // 300],), (1,)))
             learner.scheme.start_evaluation = start
             learner.scheme.poll_evaluation = lambda: running[-1]
@@ -103,7 +103,7 @@ def test_a_run_keeps_the_checkpoint_of_its_best_evaluation(tmp_path):
             while not learner.done():
                 learner.step()
                 learner._look(0.0)
-            learner.scheme.start_evaluation = lambda num_episodes: None
+            learner.scheme.start_evaluation = lambda num_episodes, timeout_s: None
             learner.train()
             return learner.env_steps
     last = train(8.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.run_files import RunFiles
 from pytorchrl.saved_files import put_in_place, read_json
+from pytorchrl.sealed_lines import seal
 
 
 @pytest.fixture
@@ -58,8 +60,11 @@ def test_a_run_has_a_description_records_and_a_result(open_run, tmp_path):
     described = json.loads((tmp_path / "run.json").read_text())
     assert (described["recipe"], described["target_steps"], described["seed"]) == ({"algorithm": "PPO"}, 100, 7)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"env_steps": 10, "loss": None}, {"env_steps": 20, "loss": None}]
-    assert read_json(tmp_path / "result.json") == {"env_steps": 20}
+    assert [json.loads(line) | {"sha256": ""} for line in lines] == [
+        {"env_steps": steps, "loss": None, "sha256": ""} for steps in (10, 20)]
+    state = {"bytes": (tmp_path / "metrics.jsonl").stat().st_size,
+             "sha256": hashlib.sha256((tmp_path / "metrics.jsonl").read_bytes()).hexdigest()}
+    assert read_json(tmp_path / "result.json") == {"env_steps": 20, "records": state}
 
 
 @pytest.mark.parametrize("version", ["this", "0.1.0"])
@@ -99,7 +104,7 @@ def test_damaged_records_are_refused_when_a_run_is_resumed(open_run, tmp_path, c
     resumed = files.newest_checkpoint().learner
     assert "metrics.jsonl is missing; new records begin at the checkpoint" in caplog.text
     open_run(resumed).record({"env_steps": 30})
-    assert path.read_text() == '{"env_steps": 30}\n'
+    assert path.read_text() == seal('{"env_steps": 30}', "")
 
 
 def test_one_run_at_a_time_uses_a_directory(open_run, tmp_path):

@@ -346,4 +346,6 @@ def test_load_refuses_a_damaged_or_foreign_model(copied, content):
 
 def test_result_file_agrees_with_the_summary(tmp_path):
     agent = train("ppo", "CartPole-v1", log_dir=tmp_path, **TINY)
-    assert read_json(tmp_path / "result.json") == json.loads(json.dumps(agent.summary))
+    result = read_json(tmp_path / "result.json")
+    assert result.pop("records")["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size
+    assert result == json.loads(json.dumps(agent.summary))

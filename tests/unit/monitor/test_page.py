@@ -39,7 +39,8 @@ class Page(html.parser.HTMLParser):
 
 
 def test_a_report_contains_the_parts_of_a_run(tmp_path):
-    page = Page(report([read_run(make_run(tmp_path / "a", usual_records(), result={"seconds": 30.0}))]))
+    run = make_run(tmp_path / "a", usual_records(), result={"env_steps": 4000, "seconds": 30.0})
+    page = Page(report([read_run(run)]))
     text = " ".join(page.text)
     for part in ("training: mean return", "ledger, in env steps", "time of each level, at the end",
                  "GWorker 0/CWorker 2", "policy lag, in updates", "faults and restarts", "versions", "num_col_workers",

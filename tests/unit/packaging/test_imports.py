@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Modules that every layer may import. Options are declared in every layer, so the module `options` belongs to
 # no layer.
 EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped",
-              "saved_files", "sealed_files", "appended_files", "exits", "turns")
+              "saved_files", "sealed_files", "sealed_lines", "appended_files", "exits", "turns")
 # The layers that each layer may import, in addition to itself and to the modules that every layer may import.
 ALLOWED = {
     "errors": set(),
@@ -26,6 +26,7 @@ ALLOWED = {
     "worker_names": set(),
     "untyped": set(),
     "saved_files": set(),
+    "sealed_lines": set(),
     "sealed_files": set(),
     "appended_files": set(),
     "exits": set(),

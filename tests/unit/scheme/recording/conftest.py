@@ -9,6 +9,7 @@ import torch
 
 from pytorchrl import ASYNC
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
+from pytorchrl.sealed_lines import seal_of, seal
 
 ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
 ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
@@ -64,18 +65,30 @@ class Runs:
     def lines(self):
         """Return all entries of the record in the form [worker, incarnation, events, turns]."""
         with open(self.path, encoding="utf-8") as file:
-            return [part for line in list(file)[1:-1] for part in json.loads(line)]
+            return [part for line in list(file)[1:-1] for part in json.loads(line)["parts"]]
 
     def alter(self, change):
         """Call `change(part)` for each part of the record until a call returns True, and save the record.
 
         `change` may modify the part in place.
         """
+        self.rewrite(lambda lines: any(change(part) for line in lines[1:-1] for part in line["parts"]))
+
+    def rewrite(self, change):
+        """Call `change` with all lines of the record, which it may modify in place, and save them with new checksums.
+
+        `change` must return something true.
+        """
         with open(self.path, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-        assert any(change(part) for line in lines[1:-1] for part in line)
+        assert change(lines)
+        checksum = ""
         with open(self.path, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            for line in lines:
+                del line["sha256"]
+                text = seal(json.dumps(line), checksum)
+                checksum = seal_of(text.encode())
+                file.write(text)
 
     def twice(self, **settings):
         """Record a run, replay it, check that the results are equal, and return both."""

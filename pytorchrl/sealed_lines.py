@@ -1,0 +1,83 @@
+"""Seal the lines of a file of JSON objects, so that a reader finds changed, missing, additional and swapped lines.
+
+The last entry of a sealed line is `"sha256"`, the SHA-256 of the previous line's checksum (an empty text in the first
+sealed line) and of the line before this entry. Lines at the end of a file may be missing, because a killed run ends
+anywhere. Commands that only show runs import this module, so it must not import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_ENTRY = re.compile(rb'"sha256": "([0-9a-f]{64})"\}')
+ENTRY_BYTES = len('"sha256": ""}\n') + 64
+"""Size of a checksum at the end of a sealed line, with the line break."""
+
+
+def seal(line: str, previous: str) -> str:
+    """Return a line with its checksum and a line break.
+
+    Args:
+        line: The text of a JSON object, without a line break.
+        previous: The `seal_of` the previous line; empty in the first line.
+    """
+    start = line.removesuffix("}") + ("" if line == "{}" else ", ")
+    return f'{start}"sha256": "{_digest(previous, start.encode("utf-8"))}"}}\n'
+
+
+def seal_of(line: bytes) -> str:
+    """Return the checksum of a line, or of the end of a line, with its line break; empty if it has none."""
+    entry = _ENTRY.fullmatch(line[-ENTRY_BYTES:].removesuffix(b"\n"))
+    return "" if entry is None else entry[1].decode("ascii")
+
+
+def _digest(previous: str, start: bytes) -> str:
+    return hashlib.sha256(previous.encode("ascii") + start).hexdigest()
+
+
+class LineChecker:
+    """Checker of consecutive lines of a file.
+
+    Lines without a checksum, which earlier versions wrote, are sound before the first line with a checksum.
+
+    Args:
+        at_start: Whether the first line is that of the file; otherwise, the first line cannot be checked.
+    """
+
+    def __init__(self, *, at_start: bool = True) -> None:
+        self._previous: str | None = "" if at_start else None
+        self._is_sealed = False
+
+    def is_sound(self, line: bytes) -> bool:
+        """Return whether the next line, with its line break, is as it was written, and follows the previous line."""
+        previous, found = self._previous, seal_of(line)
+        if not found:
+            return not self._is_sealed
+        self._previous, self._is_sealed = found, True
+        return previous is None or found == _digest(previous, line[:-ENTRY_BYTES])
+
+
+def complete_lines(content: bytes) -> list[bytes]:
+    """Return the lines of a file with their line breaks; an incomplete last line of a killed writer is left out.
+
+    If the last line has a checksum, only its line break is missing or was changed; the line is then kept.
+    """
+    *lines, last = content.split(b"\n")
+    if _ENTRY.search(last):
+        lines.append(last)
+    return [line + b"\n" for line in lines]
+
+
+def check_sealed(content: bytes) -> list[bytes]:
+    """Return the complete lines of a file after a check of their checksums.
+
+    Raises:
+        ValueError: A line is damaged, or a line before it is missing; the message has its number, from 1.
+    """
+    checker, lines = LineChecker(), complete_lines(content)
+    for number, line in enumerate(lines, start=1):
+        if not checker.is_sound(line):
+            raise ValueError(f"line {number} differs from its checksum, so this line was damaged or changed after it "
+                             "was written, or lines before it are missing")
+    return lines
