@@ -85,7 +85,7 @@ class Host:
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
         self._lock = threading.Lock()
         self._log = WorkerLog()
-        logging.getLogger("pytorchrl").addHandler(self._log)
+        get_logger("pytorchrl").addHandler(self._log)
         restore_umask()
 
     def up(self) -> None:
