@@ -140,7 +140,8 @@ class Callbacks:
 
     def respond_to(self, hook: str) -> bool:
         """Return whether any callback has its own method of this name."""
-        return any(getattr(type(callback), hook, None) is not getattr(Callback, hook) for callback in self._callbacks)
+        return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+                   for callback in self._callbacks)
 
     def call(self, hook: str, *arguments: object) -> list[object]:
         """Call a method of all callbacks, and return the results.

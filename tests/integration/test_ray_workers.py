@@ -8,7 +8,7 @@ import sys
 import gymnasium
 import pytest
 
-from pytorchrl.errors import CrashLoopError, EnvError, WorkerError
+from pytorchrl.errors import CrashLoopError, WorkerError
 from tests.conftest import result_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -43,25 +43,22 @@ def make_steps(scheme, count):
         scheme.step()
 
 
-@pytest.mark.parametrize(("way", "error", "text"), [
-    ("SystemExit", EnvError, r"env 0: step raised after \d+ steps.*SystemExit: 3; an environment must not call"),
-    ("KeyboardInterrupt", WorkerError, r"GWorker 0/CWorker \d raised KeyboardInterrupt\(\), which would end"),
-])
-def test_an_environment_that_ends_the_program_is_an_error(make_scheme, way, error, text):
-    scheme = make_scheme(Ending, {"way": way}, num_envs=1, num_col_workers=2)
-    with pytest.raises(error, match=text):
+def test_an_environment_that_ends_the_program_is_an_error(make_scheme):
+    scheme = make_scheme(Ending, {"way": "KeyboardInterrupt"}, num_envs=1, num_col_workers=2)
+    with pytest.raises(WorkerError, match=r"GWorker 0/CWorker \d raised KeyboardInterrupt\(\), which would end"):
         make_steps(scheme, 20)
     assert scheme.metrics()["workers_restarted"] == 0
 
 
-def test_restarts_of_environments_are_logged_in_the_program(make_scheme, caplog, capfd):
-    scheme = make_scheme(Ending, {"way": "raise"}, num_envs=1, num_col_workers=2)
+@pytest.mark.parametrize(("way", "error"), [("raise", "flaky simulator"), ("SystemExit", "SystemExit: 3")])
+def test_restarts_of_environments_are_logged_in_the_program(make_scheme, caplog, capfd, way, error):
+    scheme = make_scheme(Ending, {"way": way}, num_envs=1, num_col_workers=2)
     while not scheme.metrics().get("envs_restarted"):
         scheme.step()
-    [text, *_] = [message for message in caplog.messages if "flaky simulator" in message]
+    [text, *_] = [message for message in caplog.messages if error in message]
     assert text.startswith("GWorker 0/CWorker ")
     assert "Traceback" in text
-    assert "flaky" not in capfd.readouterr().out
+    assert error not in capfd.readouterr().out
 
 
 @pytest.mark.chaos

@@ -268,9 +268,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
         if head["format"] == FORMAT and "sha256" not in head:
             raise ConfigError(f"replay {name!r} is damaged: its first line has lost its checksum")
-        end: dict[str, Json] = {"end": None, "checksum": None}
-        if rest and isinstance(rest[-1], dict) and "end" in rest[-1]:
-            end = rest.pop()
+        end = rest.pop() if rest and isinstance(rest[-1], dict) and "end" in rest[-1] else {}
         parts: dict[tuple[str, int], Part] = {}
         for line in rest:
             for worker, incarnation, events, turns in line["parts"] if isinstance(line, dict) else line:
@@ -281,9 +279,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         operator.index(settings["seed"])
         return Record(
             name, settings, {part: _mapping(options) for part, options in agent.items()},
-            operator.index(head["target_steps"]), machine, parts, failed=end["end"] == "failed",
-            checksum=end["checksum"], mixed_precision=_mapping(head.get("mixed_precision", {})),
-            has_end=end["end"] is not None)
+            operator.index(head["target_steps"]), machine, parts, failed=end.get("end") == "failed",
+            checksum=end.get("checksum"), mixed_precision=_mapping(head.get("mixed_precision", {})),
+            has_end=end.get("end") is not None)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

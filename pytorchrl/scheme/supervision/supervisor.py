@@ -214,6 +214,8 @@ class Supervisor:
         self._untried.update(range(before, number))
         self._history = [*self._history[:number], *(deque() for _ in range(before, number))]
         self._fruitless = [*self._fruitless[:number], *[0] * (number - before)]
+        self._results = [*self._results[:number], *[0] * (number - before)]
+        self._lives = [*self._lives[:number], *([] for _ in range(before, number))]
         for index in range(number, before):
             self._since.pop(index, None)
             self._due.pop(index, None)

@@ -29,6 +29,7 @@ CASES = {
                                       "queue_size": 2},
     "rounds": {"train_batch_size": 40},
     "preemption": {"col_fraction_workers": 0.5},
+    "finished stragglers": {"col_fraction_workers": 0.5, "on_straggler": "finish"},
     "ranks": {"num_grad_workers": 2, "distribute_gradients": True},
     "rapid": {"num_grad_workers": 2, "distribute_gradients": True, "col_communication": ASYNC, "queue_size": 2},
     "shards": {"col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8},
@@ -64,8 +65,8 @@ class Account:
             insert(storage, rollouts)
 
         @functools.wraps(collect)
-        def collecting(worker, weights=None):
-            rollout = collect(worker, weights)
+        def collecting(worker, weights=None, num_steps=None):
+            rollout = collect(worker, weights, num_steps)
             acted[rollout.worker, rollout.incarnation, rollout.sequence, worker.index_parent] = int(worker.algo.count)
             return rollout
 

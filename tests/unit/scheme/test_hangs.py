@@ -116,7 +116,8 @@ def hanging(**settings):
 def test_a_worker_that_hangs_again_and_again_ends_the_run_with_its_history():
     scheme = hanging(on_worker_failure="restart")
     with pytest.raises(CrashLoopError, match=r"CWorker 1 was lost 3 times in a row without a result, and replaced 2 "
-                                             r"times in 10 minutes; the last time: GWorker 0/CWorker 1 hangs: no "
+                                             r"times in 10 minutes; before each loss, it had returned 0, 0, "
+                                             r"0 results; the last time: GWorker 0/CWorker 1 hangs: no "
                                              r"result for 25\.\d s; before: GWorker 0/CWorker 1 hangs: no result for "
                                              r"25\.\d s \(5\d s ago\); GWorker 0/CWorker 1 hangs: .* \(2\d s ago\)"):
         train(scheme)
