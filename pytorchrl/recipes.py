@@ -94,7 +94,7 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
 def _refusal(run_dir: Path, problem: str, *, trust: bool) -> str:
     remedy = ("" if trust else "load does not import code that a run's files name; import the class first, name your "
               "own algorithm (algorithm='module:Class', `--algorithm module:Class`), or, if you trust the run, pass "
-              "trust=True (`pytorchrl enjoy ... --trust`). ")
+              "trust=True (`--trust` on the command line). ")
     return (f"the run in {str(run_dir)!r} needs code that is not available: {problem}. {remedy}"
             "Otherwise, build the same actor with checkpoint=<its model.pt>")
 
