@@ -322,6 +322,10 @@ class CollectorThread(threading.Thread):
         """End the thread; wait at most `timeout_s` seconds for the rollouts in flight, and discard them."""
         self.interrupt()
         self._runtime.join_thread(self, timeout_s)
+        # A worker that was given up because it hung may still be alive, but its steps are counted as those of a lost
+        # worker, so it must not report them once more.
+        for index in sorted(self.supervisor.gone):
+            self._runtime.kill(self.remote_workers[index], 0.0)
         self.strategy.finish(timeout_s)
 
 
