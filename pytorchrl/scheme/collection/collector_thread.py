@@ -149,9 +149,10 @@ class CollectorThread(threading.Thread):
         self.supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime,
                                                    Supervisor.Options(on_worker_failure="raise"))
         self._is_async = isinstance(collection, OnArrival.Options)
-        self.broadcast_interval, max_delay = 1, None
+        self.broadcast_interval, interval, max_delay = 1, 1, None
         if isinstance(collection, OnArrival.Options):
             self.broadcast_interval, max_delay = collection.broadcast_interval, collection.max_weight_sync_delay
+            interval = collection.longest_interval
         self._inference = inference
         compression = Compression.of(WEIGHTS, compress_weights_to_send)
         readers, their_runtime = remote_workers, self._runtime
@@ -159,7 +160,7 @@ class CollectorThread(threading.Thread):
             their_runtime, compression = self._runtime.in_process(), None
             readers = [Handle(their_runtime, "actor", inference.actor)]
         self._weights = WeightBroadcast(
-            local_worker, readers, their_runtime, self._watch, broadcast_interval=self.broadcast_interval,
+            local_worker, readers, their_runtime, self._watch, broadcast_interval=interval,
             max_weight_sync_delay=max_delay, compression=compression)
         self.strategy = self._make_strategy(collection)
         self.failure: BaseException | None = None

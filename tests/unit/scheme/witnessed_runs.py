@@ -226,8 +226,6 @@ def scenario(seed):  # noqa: C901 - a sequence of independent choices
                      "num_passes": rng.choice((1, 2)), "minibatch_buffer_size": rng.choice((1, 2)),
                      "buffer": rng.choice(("ring", "ring", "circular")), "train_batch_size": rng.choice((None, 6)),
                      "max_policy_lag": rng.choice((None, 1, 4))}
-        if settings["max_policy_lag"] is not None:
-            settings["broadcast_interval"] = min(settings["broadcast_interval"], settings["max_policy_lag"] + 1)
         if settings["max_policy_lag"] is not None and settings["buffer"] == "ring" and rng.random() < 0.5:
             settings |= {"on_policy_lag": "wait", "broadcast_interval": 1}
     if action == "nan":
