@@ -151,9 +151,10 @@ class CollectorThread(threading.Thread):
         self.supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime,
                                                    Supervisor.Options(on_worker_failure="raise"))
         self._is_async = isinstance(collection, OnArrival.Options)
-        self.broadcast_interval, max_delay = 1, None
+        self.broadcast_interval, interval, max_delay = 1, 1, None
         if isinstance(collection, OnArrival.Options):
             self.broadcast_interval, max_delay = collection.broadcast_interval, collection.max_weight_sync_delay
+            interval = collection.longest_interval
         self._inference = inference
         compression = Compression.of(WEIGHTS, compress_weights_to_send)
         readers, their_runtime = remote_workers, self._runtime
@@ -161,7 +162,7 @@ class CollectorThread(threading.Thread):
             their_runtime, compression = self._runtime.in_process(), None
             readers = [Handle(their_runtime, "actor", inference.actor)]
         self._weights = WeightBroadcast(
-            local_worker, readers, their_runtime, self._watch, broadcast_interval=self.broadcast_interval,
+            local_worker, readers, their_runtime, self._watch, broadcast_interval=interval,
             max_weight_sync_delay=max_delay, compression=compression)
         self.strategy = self._make_strategy(collection)
         self.resizing: Resizing | None = None
@@ -358,6 +359,10 @@ class CollectorThread(threading.Thread):
         """End the thread; wait at most `timeout_s` seconds for the rollouts in flight, and discard them."""
         self.interrupt()
         self._runtime.join_thread(self, timeout_s)
+        # A worker that was given up because it hung may still be alive, but its steps are counted as those of a lost
+        # worker, so it must not report them once more.
+        for index in sorted(self.supervisor.gone):
+            self._runtime.kill(self.remote_workers[index], 0.0)
         self.strategy.finish(timeout_s)
 
 

@@ -335,6 +335,11 @@ class OnArrival(_RemoteCollection):
             if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
                 raise ConfigError("max_weight_sync_delay replaces broadcast_interval; set only one of them")
 
+        @property
+        def longest_interval(self) -> int:
+            """Largest number of updates after which a worker receives new weights."""
+            return self.broadcast_interval
+
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: OnArrival.Options) -> None:
         super().__init__(workers, runtime, supervisor, ledger, weights)

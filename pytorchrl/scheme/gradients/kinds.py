@@ -86,6 +86,15 @@ class AsynchronousCollection(
             raise ConfigError("on_policy_lag='wait' requires that every rollout is collected with the newest weights; "
                               "leave out broadcast_interval and max_weight_sync_delay")
 
+    @property
+    def longest_interval(self) -> int:
+        """Largest number of updates after which a worker receives new weights.
+
+        The learner would wait for ever if all workers had weights that are too old for it but not due to be replaced.
+        """
+        limit = self.max_policy_lag
+        return self.broadcast_interval if limit is None else min(self.broadcast_interval, limit + 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCollection(

@@ -90,7 +90,7 @@ class AsynchronousUpdates(RemoteUpdates):
             Exception: The error of a worker; it is raised after the gradients that arrived with it were used.
         """
         self.start()
-        while len(self._waiting) < self._num_needed:
+        while len(self._waiting) < max(1, self._num_needed):  # none is needed if all workers are lost
             if self._ready:
                 self._handle(*self._ready.popleft())
                 continue
@@ -192,6 +192,8 @@ class AsynchronousUpdates(RemoteUpdates):
             mean = mean_gradients(gradients, factors)
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(mean, moments=tuple(moments))
+        if applied is None:
+            self.forget_weights()  # the version is the same, but normalizers and scheduled parameters have changed
         self._to_request.update((index, skips[index]) for index in order)
         record_update(self._statistics, gradients, version, mean_info(gradients), applied)
 

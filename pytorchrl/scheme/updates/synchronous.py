@@ -110,5 +110,7 @@ class SynchronousUpdates(RemoteUpdates):
             mean = mean_gradients([gradient for gradient in gradients if not gradient.is_empty])
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(mean, moments=moments)
+        if applied is None:
+            self.forget_weights()  # the version is the same, but normalizers and scheduled parameters have changed
         record_update(self._statistics, discard_empty(self._statistics, gradients), version, info, applied)
         return True
