@@ -27,8 +27,8 @@ def steps_lost_before_they_are_booked(monkeypatch):
     """Plant a bug: a rollout that is interrupted loses its steps before the worker counts them."""
     right = CWorker._fill_storage
 
-    def fill_storage(self, watch):
-        found = right(self, watch)
+    def fill_storage(self, watch, num_steps):
+        found = right(self, watch, num_steps)
         if self._interrupted and self.storage.num_steps:
             self.storage.get_all_buffer_data()
         return found
