@@ -227,3 +227,5 @@ class AsynchronousUpdates(RemoteUpdates):
             self._statistics.drop(gradients, DropReason.SHUTDOWN)
         self._ready.clear()
         self._waiting.clear()
+        for pending in self._moments:  # the drain also drops the rest of each train batch
+            pending.discard()

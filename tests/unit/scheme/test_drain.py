@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from pytorchrl import ASYNC, PPO, Scheme
+from pytorchrl import ASYNC, PPO, SYNC, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, InjectedFault
 from pytorchrl.scheme.counters import WorkerCounters
 
@@ -211,6 +212,23 @@ def test_drain_works_on_threads(make_scheme, check_ledger, pattern):
         assert ledger["in_flight"] == ledger["queued"] == 0
         assert ledger == check_ledger(scheme)
     scheme.step()
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+@pytest.mark.parametrize("communication", [ASYNC, SYNC])
+def test_normalizers_do_not_count_observations_of_dropped_batches(make_scheme, num_steps, communication):
+    """Check that a train batch of which a drain drops the second half does not change the normalizer later."""
+    envs = VecEnv.create_factory(CountingEnv, vec_env_size=1)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True)
+    scheme = make_scheme(envs=envs, actor=actor, algo=PPO.create_factory(num_epochs=1, num_mini_batch=2),
+                         num_grad_workers=2, grad_communication=communication, runtime="simulated",
+                         costs={"step": 0.01, "grad": 0.1, "message": 0.001, "update": 0.01})
+    go_on(scheme, num_steps)
+    scheme.drain()
+    for _ in range(8):
+        scheme.step()
+        assert scheme.acting_state()["obs_moments.0.count"] <= scheme.ledger()["consumed_unique"]
+    assert scheme.acting_state()["obs_moments.0.count"] > 0
 
 
 def test_drain_before_the_start_and_after_the_end(make):
