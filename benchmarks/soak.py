@@ -193,7 +193,8 @@ def make_learner(options: argparse.Namespace, log_dir: str | None) -> Any:
 def drive(options: argparse.Namespace) -> None:
     """Train until the standard input ends, and write the state of the run to standard output every second."""
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.buffer.read(), ended.set()), daemon=True).start()
+    # A buffered read would abort the interpreter if training fails.
+    threading.Thread(target=lambda: (os.read(sys.stdin.fileno(), 1), ended.set()), daemon=True).start()
     with tempfile.TemporaryDirectory() as directory:
         learner = make_learner(options, directory if options.drive == "learner" else None)
         learner.start()

@@ -165,7 +165,9 @@ class Connection:
 
     def _kill(self) -> None:
         """Kill the processes of a Ray instance that has lost a part, because `ray.shutdown` would wait for the part."""
-        for pid in processes_of(self._directory or "", os.getsid(0)):
+        if self._directory is None:  # the instance belongs to somebody else
+            return
+        for pid in processes_of(self._directory, os.getsid(0)):
             if pid != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
