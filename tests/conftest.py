@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import glob
 import json
 import os
 import shlex
@@ -311,6 +312,30 @@ def start_python(tmp_path):
 def process_environment(**variables):
     """Return the environment of this process, with the package on the path, one thread for torch, and `variables`."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+
+
+def processes_of(directory):
+    """Return the command lines, on the whole machine, that contain a directory."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                command = file.read()
+        except OSError:  # the process has ended
+            continue
+        if directory.encode() in command:
+            found.append(command)
+    return found
+
+
+class ManualClock:
+    """A clock that the test advances."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
 
 
 def result_of(completed):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ from typing import ClassVar
 from pytorchrl.errors import RayConnectionError
 from pytorchrl.runtime.ray_start import LOOPBACK, private_start, replaced, without_handlers_of
 from pytorchrl.runtime.ray_watch import Watch
-from pytorchrl.runtime.reaper import processes_of, start_reaper
+from pytorchrl.runtime.reaper import kill_processes, start_reaper
 from pytorchrl.terminal import Lines, get_logger
 
 logger = get_logger(__name__)
@@ -165,12 +164,8 @@ class Connection:
 
     def _kill(self) -> None:
         """Kill the processes of a Ray instance that has lost a part, because `ray.shutdown` would wait for the part."""
-        if self._directory is None:  # the instance belongs to somebody else
-            return
-        for pid in processes_of(self._directory, os.getsid(0)):
-            if pid != os.getpid():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        if self._directory is not None:  # otherwise, the instance belongs to somebody else
+            kill_processes(self._directory, os.getsid(0), os.getpid())
 
 
 def check_reachable(address: str) -> None:

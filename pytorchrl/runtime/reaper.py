@@ -43,6 +43,15 @@ def processes_of(directory: str, session: int) -> list[int]:
     return found
 
 
+def kill_processes(directory: str, session: int, driver: int) -> bool:
+    """Kill the processes that `processes_of` returns, except the driver; return whether there were any."""
+    left = [pid for pid in processes_of(directory, session) if pid != driver]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
+
+
 def _uses(pid: int, directory: str) -> bool:
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         if os.fsencode(directory) in file.read():
@@ -80,12 +89,8 @@ def main(directory: str, session: int, driver: int) -> None:
             sys.stderr.write(f"error: {reason}; Ray has ended this program; resume it from its newest checkpoint\n")
             sys.stderr.flush()
     for _ in range(_ATTEMPTS):
-        left = [pid for pid in processes_of(directory, session) if pid != driver]
-        if not left:
+        if not kill_processes(directory, session, driver):
             break
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         time.sleep(_INTERVAL_S)
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT, process_environment, result_of
+from tests.conftest import ROOT, process_environment, processes_of, result_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -53,20 +53,6 @@ def run_and_check(run, part, number, policy="restart"):
         time.sleep(0.1)
     assert left == []
     return result
-
-
-def processes_of(directory):
-    """Return the command lines that contain a directory."""
-    found = []
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            with open(path, "rb") as file:
-                command = file.read()
-        except OSError:  # the process has ended
-            continue
-        if directory.encode() in command:
-            found.append(command)
-    return found
 
 
 @pytest.mark.parametrize(("part", "policy"), [

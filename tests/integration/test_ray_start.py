@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.conftest import result_of
+from tests.conftest import processes_of, result_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
@@ -76,7 +76,7 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
     assert ledger["collected"] == ledger["consumed_unique"] + ledger["dropped"]["shutdown"]
     assert not set(glob.glob("/tmp/prl-*")) & set(result["directories"])
     deadline = time.monotonic() + 10
-    while (left := _processes_of(result["directories"][0])) and time.monotonic() < deadline:
+    while (left := processes_of(result["directories"][0])) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
     assert set(child_processes()) <= before
@@ -85,20 +85,6 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
 def test_ray_may_be_imported_before_a_run(run_with_ray):
     """Check that a run works after an import of Ray, which reads some environment variables only during its import."""
     assert _run(run_with_ray, {}, "import ray")["directories"]
-
-
-def _processes_of(directory):
-    """Return the command lines, on the whole machine, that contain Ray's directory."""
-    found = []
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            with open(path, "rb") as file:
-                command = file.read()
-        except OSError:  # the process has ended
-            continue
-        if directory.encode() in command:
-            found.append(command)
-    return found
 
 
 def test_an_unreachable_cluster_is_an_error(run_forked):

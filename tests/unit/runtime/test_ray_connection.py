@@ -11,16 +11,7 @@ import pytest
 from pytorchrl.errors import RayConnectionError
 from pytorchrl.runtime import ray_connection
 from pytorchrl.runtime.ray_connection import Connection
-
-
-class Clock:
-    """A clock that a fake start advances."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
+from tests.conftest import ManualClock
 
 
 @pytest.fixture
@@ -42,7 +33,7 @@ def make_ray(monkeypatch, tmp_path):
     monkeypatch.setattr(Connection, "current", None)
 
     def make(*starts):
-        clock, log = Clock(), SimpleNamespace(starts=[], shutdowns=0, reaped=reaped)
+        clock, log = ManualClock(), SimpleNamespace(starts=[], shutdowns=0, reaped=reaped)
 
         def init(*, _temp_dir, **options):
             seconds, problem = starts[len(log.starts)]

@@ -14,21 +14,12 @@ from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Sent, Traffic
 from pytorchrl.scheme.transport.messages import Rollout
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
+from tests.conftest import ManualClock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock()
 
 
 def header(rng, restarts):
