@@ -171,10 +171,10 @@ def read(path: Path) -> dict[str, object]:
         CheckpointError: The file is missing or damaged, is not a checkpoint, or was renamed.
     """
     found = read_sealed(path, "checkpoint")
-    if not all(isinstance(found.get(name), dict) for name in ("scheme", "learner")):
-        raise CheckpointError(f"checkpoint {str(path)!r} lacks the state of a scheme or of a learner")
     learner = found.get("learner")
-    if isinstance(learner, dict) and (name := _NAME.fullmatch(path.name)) and learner.get("env_steps") != int(name[1]):
+    if not isinstance(learner, dict) or not isinstance(found.get("scheme"), dict):
+        raise CheckpointError(f"checkpoint {str(path)!r} lacks the state of a scheme or of a learner")
+    if _NAME.fullmatch(path.name) and learner.get("env_steps") != env_steps_of(path):
         raise CheckpointError(f"checkpoint {str(path)!r} was renamed: it contains {learner.get('env_steps')} env steps")
     return found
 
