@@ -37,7 +37,7 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 _MAX_STARTING = 4
 # A worker is considered hung only if its call takes more than `_HANG_FACTOR` times as long as the longest call so far.
 # The timeout of a worker's first call is multiplied by `_FIRST_CALL_FACTOR`, because that call includes the start of
-# the worker.
+# the worker; it is compared with the longest first call so far.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -87,7 +87,7 @@ class Supervisor:
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
         self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results before each loss of a worker
         self._since: dict[int, float] = {}
-        self._longest_s = 0.0
+        self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}
         self._untried = set(range(len(workers)))  # workers that have not returned any result yet
         self.gone: set[int] = set()
@@ -129,6 +129,8 @@ class Supervisor:
         self._longest_s = max(self._longest_s, seconds)
         self._fruitless[index] = 0
         self._results[index] += 1
+        if index in self._untried and index in self._since:
+            self._longest_start_s = max(self._longest_start_s, self.waited_s(index))
         self._untried.discard(index)
         if more:
             self._since[index] = self._runtime.now()
@@ -233,8 +235,9 @@ class Supervisor:
 
     def deadline_s(self, index: int) -> float:
         """Return the seconds that a worker may take for its next answer."""
-        timeout_s = self._timeout_s * (_FIRST_CALL_FACTOR if index in self._untried else 1.0)
-        return max(timeout_s, _HANG_FACTOR * self._longest_s)
+        if index in self._untried:
+            return max(_FIRST_CALL_FACTOR * self._timeout_s, _HANG_FACTOR * max(self._longest_start_s, self._longest_s))
+        return max(self._timeout_s, _HANG_FACTOR * self._longest_s)
 
     def hung(self) -> list[tuple[int, WorkerLostError]]:
         """Return the workers that have not answered for too long, with an error for each.

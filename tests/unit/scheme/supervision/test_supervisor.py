@@ -326,6 +326,25 @@ def test_a_worker_that_never_lives_long_ends_the_run(supervisor):
         supervisor.lost(0, WorkerLostError("exit"))
 
 
+def test_a_worker_may_start_ten_times_as_slowly_as_another_worker(supervisor):
+    """Check that the limit of a worker's first result is ten times the longest wait for a first result so far.
+
+    On a busy machine, a worker would otherwise be lost three times in a row at its start, which ends the run.
+    """
+    supervisor.called(0)
+    supervisor.called(1)
+    supervisor.runtime.sleep(200)  # the limit of a first result is 300 s
+    supervisor.answered(1, 1.0, more=False)
+    supervisor.called(1)
+    supervisor.runtime.sleep(70)
+    assert [index for index, _ in supervisor.hung()] == [1]  # the limit of any other result is still 60 s
+    supervisor.answered(1, 1.0, more=False)
+    supervisor.runtime.sleep(1700)
+    assert supervisor.hung() == []
+    supervisor.runtime.sleep(100)
+    assert [index for index, _ in supervisor.hung()] == [0]
+
+
 def test_the_deadline_is_that_of_the_oldest_unanswered_call(supervisor):
     supervisor.called(0)
     supervisor.runtime.sleep(5)
