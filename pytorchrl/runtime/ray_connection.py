@@ -6,6 +6,7 @@ has started or joined is used, but never left.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -134,6 +135,9 @@ class Connection:
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
+        # Functions that are registered later run earlier, so a program that ends with an error, without leaving Ray,
+        # ends the watch before Ray ends its parts.
+        atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:
         """Tell the reaper why Ray may end this process: some of Ray's functions do so if the raylet has ended."""
@@ -152,6 +156,7 @@ class Connection:
         self._close(ray)
 
     def _close(self, ray: ModuleType) -> None:
+        atexit.unregister(self._close)
         if self.problem:
             self._kill()
         if self._watch is not None:

@@ -23,7 +23,7 @@ from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, EnvFn, Info, Observation
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
-from pytorchrl.agent.env.guard import describe, space_problem
+from pytorchrl.agent.env.guard import close_and_log, describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
@@ -94,8 +94,11 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
     return envs.reset(seed=seeds[0])
 
 
-def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
-    """Close all environments; if a process has failed, terminate all processes without waiting for replies."""
+def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
+    """Close all environments of the worker `where`, and only log exceptions.
+
+    If a process has failed, all processes are terminated without waiting for replies.
+    """
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
             process.terminate()
@@ -106,7 +109,7 @@ def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
                 pipe.close()
         envs.closed = True
         return
-    envs.close()
+    close_and_log(envs, where)
 
 
 def _build_native(

@@ -5,6 +5,7 @@ Worker processes of `backend="async"` import this module, so it must not import 
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -57,7 +58,7 @@ class TimedEnv(AnyWrapper):
 
     def step(self, action: Action) -> StepResult:
         """Step the environment; raise `TimeoutError` if the call does not return in time."""
-        return self._call("step", self.env.step, self._timeout_s, action=action)
+        return self._call("step", functools.partial(self.env.step, action), self._timeout_s)
 
     def render(self) -> RenderFrame | list[RenderFrame] | None:
         """Render the environment; raise `TimeoutError` if the call does not return in time."""

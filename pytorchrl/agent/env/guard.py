@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from gymnasium import spaces
@@ -23,7 +24,7 @@ from pytorchrl.agent.env.aliases import (
 )
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.exits import USER_ERRORS, reraise_of_signal
-from pytorchrl.terminal import get_logger
+from pytorchrl.terminal import Lines, get_logger
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,8 @@ logger = get_logger(__name__)
 
 # The text of an exception is cut to this length, because some environments put whole states into the text.
 _MAX_CHARS = 2000
+# Only this many characters of a traceback are logged: those at its end, which is the most informative part.
+_TRACEBACK_CHARS = 8000
 # A sum of squares over at most this many values takes no longer than their sum.
 _FEW_VALUES = 1000
 _HINTS = (
@@ -42,6 +45,13 @@ _HINTS = (
     ("values to unpack", "step must return (observation, reward, terminated, truncated, info) and reset "
      "(observation, info), as Gymnasium defines them"),
 )
+
+
+class CanClose(Protocol):
+    """Protocol of an environment, or a vector of environments, that can be closed."""
+
+    def close(self) -> object:
+        """Release all resources."""
 
 
 class GuardedEnv(AnyWrapper):
@@ -88,6 +98,10 @@ class GuardedEnv(AnyWrapper):
             return copy.deepcopy(result[0]), *result[1:]
         return result
 
+    def close(self) -> None:
+        """Close the environment; an exception is only logged."""
+        close_and_log(self.env, self._where)
+
     def _step_failed(self, failure: BaseException) -> StepResult:
         raise self._error("step", failure) from failure
 
@@ -95,6 +109,25 @@ class GuardedEnv(AnyWrapper):
         reraise_of_signal(failure)
         return EnvError(
             f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
+
+
+def close_and_log(env: CanClose, where: str) -> None:
+    """Close an environment, and log an exception instead of raising it: all data have been collected already.
+
+    Args:
+        env: One environment, or a vector of environments.
+        where: Worker and environment index, for the message.
+    """
+    try:
+        env.close()
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
+        logger.warning("%s: close raised %s\n%s", where, type(failure).__name__, Lines(traceback_of(failure)))
+
+
+def traceback_of(failure: BaseException) -> str:
+    """Return the end of the traceback of an exception, with the exception and its causes."""
+    return "".join(traceback.format_exception(failure))[-_TRACEBACK_CHARS:]
 
 
 def _form(observation: Observation) -> object:

@@ -10,7 +10,6 @@ Worker processes of `backend="async"` import this module, so it must not import 
 from __future__ import annotations
 
 import copy
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -18,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, Observation, ResetResult, StepResult
-from pytorchrl.agent.env.guard import GuardedEnv, hint_for
+from pytorchrl.agent.env.guard import GuardedEnv, hint_for, traceback_of
 from pytorchrl.errors import EnvError, PyTorchRLError
-from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.terminal import Lines, get_logger
 
 logger = get_logger(__name__)
@@ -31,8 +29,6 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which an environment's process reports its faults to the worker."""
 WINDOW = 1000
 """Length, in vector steps, of the sliding window within which restarts are counted and limited."""
-# Only this many characters of a traceback are logged: those at its end, which is the most informative part.
-_TRACEBACK_CHARS = 8000
 # The seed of a replacement is the upper 31 bits of a random 64-bit number.
 _SEED_SHIFT = 33
 
@@ -46,8 +42,7 @@ class Fault(NamedTuple):
     @classmethod
     def of(cls, error: EnvError) -> Fault:
         """Create a fault from an error whose cause is the environment's own exception."""
-        lines = traceback.format_exception(error.__cause__ or error)
-        return cls(str(error), "".join(lines)[-_TRACEBACK_CHARS:])
+        return cls(str(error), traceback_of(error.__cause__ or error))
 
 
 class Restarts:
@@ -171,11 +166,7 @@ class RestartingEnv(GuardedEnv):
 
     def _replace(self) -> int:
         """Close the environment, build a new one, and return the seed for its reset."""
-        try:
-            self.close()
-        except USER_ERRORS as failure:
-            reraise_of_signal(failure)
-            logger.warning("%s: close also raised an exception", self._where, exc_info=True)
+        self.close()
         self._num_restarts += 1
         # The seed depends only on the first seed and the number of restarts, so that runs are reproducible.
         self._seed = int(np.random.SeedSequence(self._first_seed, spawn_key=(self._num_restarts,)).generate_state(

@@ -299,7 +299,7 @@ class VecEnv(Part):
             return
         self._closed = True
         self._statistics.close()
-        close_vector(self.vector, self._failed)
+        close_vector(self.vector, self._failed, self._where)
 
     def _resolve(
         self, done: np.ndarray, observations: Observation, reward: np.ndarray, terminated: np.ndarray,

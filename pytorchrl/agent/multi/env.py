@@ -18,7 +18,7 @@ from pytorchrl.agent.env.common import (
     open_monitor,
     reward_function,
 )
-from pytorchrl.agent.env.guard import describe, observation_problem
+from pytorchrl.agent.env.guard import close_and_log, describe, observation_problem
 from pytorchrl.agent.env.spaces import RawSpaces
 from pytorchrl.agent.env.statistics import EpisodeStatistics
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
@@ -126,7 +126,7 @@ class MultiAgentVecEnv(VecEnv):
             agents = agents_by_policy(list(env.possible_agents), policy_of)
             check_agent_spaces(env, agents)
         finally:
-            env.close()
+            close_and_log(env, "the environment")
         built = dataclasses.replace(built, agents=agents)
         probe = cls(dataclasses.replace(built, vec_env_size=1, log_dir=None), seed=0)
         try:
@@ -342,8 +342,8 @@ class MultiAgentVecEnv(VecEnv):
             return
         self._closed = True
         self._statistics.close()
-        for env in self.environments:
-            env.close()
+        for index, env in enumerate(self.environments):
+            close_and_log(env, f"{self._where}, env {index}")
 
 
 @dataclass(frozen=True, repr=False)

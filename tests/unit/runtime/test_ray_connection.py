@@ -108,6 +108,34 @@ def test_the_last_user_of_a_connection_leaves_ray(make_ray):
     assert log.shutdowns == 1
 
 
+def test_a_program_that_ends_without_leaving_ray_leaves_it_at_its_end(make_ray, monkeypatch):
+    """Check the order at the end of a program: the watch would report that Ray's own shutdown ends Ray's parts."""
+    ray, clock, log = make_ray((5.0, None), (5.0, None))
+    registered, order = [], []
+    monkeypatch.setattr(ray_connection, "atexit", SimpleNamespace(
+        register=lambda function, *args: registered.append((function, args)),
+        unregister=lambda function: None))
+    monkeypatch.setattr(ray_connection, "Watch", lambda on_lost: SimpleNamespace(
+        problem="", close=lambda: order.append(f"watch ended after {log.shutdowns} shutdowns")))
+    Connection.start(ray, lambda text: None, clock)
+    (function, args), = registered
+    function(*args)
+    assert order == ["watch ended after 0 shutdowns"]
+    assert log.shutdowns == 1
+    assert log.reaped == [b"\n"]  # so that the reaper prints nothing
+
+
+def test_leaving_ray_leaves_nothing_to_do_at_the_end_of_the_program(make_ray, monkeypatch):
+    ray, clock, _ = make_ray((5.0, None))
+    registered = set()
+    monkeypatch.setattr(ray_connection, "atexit", SimpleNamespace(
+        register=lambda function, *args: registered.add(function), unregister=registered.discard))
+    connection = Connection.start(ray, lambda text: None, clock)
+    assert len(registered) == 1
+    connection.leave(ray)
+    assert registered == set()
+
+
 def test_the_umask_is_restored_after_a_start(make_ray):
     ray, clock, _ = make_ray((5.0, None))
     seen = []

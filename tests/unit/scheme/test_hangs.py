@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
 import threading
 import time
 
@@ -49,6 +51,10 @@ class HangingEnv(CountingEnv):
     def reset(self, *, seed=None, options=None):
         self._maybe_hang("reset")
         return super().reset(seed=seed, options=options)
+
+    def close(self):
+        self._maybe_hang("close")
+        super().close()
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +107,21 @@ def test_an_environment_that_hangs_is_replaced_and_training_goes_on(runtime):
         scheme.step()
     ledger = scheme.stop()
     assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+
+
+@pytest.mark.parametrize(("runtime", "reaction"), [
+    ("central", "raise"), ("collector thread", "restart"), ("threads", "restart"), ("processes", "raise")])
+def test_a_close_that_hangs_is_named_with_its_stack_and_has_no_effect(runtime, reaction, capfd, caplog):
+    scheme = make(HangingEnv, {"call": "close", "at": 1}, {"env_timeout_s": LIMIT_S, "on_env_error": reaction},
+                  **RUNTIMES[runtime])
+    caplog.clear()  # the environment that found the spaces hung, too
+    scheme.step()
+    ledger = scheme.stop()
+    assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+    text = caplog.text + capfd.readouterr().err
+    for worker, index in itertools.product([1, 2] if "num_col_workers" in RUNTIMES[runtime] else [0], [0, 1]):
+        named = text.partition(f"GWorker 0/CWorker {worker}, env {index}: close raised TimeoutError")[2]
+        assert re.search(r"close has not returned within 0\.5 s; it is in\n[\s\S]*_hang", named)
 
 
 # A worker that hangs again and again

@@ -335,3 +335,13 @@ def assert_same(mine, theirs):
         np.testing.assert_array_equal(mine, theirs)
     else:
         assert mine == theirs
+
+
+@pytest.mark.usefixtures("fake_envpool")
+def test_an_error_in_close_of_a_native_vector_is_only_logged(monkeypatch, caplog):
+    def close(pool):
+        raise ZeroDivisionError("in close")
+    monkeypatch.setattr(FakePool, "close", close)
+    VecEnv.create_factory("Task-v0", vec_env_size=2, backend="envpool")(seed=0).close()
+    assert "GWorker 0/CWorker 0: close raised ZeroDivisionError\nTraceback" in caplog.text
+    assert caplog.text.rstrip().endswith("ZeroDivisionError: in close")

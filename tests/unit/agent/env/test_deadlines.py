@@ -48,7 +48,7 @@ class Hanging(gym.Env):
         self._maybe_hang("reset")
         return np.zeros(2, np.float32), {}
 
-    def step(self, action):
+    def step(self, choice):  # the parameter may have any name
         self._maybe_hang("step")
         return np.full(2, 0.5, np.float32), 1.0, bool(self.np_random.random() < 0.3), False, {}
 

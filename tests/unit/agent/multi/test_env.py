@@ -103,6 +103,19 @@ def test_masks_of_absent_agents_allow_everything():
     assert step.parts["early"].final_mask is None
 
 
+class Unclosable(ChangingAgents):
+    """An environment whose `close` raises an exception."""
+
+    def close(self):
+        raise ZeroDivisionError("in close")
+
+
+def test_an_error_in_close_is_only_logged(caplog):
+    make(env_fn=Unclosable).close()
+    for index in (0, 1):
+        assert f"GWorker 0/CWorker 0, env {index}: close raised ZeroDivisionError\nTraceback" in caplog.text
+
+
 class MaskedByObservation(ChangingAgents):
     """Environment with action masks in its observations."""
 
