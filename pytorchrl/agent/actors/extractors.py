@@ -131,11 +131,10 @@ def encode(space: gym.Space[object], x: Tensor) -> Tensor:
 
 
 def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return `F.linear(x, weight, bias)`, in the form whose gradient with respect to the weight is faster.
+    """Return `F.linear(x, weight, bias)`; if there are few inputs, compute it such that the backward pass is faster.
 
-    Torch computes this gradient, (outputs, inputs), in the memory layout of the product's second factor. For 256 rows,
-    64 outputs and 4 inputs, MKL takes 24 us, but only 5 us for the transposed gradient, which torch computes if the
-    factor is a copy.
+    If the weight is a transposed, contiguous copy, torch computes the transposed gradient of the weight. For 256 rows,
+    64 outputs and 4 inputs, MKL takes 5 us to compute the transposed gradient, and 24 us to compute the gradient.
     """
     if weight.shape[1] >= weight.shape[0] or x.dim() != 2:
         return F.linear(x, weight, bias)

@@ -175,7 +175,7 @@ class MultiAgentVecEnv(VecEnv):
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
-        """Policy -> spaces of one of its agents before they are flattened; call this after the first reset."""
+        """Policy -> spaces of its agents before they are flattened; valid only after the first reset."""
         return {policy: columns.raw_spaces for policy, columns in self._columns.items()}
 
     @property
@@ -264,7 +264,7 @@ class MultiAgentVecEnv(VecEnv):
     ) -> None:
         """Store the observations of `agents`, which are the agents that are present.
 
-        Agents that are not in `acting` did not act in the step, so these observations are the first of their episodes.
+        Agents that are not in `acting` did not act in the step, so their observations are the first of their episodes.
         """
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "

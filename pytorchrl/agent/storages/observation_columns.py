@@ -86,20 +86,20 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
 
 
 class ObservationColumn(ABC):
-    """Storage of one leaf of the observations, for all rows and all extra observations."""
+    """Storage of one leaf of the observations, for all rows and all extra observations (see the module)."""
 
     depth: int = 0
     """Number of later rows that may need the data of a row."""
 
     @abstractmethod
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """Store the observations of a rollout in T·E rows and E extra observations.
+        """Store the observations of a rollout: T·E observations in rows, and the last E as extra observations.
 
         Args:
             start: Place of the first row; the rows of an environment are consecutive.
             obs: Observations, (T+1, E, ...).
             places: (T+1, E) int64, the place of each observation; in row T, places of extra observations.
-            previous: (E,) int64, places of the extra observations that row 0 repeats; 0 where there is none.
+            previous: (E,) int64, the place of the extra observation that row 0 repeats; 0 if row 0 repeats none.
             cut: (T+1, E) bool, true where an observation does not directly follow the observation of the previous row.
         """
 
@@ -109,7 +109,7 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64, places of these extra observations.
+            places: (N,) int64, the places of these observations, which are extra observations.
             before: (N,) int64, the place of the row one step before each observation.
         """
 
@@ -121,7 +121,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` evicted rows, which begin at `start`, (N,) bool."""
+        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release

@@ -70,7 +70,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     # Clip first, because exp could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
-    # The advantage without its weight rho: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
+    # This is the advantage without its weight rho: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
     return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)
@@ -79,7 +79,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the temporal differences r + gamma V' - V (0 if invalid), and a mask of valid rows that end no episode."""
+    """Return the temporal differences r + gamma V' - V (0 if invalid), and a mask of valid rows within episodes."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

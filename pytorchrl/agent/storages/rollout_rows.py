@@ -12,7 +12,7 @@ from pytorchrl.agent.contracts import check_acting_step
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
-"""Inputs for the next action: obs, rhs, done and mask, each (E, ...)."""
+"""Inputs for the next action: observations, memory states, starts of episodes and action masks, each (E, ...)."""
 _FIRST_FINALS = 64
 """Initial capacity for final observations; it doubles when it is exhausted."""
 
@@ -81,7 +81,7 @@ class RolloutRows:
             np.copyto(row.mask, mask)
 
     def current(self) -> ActingRow:
-        """Return obs, rhs, done and mask of the newest row, which are the inputs for the next action."""
+        """Return the newest row (`ActingRow`), which contains the inputs for the next action."""
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
@@ -117,7 +117,7 @@ class RolloutRows:
         self._taken = True
 
         def first(rows: Tensor, count: int) -> Tensor:
-            return rows if t == self.size else rows[:count]  # a slice of a tensor takes a microsecond
+            return rows if t == self.size else rows[:count]  # slicing a tensor takes a microsecond
 
         index, obs, mask = self._finals() if self._num_finals else self._no_finals
         rollout = RolloutData(

@@ -41,7 +41,7 @@ class _Window(NamedTuple):
 
 
 class Episode:
-    """Windows in one episode of one environment, found incrementally as the steps arrive.
+    """Windows (sequences that can be drawn) of one episode, found incrementally as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode; the `burn_in` steps
     before them, or fewer at the start of the episode, are the burn-in. The first window that reaches the end of the
@@ -56,7 +56,7 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Row ids of the first steps (`_warm`) and first trained steps (`_start`) of windows that cannot be drawn yet.
+        # `_warm` has the row id of the first step, and `_start` of the first trained step, of each incomplete window.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -204,7 +204,7 @@ class SequenceBuffer(PERBuffer):
             raise ConfigError(
                 f"a shard must store at least burn_in + length = {least} steps, got {size}; raise size, or lower "
                 "burn_in or length")
-        # The largest number of rollouts that can contain the steps of one window and its n-step targets.
+        # This is the largest number of rollouts that can contain the steps of one window and its n-step targets.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
@@ -241,7 +241,7 @@ class SequenceBuffer(PERBuffer):
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
-        """Process the runs of one environment in a rollout; `episode` is its unfinished episode, or None.
+        """Process the runs of one environment (see `_Run`); `episode` is its unfinished episode, or None.
 
         Returns:
             The episode that continues after the rollout, or None; the ids of the rows for which the preceding memory
@@ -354,7 +354,9 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta max d + (1 - eta) mean d for each sequence, where d are the absolute errors of its valid steps.
+        """Return eta max d + (1 - eta) mean d for each sequence.
+
+        Here, d are the absolute errors of the valid steps of the sequence, and eta is `priority_eta`.
 
         Args:
             batch: The drawn batch.
