@@ -109,8 +109,8 @@ class Actor(Part, nn.Module, ABC):
         group also train all of them. The attributes that `__init__` sets, such as `options`, can be used here.
 
         Args:
-            generator: CPU generator for initial weights. PyTorch's own layers use its global generator instead, which
-                is seeded from the actor's seed during this call.
+            generator: CPU generator for initial weights. PyTorch's own layers draw from the global generator instead,
+                which is seeded from the actor's seed during this call.
         """
 
     def check_networks(self) -> None:
@@ -157,7 +157,7 @@ class Actor(Part, nn.Module, ABC):
             self.eval()  # turn off dropout, and keep batch norm from updating its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # not with train(), which would also switch modules that were in eval mode
+            for module, mode in modes:  # train() would also switch modules that were in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:

@@ -142,7 +142,7 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _LayerWeights:
-    """The weight and the bias of each layer, looked up at every iteration."""
+    """Iterable over the weight and the bias of each layer, which are looked up during each iteration."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._layers = layers
@@ -249,7 +249,7 @@ class DictNet(nn.Module):
         """Build the network from `extractors`, a mapping from each leaf to a module with `out_features`."""
         super().__init__()
         self._leaves = list(extractors)
-        # A list, not a ModuleDict, because the name of a leaf may contain a dot, unlike the name of a module.
+        # This is a list, not a ModuleDict, because the name of a leaf may contain a dot, unlike the name of a module.
         self.extractors = nn.ModuleList(extractors.values())
         self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features

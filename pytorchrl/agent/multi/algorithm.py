@@ -95,7 +95,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """Kind of data to learn from; if the policies differ, the kind that must be newest."""
+            """Kind of data to learn from; if the policies differ, the kind that requires the newest data."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor
@@ -236,7 +236,7 @@ class MultiAgentAlgorithm(Algorithm):
     # Parameters
 
     def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
-        """Set a parameter of one policy (with the name `policy/name`) or of all policies that have it (`name`).
+        """Set a parameter: `policy/name` for one policy, or `name` for all policies that have a parameter `name`.
 
         `policy/trainable` (True or False) determines whether the policy learns.
 

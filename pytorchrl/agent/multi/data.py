@@ -45,12 +45,12 @@ class MultiStep:
 
     @property
     def obs(self) -> dict[str, Arrays]:
-        """Policy -> leaf -> (C, ...)."""
+        """Observations, policy -> leaf -> (C, ...)."""
         return {policy: part.obs for policy, part in self.parts.items()}
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Policy -> (C, n) bool, or None if the policy's agents have no masks."""
+        """Action masks, policy -> (C, n) bool, or None if the policy's agents have no masks."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property

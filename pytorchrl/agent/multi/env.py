@@ -115,7 +115,7 @@ class MultiAgentVecEnv(VecEnv):
         Raises:
             ConfigError: An option is invalid, a package is missing (the message names the extra that installs it),
                 or agents of a policy have different spaces.
-            EnvError: The environment raises an exception, or violates its contract.
+            EnvError: The environment raises an exception, or violates PettingZoo's parallel API.
         """
         if "agents" in options:
             raise ConfigError("agents are derived from policy_of; leave agents out")
@@ -224,7 +224,7 @@ class MultiAgentVecEnv(VecEnv):
         """Step one environment.
 
         Returns:
-            The sum of the rewards of all agents; whether the episode is over; whether all agents terminated.
+            The sum of the rewards of all agents; whether the episode is over; and whether all agents terminated.
         """
         env = self.environments[index]
         acting = [str(agent) for agent in env.agents]

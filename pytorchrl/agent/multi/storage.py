@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if the storages differ, the kind that must be newest."""
+            """Kind of data that the storages provide; if they differ, the kind that requires the newest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property

@@ -59,7 +59,7 @@ class SlotPool:
 
 
 def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fill: int = 0) -> np.ndarray:
-    """Write `values` to the rows `numbers` of `array`; return the array, or a larger copy if it has too few rows."""
+    """Write `values` to the rows `numbers` of `array`; return `array` or, if it has too few rows, a larger copy."""
     try:
         array[numbers] = values
     except IndexError:
@@ -86,7 +86,7 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
 
 
 class ObservationColumn(ABC):
-    """Storage of one leaf of the observations, for all rows and all extra observations (see the module)."""
+    """Storage of one leaf of the observations, for all rows and for extra observations, which belong to no row."""
 
     depth: int = 0
     """Number of later rows that may need the data of a row."""
@@ -184,9 +184,10 @@ class PlainColumn(ObservationColumn):
 class StackedColumn(ObservationColumn):
     """Column of stacks of the newest K frames, in which each frame is stored only once.
 
-    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below C denote frames of rows, C
-    denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row does not contain,
-    such as padding at the start of an episode, are stored as extra frames, so that every stack is restored exactly.
+    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below the capacity C denote
+    frames of rows, C denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row
+    does not contain, such as padding at the start of an episode, are stored as extra frames, so that every stack is
+    restored exactly.
 
     Each extra frame is owned by one place, and is released with the observation at that place. A row is `broken` if
     older frames of its stack were evicted.

@@ -18,8 +18,9 @@ def gae(
     """Return generalized advantage estimates (Schulman et al. 2016, eq. 16), computed in float64.
 
     A transition bootstraps from its true next observation: the transition's entry in `final_obs` if there is one,
-    otherwise row t + 1 (with NEXT_STEP, row t + 1 is the last observation of the episode). A termination removes the
-    bootstrap, a time limit keeps it, and both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
+    otherwise row t + 1 (in gymnasium's autoreset mode NEXT_STEP, row t + 1 is the last observation of the episode). A
+    termination removes the bootstrap, a time limit keeps it, and both stop the recursion. Invalid rows have advantage 0
+    and stop the recursion.
 
     Args:
         rollout: T transitions of E environments.
@@ -79,7 +80,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the temporal differences r + gamma V' - V (0 if invalid), and a mask of valid rows within episodes."""
+    """Return temporal differences, 0 in invalid rows, and a mask of valid rows that end no episode, (T, E) each."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

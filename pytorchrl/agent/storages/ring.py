@@ -198,7 +198,7 @@ class Ring:
     # Reading
 
     def resident(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether the row of each id is resident, (N,) bool; raise `ValueError` for an unassigned id."""
+        """Return whether the row of each id is in the ring, (N,) bool; raise `ValueError` for an unassigned id."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.total):
             raise ValueError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
         return ids >= self.first

@@ -85,7 +85,7 @@ class RolloutRows:
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
-        """Append a step: write its transition to the next row, and the observation after it to the row that follows."""
+        """Append one step, which fills the next row of transitions and the next row of observations."""
         if self._taken:
             self._begin_next()
         if self._other is None:
@@ -117,7 +117,7 @@ class RolloutRows:
         self._taken = True
 
         def first(rows: Tensor, count: int) -> Tensor:
-            return rows if t == self.size else rows[:count]  # slicing a tensor takes a microsecond
+            return rows if t == self.size else rows[:count]  # avoid slicing, which takes a microsecond
 
         index, obs, mask = self._finals() if self._num_finals else self._no_finals
         rollout = RolloutData(

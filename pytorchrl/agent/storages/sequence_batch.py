@@ -31,7 +31,7 @@ class Walk(NamedTuple):
 
     @property
     def trained(self) -> slice:
-        """The rows of the trained steps."""
+        """The rows of the trained steps, which the loss covers."""
         return slice(self.burn_in, len(self.places) - self.n_step)
 
 

@@ -30,7 +30,7 @@ from pytorchrl.untyped import StateDict
 
 
 class _Window(NamedTuple):
-    """A window, as ids of rows."""
+    """A window (a sequence that can be drawn), given by the ids of its rows."""
 
     start: int
     """Id of the row of the first trained step."""
@@ -56,7 +56,8 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # `_warm` has the row id of the first step, and `_start` of the first trained step, of each incomplete window.
+        # These deques describe the windows that cannot be drawn yet: `_warm` contains the row ids of their first steps,
+        # and `_start` contains the row ids of their first trained steps.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -112,7 +113,7 @@ class Episode:
 
 
 class _WindowTable:
-    """Lookup tables of windows, (C,) each, indexed by place in the ring; -1 means that there is no window or slot."""
+    """Lookup tables of windows, with one entry for each place in the ring; -1 means that there is no window or slot."""
 
     def __init__(self, capacity: int) -> None:
         # These arrays are indexed by the place of a window's first trained step, which identifies the window. They
@@ -130,8 +131,9 @@ class _WindowTable:
 class SequenceBuffer(PERBuffer):
     """Prioritized replay of sequences, with the memory states that were stored during acting.
 
-    The priority of a window is p = (eta max d + (1 - eta) mean d + epsilon)^alpha, where d are the absolute TD errors
-    of its trained steps and eta is `priority_eta`. In all other respects, this storage is a `PERBuffer`.
+    The sequences are called windows. The priority of a window is p = (eta max d + (1 - eta) mean d + epsilon)^alpha,
+    where d are the absolute TD errors of the window's trained steps, and eta is `priority_eta`. In all other respects,
+    this storage is a `PERBuffer`.
 
     A window can be drawn as soon as the steps of its n-step targets have arrived or its episode has ended; in the
     latter case, a shorter window is padded. A window is evicted with its first step. A window that stays incomplete,
@@ -191,7 +193,7 @@ class SequenceBuffer(PERBuffer):
 
         Args:
             options: Options of this storage.
-            num_envs: Number of environments of each source.
+            num_envs: Number of environments of each collector.
             num_sources: Number of collectors, whose rollouts arrive in turn.
             share: Capacity of the storage in steps; None means the option `size`.
 
