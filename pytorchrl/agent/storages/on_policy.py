@@ -219,7 +219,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other; see `Part`.
+        """Return a message if options contradict each other, otherwise None; see `Part`.
 
         If the actor has memory, a rollout must contain at least one sequence for each minibatch.
         """

@@ -335,7 +335,7 @@ class Ring:
         """Mark as broken all rows that need data of evicted rows; return the places of newly broken rows.
 
         Args:
-            rows: (N,) places of the rows to which evicted rows link.
+            rows: (N,) places of the rows that contain the next observations of evicted rows.
             start: Place of the first evicted row.
             count: Number of evicted rows.
         """

@@ -1,4 +1,4 @@
-"""The collector's half of a storage: rows that are filled one step at a time. T = steps, E = environments."""
+"""The part of a storage that a collector uses: rows that are filled one step at a time. T = steps, E = environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner's half of an on-policy storage: samples, laid out so that a batch needs only one selection per tensor.
+"""The samples of an on-policy storage, in a layout from which one operation per tensor selects a batch.
 
 T = steps, E = environments, N = samples, L = steps of a sequence, C = number of sequences.
 """
