@@ -67,7 +67,7 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `to_env` for their conversion."""
+        """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; `to_env` converts them afterwards."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Convert stored actions (E, ...) to the actions that environments receive."""

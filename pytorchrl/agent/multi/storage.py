@@ -202,7 +202,7 @@ class MultiAgentStorage(Storage):
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalize advantages with the moments of all workers, for policies that normalize over the batch."""
+        """Normalize advantages with the moments of all workers, for policies with `advantage_normalization="batch"`."""
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 

@@ -241,7 +241,7 @@ class Ring:
 
     @property
     def sources(self) -> list[Hashable]:
-        """Identifiers of the collectors of which the newest row is still in the ring."""
+        """Identifiers of the collectors whose newest row is still in the ring."""
         return list(self._heads)
 
     @property
