@@ -78,7 +78,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return a requirement that `space` does not meet, such as "a Box of floats", or None if it meets them all."""
+        """Return what the actor needs instead of `space`, such as "a Box of floats"; None if it supports `space`."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -109,8 +109,8 @@ class Actor(Part, nn.Module, ABC):
         group also train all of them. The attributes that `__init__` sets, such as `options`, can be used here.
 
         Args:
-            generator: CPU generator for initial weights. PyTorch's own layers use its global generator instead, which
-                is seeded from the actor's seed during this call.
+            generator: CPU generator for initial weights. PyTorch's own layers draw from the global generator instead,
+                which is seeded from the actor's seed during this call.
         """
 
     def check_networks(self) -> None:
@@ -157,7 +157,7 @@ class Actor(Part, nn.Module, ABC):
             self.eval()  # turn off dropout, and keep batch norm from updating its running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # restore each mode, because train() would also switch modules in eval mode
+            for module, mode in modes:  # train() would also switch modules that were in eval mode
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
@@ -188,7 +188,7 @@ class Actor(Part, nn.Module, ABC):
                           f"of training; define it in {name}")
 
     def keep_policy(self) -> None:
-        """Remove the networks that only learning needs, and make the others traceable by `torch.export`.
+        """Remove the networks that only learning needs, and make the remaining networks traceable by `torch.export`.
 
         Networks that a subclass builds in its own `build_networks` are kept. Afterwards, only `best_actions` and
         `policy_states` may be called.

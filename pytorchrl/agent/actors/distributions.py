@@ -59,7 +59,7 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def clip(self, action: Tensor) -> Tensor:
-        """Return the action as the environment receives it."""
+        """Return the action that the environment receives; the base class returns `action` unchanged."""
         return action
 
 

@@ -85,7 +85,7 @@ class OffPolicyActor(ReplayActor):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return the requirement that an action space does not meet, or None; see `Actor`.
+        """Return what the actor needs instead of `space`, or None if it supports `space`; see `Actor`.
 
         A Box must have finite bounds, because `to_env` scales actions from [-1, 1] to the bounds.
         """

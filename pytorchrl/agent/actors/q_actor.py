@@ -140,7 +140,7 @@ class QActor(ReplayActor):
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
         """Add the chosen actions (B,) to the states that `unroll` returned, if actions are an input of the memory.
 
-        `show_reward` later adds the rewards of these actions.
+        The rewards of these actions are added later by `show_reward`, after the environments have taken the step.
         """
         if not self.options.prev_action_reward:
             return rhs
@@ -174,7 +174,7 @@ class QActor(ReplayActor):
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
         """Return the actions with the highest values, without the noise of a noisy network; see `Actor`.
 
-        With `prev_action_reward`, the reward of the actions must be written into the returned memory.
+        With `prev_action_reward`, the caller must write the rewards of these actions into the returned memory.
         """
         if not self.is_recurrent:
             return self.to_env(self.act(obs, mask)), {}

@@ -67,7 +67,7 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `to_env` for their conversion."""
+        """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; `to_env` converts them afterwards."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Convert stored actions (E, ...) to the actions that environments receive."""
@@ -177,7 +177,8 @@ class DiscreteQNet(nn.Module):
             mask: (B, n) or (L, B, n) bool, true for the actions over which a dueling network averages the
                 advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
-            previous: (B, n + 1) or (L, B, n + 1); see `PREVIOUS`. None if the memory does not have this input.
+            previous: (B, n + 1) or (L, B, n + 1), the previous action (one-hot) and reward; None if they are not an
+                input of the memory.
 
         Returns:
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H); None without memory.
@@ -199,7 +200,7 @@ class ContinuousQNet(nn.Module):
 
     def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # returns vectors unchanged
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # this trunk returns vectors unchanged
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, linear
 
 CHANNELS = (16, 32, 32)
-"""Number of channels in each of the three stages."""
+"""Number of channels in each of the three stages of `ImpalaCNN`."""
 _NUM_BLOCKS = 2 * len(CHANNELS)
 
 

@@ -61,7 +61,7 @@ class SmallNetwork:
     def of_rollout(self, values: Tensor) -> Tensor:
         """Return the outputs (B, n) float32 for any number of observations (B, ...), normalized.
 
-        Torch computes the products, because it uses as many threads as it may. NumPy computes the activations, because
+        Torch computes the products, because it can use several threads. NumPy computes the activations, because
         its tanh takes a seventh of the time that torch's takes; the results differ from torch's by rounding errors.
         """
         for bias, weight in self._layers[:-1]:

@@ -16,7 +16,7 @@ from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
 _NOISE_STEPS = 64
-"""Number of steps for which noise is drawn at once."""
+"""Number of steps for which one call of the generator draws noise."""
 
 
 class SmallPolicy:
@@ -82,7 +82,7 @@ class SmallPolicy:
     def _draw(self, num_envs: int, num_outputs: int, generator: torch.Generator) -> np.ndarray:
         """Return the noise of one step, (E, n), or (n,) for a single environment.
 
-        Noise is drawn for many steps at once, because calling a generator is slow.
+        One call of the generator draws the noise of many steps, because each call is slow.
         """
         if not self._noise or len(self._noise[-1]) != num_envs:
             noise = torch.empty(_NOISE_STEPS, num_envs, num_outputs)
@@ -96,7 +96,7 @@ class SmallPolicy:
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that normalizes the only leaf of observations as `actor` does; None without normalization."""
+    """Return a function that normalizes the only leaf of observations as `actor` does, or None if it does not."""
     if not actor.options.normalize_obs:
         return None
 

@@ -54,15 +54,15 @@ class NetworkOptions(Protocol):
 
     @property
     def activation(self) -> str:
-        """Key of `ACTIVATIONS`."""
+        """Name of the activation function: a key of `ACTIVATIONS`."""
 
     @property
     def recurrent_net(self) -> str | None:
-        """Key of `MEMORIES`, or None for no memory."""
+        """Name of the memory: a key of `MEMORIES`, or None for no memory."""
 
     @property
     def recurrent_size(self) -> int | None:
-        """Units of the memory, or None for its default."""
+        """Number of units of the memory; None means the default size in `DEFAULT_SIZES`."""
 
 
 class Trunk(nn.Module):

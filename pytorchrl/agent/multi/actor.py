@@ -62,7 +62,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> tensor for all state that is not trained; the tensors are not copied."""
+        """Return the buffers of all actors, such as normalizers, name -> tensor, without copying them."""
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:

@@ -95,7 +95,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """Kind of data to learn from; if the policies differ, the kind with the freshest data."""
+            """Kind of data to learn from; if the policies differ, the kind that requires the newest data."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor
@@ -173,7 +173,7 @@ class MultiAgentAlgorithm(Algorithm):
             policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
 
     def prepare_batch(self, batch: MultiBatch) -> MultiBatch:
-        """Return the batch with the values that each policy computes from its whole batch; see `Algorithm`."""
+        """Return the batch after the algorithm of each policy has prepared its part; see `Algorithm`."""
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 
@@ -236,7 +236,7 @@ class MultiAgentAlgorithm(Algorithm):
     # Parameters
 
     def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
-        """Set a parameter of one policy (with the name `policy/name`) or of all policies that have it (`name`).
+        """Set a parameter: `policy/name` for one policy, or `name` for all policies that have a parameter `name`.
 
         `policy/trainable` (True or False) determines whether the policy learns.
 
@@ -271,7 +271,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """`policy/name` -> current value."""
+        """`policy/name` -> current value of the parameter."""
         return joined({policy: {**algo.parameters, TRAINABLE: self._trainable[policy]}
                        for policy, algo in self.algorithms.items()})
 
@@ -286,7 +286,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
-        """`policy/name` -> schedule."""
+        """`policy/name` -> schedule of the parameter."""
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:

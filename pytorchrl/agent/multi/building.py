@@ -81,7 +81,7 @@ def build_parallel_env(
 
 
 def _parallel_env_of(name: str) -> Callable[..., ParallelEnv]:
-    """Return the function `parallel_env` of a module."""
+    """Return the function `parallel_env` of the module `name`."""
     try:
         module = importlib.import_module(name)
     except ImportError as failure:
@@ -100,7 +100,7 @@ def _parallel_env_of(name: str) -> Callable[..., ParallelEnv]:
 
 
 def _import_hint(name: str, failure: ImportError) -> str:
-    """Return a hint for a module that cannot be imported."""
+    """Return the advice that an error message gives if the module `name` cannot be imported."""
     missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
     package, _, module = name.rpartition(".")
     if missing is not None and not f"{name}.".startswith(f"{missing}."):

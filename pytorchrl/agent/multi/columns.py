@@ -1,4 +1,4 @@
-"""The columns of one policy in a vector of environments, and their results in one step; see `agent.multi.data`."""
+"""The columns of one policy, and their results in one step. A column is one agent of one environment."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PolicyColumns:
 
     @property
     def raw_spaces(self) -> RawSpaces:
-        """The spaces of each agent before they are flattened; call this after the first reset."""
+        """The spaces of each agent before they are flattened; valid only after the first reset."""
         return RawSpaces(self.raw_observation_space, self._raw_action_space,
                          has_mask_in_info=self.mask is not None and not self.reader.has_mask)
 
@@ -58,7 +58,7 @@ class PolicyColumns:
         return env * len(self.places) + self.places[agent]
 
     def as_env_action(self, value: np.ndarray) -> Action:
-        """Convert the action of one agent, which counts from 0, to the form that its environment expects."""
+        """Convert an agent's action, where discrete actions count from 0, to the form that its environment expects."""
         if self._action_start is not None:
             value = value + self._action_start
         space = self._raw_action_space

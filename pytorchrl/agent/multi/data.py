@@ -39,18 +39,18 @@ class MultiStep:
     """Result of one step of E environments."""
 
     parts: dict[str, Step]
-    """Policy -> step of the policy's columns; `episodes` of these steps is empty."""
+    """Policy -> step of the policy's columns; the field `episodes` of each of these steps is empty."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
 
     @property
     def obs(self) -> dict[str, Arrays]:
-        """Policy -> leaf -> (C, ...)."""
+        """Observations, policy -> leaf -> (C, ...)."""
         return {policy: part.obs for policy, part in self.parts.items()}
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Policy -> (C, n) bool, or None if the policy's agents have no masks."""
+        """Action masks, policy -> (C, n) bool, or None if the policy's agents have no masks."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property
@@ -98,8 +98,8 @@ class MultiRollout:
         """Return T · E; all env steps are valid, because the step that ends an episode also resets the environment."""
         return self.size
 
-    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` must accept packed arrays
-        """Return a copy with `function` applied to every tensor, array or packed array."""
+    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` must accept compressed arrays
+        """Return a copy with `function` applied to every tensor, array or compressed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 
     def to_numpy(self) -> MultiRollout:
@@ -117,8 +117,8 @@ class MultiBatch:
     """All policies; `ids` depend on their order."""
     num_samples: int = 0
     """Number of env steps attributed to the batch. The env steps of the rollouts are divided among the batches of a
-    pass in proportion to the agents' steps in each batch. With replay, this is the
-    largest number of transitions of any policy."""
+    pass in proportion to the agents' steps in each batch. With replay, this is the largest number of transitions of any
+    policy."""
     num_new_samples: int = 0
     """Number of env steps that no earlier batch used."""
     last: bool = False

@@ -115,7 +115,7 @@ class MultiAgentVecEnv(VecEnv):
         Raises:
             ConfigError: An option is invalid, a package is missing (the message names the extra that installs it),
                 or agents of a policy have different spaces.
-            EnvError: The environment raises an exception, or violates its contract.
+            EnvError: The environment raises an exception, or violates PettingZoo's parallel API.
         """
         if "agents" in options:
             raise ConfigError("agents are derived from policy_of; leave agents out")
@@ -175,7 +175,7 @@ class MultiAgentVecEnv(VecEnv):
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
-        """Policy -> spaces of one of its agents before they are flattened; call this after the first reset."""
+        """Policy -> spaces of its agents before they are flattened; valid only after the first reset."""
         return {policy: columns.raw_spaces for policy, columns in self._columns.items()}
 
     @property
@@ -224,7 +224,7 @@ class MultiAgentVecEnv(VecEnv):
         """Step one environment.
 
         Returns:
-            The sum of the rewards of all agents; whether the episode is over; whether all agents terminated.
+            The sum of the rewards of all agents; whether the episode is over; and whether all agents terminated.
         """
         env = self.environments[index]
         acting = [str(agent) for agent in env.agents]
@@ -264,7 +264,7 @@ class MultiAgentVecEnv(VecEnv):
     ) -> None:
         """Store the observations of `agents`, which are the agents that are present.
 
-        Agents that are not in `acting` did not act in the step, so these observations are the first of their episodes.
+        Agents that are not in `acting` did not act in the step, so their observations are the first of their episodes.
         """
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "

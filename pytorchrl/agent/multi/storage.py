@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if the storages differ, the kind with the freshest data."""
+            """Kind of data that the storages provide; if they differ, the kind that requires the newest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -162,7 +162,7 @@ class MultiAgentStorage(Storage):
             storage.start(obs[policy], None if mask is None else mask[policy])
 
     def current(self) -> Any:  # unlike in `Storage`, a tuple of mappings from policies
-        """Return the inputs for the next action: obs, rhs, done and mask, each a mapping from policy."""
+        """Return the inputs for the next action, as in `Storage`, but each is a mapping from policy to arrays."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 
@@ -202,7 +202,7 @@ class MultiAgentStorage(Storage):
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalize advantages with the moments of all workers, for policies that normalize over the batch."""
+        """Normalize advantages with the moments of all workers, for policies with `advantage_normalization="batch"`."""
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
@@ -268,14 +268,14 @@ class MultiAgentStorage(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of env steps: `inserted` and `sampled` so far, `resident` now."""
+        """Numbers of env steps: `inserted` and `sampled` so far, and `resident`, those stored now."""
         return {"inserted": self._inserted, "sampled": self._sampled, "resident": self._resident_env_steps}
 
     # Parameters, states
 
     @property
     def parameters(self) -> dict[str, float]:
-        """`policy/name` -> current value."""
+        """`policy/name` -> current value of the parameter."""
         return joined({policy: storage.parameters for policy, storage in self.storages.items()})
 
     @parameters.setter
@@ -285,7 +285,7 @@ class MultiAgentStorage(Storage):
 
     @property
     def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
-        """`policy/name` -> schedule."""
+        """`policy/name` -> schedule of the parameter."""
         return joined({policy: storage.schedules for policy, storage in self.storages.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:

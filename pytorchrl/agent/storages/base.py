@@ -57,7 +57,7 @@ class Storage(Part, Updatable, ABC):
     provides: DataKind
     """Kind of data in the batches, declared or inherited by each class; the algorithm must be able to learn from it.
 
-    If `provides.is_kept` is true, `counters` also contains `evicted`.
+    If `provides.is_kept` is true, the storage is a replay buffer, and `counters` also contains `evicted`.
     """
     draws_rollouts: ClassVar[bool] = False
     """Whether a replay storage stores and draws whole rollouts."""
@@ -128,7 +128,7 @@ class Storage(Part, Updatable, ABC):
         self._rollout_rows.start(obs, mask)
 
     def current(self) -> ActingRow:
-        """Return the inputs for the next action: obs, rhs, done and mask.
+        """Return the inputs for the next action: observations, memory states, starts of episodes and action masks.
 
         All of them are (E, ...) views, valid until the next `insert_transition`.
         """
@@ -189,7 +189,7 @@ class Storage(Part, Updatable, ABC):
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Compute one error for each drawn item, (B,), from the algorithm's errors; called by `after_gradients`."""
+        """Return one error for each drawn transition or sequence, (B,), computed from the algorithm's `errors`."""
         return errors
 
     @abstractmethod
@@ -199,7 +199,7 @@ class Storage(Part, Updatable, ABC):
     @property
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
+        """Numbers of transitions: `inserted` and `sampled` so far, and `resident`, the number in the storage now."""
 
     def state_dict(self) -> StateDict:
         """Return the state from which a run continues exactly: the generator and, in a replay buffer, the contents.

@@ -59,7 +59,7 @@ class SlotPool:
 
 
 def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fill: int = 0) -> np.ndarray:
-    """Write `values` to the rows `numbers` of `array`; return the array, or a larger copy if it has too few rows."""
+    """Write `values` to the rows `numbers` of `array`; return `array` or, if it has too few rows, a larger copy."""
     try:
         array[numbers] = values
     except IndexError:
@@ -86,20 +86,20 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
 
 
 class ObservationColumn(ABC):
-    """Storage of one leaf of the observations, for all rows and all extra observations."""
+    """Storage of one leaf of the observations, for all rows and for extra observations, which belong to no row."""
 
     depth: int = 0
     """Number of later rows that may need the data of a row."""
 
     @abstractmethod
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """Store the observations of a rollout in T·E rows and E extra observations.
+        """Store the observations of a rollout: T·E observations in rows, and the last E as extra observations.
 
         Args:
             start: Place of the first row; the rows of an environment are consecutive.
             obs: Observations, (T+1, E, ...).
             places: (T+1, E) int64, the place of each observation; in row T, places of extra observations.
-            previous: (E,) int64, places of the extra observations that row 0 repeats; 0 where there is none.
+            previous: (E,) int64, the place of the extra observation that row 0 repeats; 0 if row 0 repeats none.
             cut: (T+1, E) bool, true where an observation does not directly follow the observation of the previous row.
         """
 
@@ -109,7 +109,7 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64, places of these extra observations.
+            places: (N,) int64, the places of these observations, which are extra observations.
             before: (N,) int64, the place of the row one step before each observation.
         """
 
@@ -121,7 +121,7 @@ class ObservationColumn(ABC):
         """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` evicted rows, which begin at `start`, (N,) bool."""
+        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release
@@ -184,9 +184,10 @@ class PlainColumn(ObservationColumn):
 class StackedColumn(ObservationColumn):
     """Column of stacks of the newest K frames, in which each frame is stored only once.
 
-    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below C denote frames of rows, C
-    denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row does not contain,
-    such as padding at the start of an episode, are stored as extra frames, so that every stack is restored exactly.
+    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below the capacity C denote
+    frames of rows, C denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row
+    does not contain, such as padding at the start of an episode, are stored as extra frames, so that every stack is
+    restored exactly.
 
     Each extra frame is owned by one place, and is released with the observation at that place. A row is `broken` if
     older frames of its stack were evicted.

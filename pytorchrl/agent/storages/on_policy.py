@@ -168,7 +168,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of valid transitions: `inserted` and `sampled` so far, `resident` now."""
+        """Numbers of valid transitions: `inserted` and `sampled` so far, and `resident`, those stored now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -219,7 +219,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other; see `Part`.
+        """Return a message if options contradict each other, otherwise None; see `Part`.
 
         If the actor has memory, a rollout must contain at least one sequence for each minibatch.
         """

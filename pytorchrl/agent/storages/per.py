@@ -189,7 +189,7 @@ class PERBuffer(ReplayBuffer):
         self.priority_minima.set(rows, np.where(np.asarray(leaves) > 0.0, leaves, np.inf))
 
     def _contents(self) -> StateDict:
-        # An empty storage needs neither trees nor priorities: its rollouts are kept elsewhere, or have yet to arrive.
+        # If nothing was ever inserted, there are no priorities, and reading `priority_sums` would allocate the tree.
         num_used = self.ring.num_used
         leaves = self.priority_sums.get(np.arange(num_used)) if num_used else np.zeros(0)
         return {**super()._contents(), "leaves": leaves, "max_priority": self._max_priority,

@@ -25,8 +25,8 @@ ERROR = "error"
 class ReplayBuffer(Storage):
     """Replay of the newest `size` transitions, drawn uniformly with replacement.
 
-    N-step returns are computed when a batch is drawn. Rows without a transition (the reset step of NEXT_STEP) are
-    stored, but never drawn.
+    N-step returns are computed when a batch is drawn. Rows without a transition (reset steps of gymnasium's autoreset
+    mode NEXT_STEP) are stored, but never drawn.
 
     Attributes:
         ring: The stored rows.
@@ -74,7 +74,7 @@ class ReplayBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if the replay cannot store a whole rollout; see `Part`."""
+        """Return a message if the replay cannot store a whole rollout, otherwise None; see `Part`."""
         options, num_envs = agent.storage, agent.num_envs
         if num_envs is not None and options.size < options.rollout_size * num_envs:
             return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
@@ -174,7 +174,7 @@ class ReplayBuffer(Storage):
         return self._batch(self.ring, rows, weight)
 
     def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
-        """Return a batch of the transitions that begin at `rows`, (B,) places, with importance weights (B,)."""
+        """Return a batch of the transitions at `rows`, (B,) places in the ring, with importance weights (B,)."""
         window = ring.window(rows, self.options.n_step, self.algorithm.gamma)
         following = ring.columns["link"][window.last]
         mask, next_mask = ring.take_mask(rows), ring.take_mask(following)
@@ -208,7 +208,7 @@ class ReplayBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of valid transitions: `inserted`, `evicted` and `sampled` so far, `resident` now.
+        """Numbers of valid transitions: `inserted`, `evicted` and `sampled` so far, and `resident`, those stored now.
 
         `evicted_unused` is the number of evicted transitions that were never drawn.
         """

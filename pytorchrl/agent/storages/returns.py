@@ -18,8 +18,9 @@ def gae(
     """Return generalized advantage estimates (Schulman et al. 2016, eq. 16), computed in float64.
 
     A transition bootstraps from its true next observation: the transition's entry in `final_obs` if there is one,
-    otherwise row t + 1 (with NEXT_STEP, row t + 1 is the last observation of the episode). A termination removes the
-    bootstrap, a time limit keeps it, and both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
+    otherwise row t + 1 (in gymnasium's autoreset mode NEXT_STEP, row t + 1 is the last observation of the episode). A
+    termination removes the bootstrap, a time limit keeps it, and both stop the recursion. Invalid rows have advantage 0
+    and stop the recursion.
 
     Args:
         rollout: T transitions of E environments.
@@ -70,7 +71,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     # Clip first, because exp could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
-    # The advantage without its weight rho: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
+    # This is the advantage without its weight rho: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
     return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)
@@ -79,7 +80,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the temporal differences r + gamma V' - V (0 if invalid), and a mask of valid rows that end no episode."""
+    """Return temporal differences, 0 in invalid rows, and a mask of valid rows that end no episode, (T, E) each."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

@@ -40,7 +40,7 @@ class Inserted(NamedTuple):
     """(N,) int64, places of resident rows that can no longer be drawn, because older frames of their stacks were
     evicted."""
     continued: np.ndarray
-    """(E,) bool, whether each environment continues from the end of the source's previous rollout."""
+    """(E,) bool, whether each environment continues from the end of the collector's previous rollout."""
     errors: np.ndarray | None = None
     """(T·E,) float, absolute TD errors of the rows if the collector computed them, else None."""
 
@@ -60,12 +60,12 @@ class Window(NamedTuple):
 
 @dataclass(slots=True)
 class _Head:
-    """End of the newest rollout of a source; each array has the shape (E,)."""
+    """End of the newest rollout of a source (a collector); each array has the shape (E,)."""
 
     ids: np.ndarray
     """Id of the last row of each environment."""
     places: np.ndarray
-    """Place of the extra observation after each last row; 0 where a final observation follows the row instead."""
+    """Place of the extra observation that follows each last row; 0 if `final_obs` contains the next observation."""
     done: np.ndarray
     """Whether the observation after each last row is the first of an episode."""
 
@@ -95,7 +95,7 @@ class Ring:
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
         """Column -> shape, dtype, number of stacked frames (1 if stored unchanged)."""
         self._expected: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {}
-        """Column -> shape and dtype; empty until a rollout is compared with them."""
+        """Column -> shape and dtype; empty until the first rollout is checked."""
 
     # Writing
 
@@ -198,7 +198,7 @@ class Ring:
     # Reading
 
     def resident(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether the row of each id is resident, (N,) bool; raise `ValueError` for an id never assigned."""
+        """Return whether the row of each id is in the ring, (N,) bool; raise `ValueError` for an unassigned id."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.total):
             raise ValueError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
         return ids >= self.first
@@ -241,7 +241,7 @@ class Ring:
 
     @property
     def sources(self) -> list[Hashable]:
-        """Sources whose newest rows are resident."""
+        """Identifiers of the collectors whose newest row is still in the ring."""
         return list(self._heads)
 
     @property
@@ -335,7 +335,7 @@ class Ring:
         """Mark as broken all rows that need data of evicted rows; return the places of newly broken rows.
 
         Args:
-            rows: (N,) places of the rows to which evicted rows link.
+            rows: (N,) places of the rows that contain the next observations of evicted rows.
             start: Place of the first evicted row.
             count: Number of evicted rows.
         """
@@ -352,7 +352,7 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the source's last row to row 0 of the new rollout, in each environment that continues.
+        """Link the last row of the source's previous rollout to row 0 of the new rollout, if the environment continues.
 
         An environment continues if its first observation in `leaves` equals its last observation in the source's
         previous rollout. `rows`, (E,), contains the place of row 0 in each environment.

@@ -1,4 +1,4 @@
-"""The collector's half of a storage: rows that are filled one step at a time. T = steps, E = environments."""
+"""The part of a storage that a collector uses: rows that are filled one step at a time. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytorchrl.agent.contracts import check_acting_step
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
-"""Inputs for the next action: obs, rhs, done and mask, each (E, ...)."""
+"""Inputs for the next action: observations, memory states, starts of episodes and action masks, each (E, ...)."""
 _FIRST_FINALS = 64
 """Initial capacity for final observations; it doubles when it is exhausted."""
 
@@ -81,11 +81,11 @@ class RolloutRows:
             np.copyto(row.mask, mask)
 
     def current(self) -> ActingRow:
-        """Return obs, rhs, done and mask of the newest row, which are the inputs for the next action."""
+        """Return the newest row (`ActingRow`), which contains the inputs for the next action."""
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
-        """Append a step: write its transition to the next row, and the observation after it to the row that follows."""
+        """Append one step, which fills the next row of transitions and the next row of observations."""
         if self._taken:
             self._begin_next()
         if self._other is None:
@@ -117,7 +117,7 @@ class RolloutRows:
         self._taken = True
 
         def first(rows: Tensor, count: int) -> Tensor:
-            return rows if t == self.size else rows[:count]  # a slice of a tensor takes a microsecond
+            return rows if t == self.size else rows[:count]  # avoid slicing, which takes a microsecond
 
         index, obs, mask = self._finals() if self._num_finals else self._no_finals
         rollout = RolloutData(

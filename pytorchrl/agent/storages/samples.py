@@ -1,4 +1,4 @@
-"""The learner's half of an on-policy storage: samples, laid out so that a batch needs only one selection per tensor.
+"""The samples of an on-policy storage, in a layout from which one operation per tensor selects a batch.
 
 T = steps, E = environments, N = samples, L = steps of a sequence, C = number of sequences.
 """
@@ -16,9 +16,9 @@ from torch import Tensor
 from pytorchrl.agent.data import Batch, Obs, RolloutData, map_tensors
 
 _SMALL_BYTES = 2**20
-"""Samples of at most this size in bytes are put in order for a whole epoch at once, and batches are views.
+"""Largest size in bytes at which all samples of an epoch are reordered in one operation, and batches are views.
 
-For larger samples, one selection per batch is as fast, and needs memory for only one batch.
+For larger sizes, selecting the samples of each batch is as fast, and needs memory for only one batch.
 """
 
 
@@ -48,7 +48,7 @@ class Samples:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def batches(self, order: Tensor, num_parts: int) -> Iterator[Batch]:
-        """Return batches of the rows or sequences at `order`, whose sizes differ by at most one; see `select`."""
+        """Return `num_parts` batches of the rows or sequences at `order`; batch sizes differ by at most one."""
         if self.sequences or self._num_bytes() > _SMALL_BYTES:
             return map(self.select, torch.tensor_split(order, num_parts))
         return self.select(order).split(num_parts)
@@ -58,7 +58,7 @@ class Samples:
         return sum(tensor.nbytes for tensor in tensors)
 
     def select(self, index: Tensor) -> Batch:
-        """Return the batch of the rows or sequences at `index`; the caller sets the counts of the batch."""
+        """Return the batch of the rows or sequences at `index`; the caller sets its numbers of samples."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Walk(NamedTuple):
 
     @property
     def trained(self) -> slice:
-        """The rows of the trained steps."""
+        """The rows of the trained steps, which the loss covers."""
         return slice(self.burn_in, len(self.places) - self.n_step)
 
 
@@ -42,8 +42,8 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
     Args:
         ring: The ring that contains the rows.
         walk: The rows of each sequence.
-        states: Network -> (B, H) float32, the memory states before row 0; includes `PREVIOUS` if the memory has this
-            input.
+        states: Network -> (B, H) float32, the memory states before row 0; includes `PREVIOUS`, the previous action
+            and reward, if they are an input of the memory.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
@@ -100,7 +100,7 @@ def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np
 
 
 def _previous(ring: Ring, walk: Walk, rows: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return `PREVIOUS` for all rows, (W+L+n, B, actions + 1) float32; `stored` is its value in row 0."""
+    """Return the previous action (one-hot) and reward of all rows, (W+L+n, B, actions + 1); `stored` is row 0."""
     column, there = ring.columns, walk.is_step[:-1]
     found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
     found[0] = stored

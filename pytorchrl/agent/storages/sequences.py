@@ -30,7 +30,7 @@ from pytorchrl.untyped import StateDict
 
 
 class _Window(NamedTuple):
-    """A window, as ids of rows."""
+    """A window (a sequence that can be drawn), given by the ids of its rows."""
 
     start: int
     """Id of the row of the first trained step."""
@@ -41,7 +41,7 @@ class _Window(NamedTuple):
 
 
 class Episode:
-    """Windows in one episode of one environment, found incrementally as the steps arrive.
+    """Windows (sequences that can be drawn) of one episode, found incrementally as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode; the `burn_in` steps
     before them, or fewer at the start of the episode, are the burn-in. The first window that reaches the end of the
@@ -56,7 +56,8 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Row ids of the first steps (`_warm`) and first trained steps (`_start`) of windows that cannot be drawn yet.
+        # These deques describe the windows that cannot be drawn yet: `_warm` contains the row ids of their first steps,
+        # and `_start` contains the row ids of their first trained steps.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -112,7 +113,7 @@ class Episode:
 
 
 class _WindowTable:
-    """Lookup tables of windows, (C,) each, indexed by place in the ring; -1 means that there is no window or slot."""
+    """Lookup tables of windows, with one entry for each place in the ring; -1 means that there is no window or slot."""
 
     def __init__(self, capacity: int) -> None:
         # These arrays are indexed by the place of a window's first trained step, which identifies the window. They
@@ -130,8 +131,9 @@ class _WindowTable:
 class SequenceBuffer(PERBuffer):
     """Prioritized replay of sequences, with the memory states that were stored during acting.
 
-    The priority of a window is p = (eta max d + (1 - eta) mean d + epsilon)^alpha, where d are the absolute TD errors
-    of its trained steps and eta is `priority_eta`. In all other respects, this storage is a `PERBuffer`.
+    The sequences are called windows. The priority of a window is p = (eta max d + (1 - eta) mean d + epsilon)^alpha,
+    where d are the absolute TD errors of the window's trained steps, and eta is `priority_eta`. In all other respects,
+    this storage is a `PERBuffer`.
 
     A window can be drawn as soon as the steps of its n-step targets have arrived or its episode has ended; in the
     latter case, a shorter window is padded. A window is evicted with its first step. A window that stays incomplete,
@@ -191,7 +193,7 @@ class SequenceBuffer(PERBuffer):
 
         Args:
             options: Options of this storage.
-            num_envs: Number of environments of each source.
+            num_envs: Number of environments of each collector.
             num_sources: Number of collectors, whose rollouts arrive in turn.
             share: Capacity of the storage in steps; None means the option `size`.
 
@@ -204,7 +206,7 @@ class SequenceBuffer(PERBuffer):
             raise ConfigError(
                 f"a shard must store at least burn_in + length = {least} steps, got {size}; raise size, or lower "
                 "burn_in or length")
-        # The largest number of rollouts that can contain the steps of one window and its n-step targets.
+        # This is the largest number of rollouts that can contain the steps of one window and its n-step targets.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
@@ -241,7 +243,7 @@ class SequenceBuffer(PERBuffer):
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
-        """Process the runs of one environment in a rollout; `episode` is its unfinished episode, or None.
+        """Process the runs of one environment (see `_Run`); `episode` is its unfinished episode, or None.
 
         Returns:
             The episode that continues after the rollout, or None; the ids of the rows for which the preceding memory
@@ -354,7 +356,9 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta max d + (1 - eta) mean d for each sequence, where d are the absolute errors of its valid steps.
+        """Return eta max d + (1 - eta) mean d for each sequence.
+
+        Here, d are the absolute errors of the valid steps of the sequence, and eta is `priority_eta`.
 
         Args:
             batch: The drawn batch.

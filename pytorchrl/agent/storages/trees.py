@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 _FEW = 512
-"""For up to this many changes, recomputing a common parent repeatedly is cheaper than finding the distinct parents."""
+"""Largest number of changes for which recomputing common parents repeatedly is cheaper than removing duplicates."""
 
 
 class _Tree:
