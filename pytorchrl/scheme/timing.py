@@ -1,4 +1,4 @@
-"""Names of the parts of each level's work, and stopwatches that time them."""
+"""Parts of the time that workers spend on collection, gradients and updates, and stopwatches that measure them."""
 
 from __future__ import annotations
 
