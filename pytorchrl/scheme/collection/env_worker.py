@@ -53,7 +53,7 @@ class EnvAnswer:
 
 
 def steps_of(step: Step | MultiStep) -> list[Step]:
-    """Return the steps of all policies."""
+    """Return a list with the step of each policy, or with `step` itself if it is a `Step`."""
     return list(step.parts.values()) if isinstance(step, MultiStep) else [step]
 
 
@@ -86,10 +86,11 @@ class EnvWorker(Worker):
         self.made_steps = 0
 
     def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
-        """Take one step in every environment. The first call, and the first after `reseed`, resets them instead.
+        """Take one step in every environment. The first call, and the first after `reseed`, reset them instead.
 
         Args:
-            action: Actions for the environments, (E, ...), or policy -> (C, ...); not used for a reset.
+            action: Actions for the E environments, (E, ...); with several policies: policy -> (C, ...), one row for
+                each agent of the policy in each environment. Not used for a reset.
 
         Raises:
             EnvError: An environment raised an exception that does not lead to a restart.
