@@ -59,7 +59,7 @@ class AgentParts:
         return precisions_of(self.algo_factory)
 
     def with_precisions(self, precisions: Mapping[str, bool]) -> AgentParts:
-        """Return a copy in which each `mixed_precision="auto"` is replaced by the value of its policy in `precisions`."""
+        """Return a copy in which `precisions` replaces the value "auto" of each policy's option `mixed_precision`."""
         return dataclasses.replace(self, algo_factory=with_precisions(self.algo_factory, precisions))
 
     def collectors(self, collection: Collection) -> CWorkerSetFactory:
@@ -68,7 +68,7 @@ class AgentParts:
             collection, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory)
 
     def workers(self, gradients: GWorkerSet.Options, collection: Collection) -> GWorkerSetFactory:
-        """Return the factory of this agent's gradient workers and of the levels below them."""
+        """Return the factory of this agent's gradient workers and of the workers below them."""
         shards = None
         if isinstance(collection, ReplayCollection):
             shards = RWorkerSetFactory(collection, self.algo_factory, self.actor_factory, self.storage_factory)

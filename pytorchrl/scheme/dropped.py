@@ -15,7 +15,7 @@ from pytorchrl.scheme.updates.u_worker import UWorker
 
 def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
                     runtime: Runtime) -> weakref.finalize[..., object]:
-    """Return a finalizer that stops the threads and processes of `scheme` if it is garbage-collected.
+    """Return a finalizer that stops the threads and processes of `scheme` when `scheme` is garbage-collected.
 
     The finalizer does nothing if no work runs in the background: in a simulated run, or if collection is synchronous
     and there are no remote workers.
@@ -23,8 +23,9 @@ def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
     Args:
         scheme: The scheme, which has been started.
         settings: The settings of the scheme.
-        worker: The root of its worker tree. Neither the tree nor the runtime may refer to the scheme.
-        runtime: The runtime of its workers.
+        worker: The root of the worker tree.
+        runtime: The runtime of the workers. Neither the runtime nor the tree may refer to the scheme, because a
+            reference would prevent its garbage collection.
     """
     is_active = settings.has_remote_workers or settings.flat()["col_communication"] == ASYNC
     if not is_active or isinstance(runtime, SimulatedRuntime):

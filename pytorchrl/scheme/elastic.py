@@ -26,7 +26,7 @@ _EXECUTION = "; col_execution='Parallel' continues a run with remote collection 
 
 def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
                  any_seed: bool) -> AgentParts:
-    """Return the agent that resumes from a checkpoint, with the precisions of the saved run.
+    """Return the agent that resumes from a checkpoint, with the precisions (float32 or bfloat16) of the saved run.
 
     The number of collection workers may differ from that of the saved run.
 

@@ -68,8 +68,8 @@ class Scheme(Architectures):
         test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
         collection: Kind of collection with its options; None: built from the flat keywords.
         gradients: Kind of gradients with their options; None: built from the flat keywords.
-        runtime: "ray", "threads", "simulated" or a kind with its options; None: Ray if there are remote workers, else
-            threads.
+        runtime: "ray", "processes", "threads", "simulated" or a kind with its options; None: Ray if there are remote
+            workers, else threads.
         supervision: Options for the handling of lost workers; None: built from the flat keywords.
         **settings: Flat keywords.
 

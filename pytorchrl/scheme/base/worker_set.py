@@ -58,7 +58,8 @@ class WorkerSet(Generic[W]):
         first_incarnation: First incarnation of each remote worker; the number increases with each replacement.
 
     Attributes:
-        worker_class, worker_params, remote_config, num_workers: As given; `resize` changes the latter two.
+        worker_class, worker_params: As given.
+        remote_config, num_workers: As given; `resize` changes these values.
     """
 
     kind: ClassVar[str] = "workers"

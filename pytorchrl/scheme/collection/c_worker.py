@@ -89,7 +89,7 @@ class CWorker(Worker):
         self.storage: UserPart = self._make_storage(path)
         self._make_envs = recipe.env_maker(path, num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # number of restarts of environments that `reseed` has closed
+        self._envs_restarted = 0  # restarts that were counted by environments that `reseed` has closed
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()
@@ -248,7 +248,7 @@ class CWorker(Worker):
         return episodes, not storage.full and storage.num_steps != num_steps
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Act as worker `index` of all `num_collectors` collection workers of the tree; see `Algorithm.take_place`."""
+        """Set this worker's index among all collection workers of the tree; see `Algorithm.take_place`."""
         self.algo.take_place(index, num_collectors)
 
     def reseed(self, seed: int, incarnation: int | None = None) -> None:
@@ -316,7 +316,7 @@ class CWorker(Worker):
         """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
         for part in (self.algo, self.storage):
             if part.schedules:
-                with self.journal.writing():  # another thread may end a schedule at the same time
+                with self.journal.writing():  # `update_algorithm_parameter` may end a schedule in another thread
                     part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:

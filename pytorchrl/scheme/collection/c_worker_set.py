@@ -135,7 +135,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Start or kill remote workers until their number is that of `recipe_for(num_col_workers)`; see `resize`.
 
-        Each other worker receives its new index among all collection workers, on which its exploration may depend.
+        Each remaining worker receives its new index among all collection workers, which may affect its exploration.
         """
         recipe = self.recipe_for(num_col_workers)
         self.worker_params["recipe"], number = recipe, recipe.num_workers_of(self.index_parent)

@@ -186,7 +186,7 @@ class CentralInference:
     # Acting
 
     def _act_if_enough_wait(self) -> None:
-        """Choose actions for the waiting workers if they are enough for a batch."""
+        """Choose actions for the waiting workers if there are enough of them for a batch."""
         num_live = len(self._streams)
         batch = min(self._batch or (num_live + 1) // 2, num_live)
         if not self._is_draining and self._waiting and len(self._waiting) >= batch:
@@ -237,7 +237,7 @@ class CentralInference:
         if not self._is_draining:
             self._start_workers()
 
-    # A changing number of workers
+    # Changes of the number of workers
 
     def release(self, number: int) -> bool:
         """Stop using the workers from index `number` on once they have delivered all steps; return whether all have."""
@@ -268,7 +268,7 @@ class CentralInference:
     # Drain and end
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the unfinished rollouts as they are, and choose no actions until the next call of `step`.
+        """Deliver the unfinished rollouts without completing them; the next call of `step` resumes collection.
 
         Raises:
             Exception: An error of a worker, or the supervisor's error for a lost worker.
@@ -335,7 +335,7 @@ def _concatenated(rows: Sequence[T]) -> T:
 
 
 def _split(value: T, number: int) -> list[T]:
-    """Split decisions for the environments of several workers by worker; the inverse of `_concatenated`.
+    """Split the decisions for several workers into the decisions for each worker; the inverse of `_concatenated`.
 
     Args:
         value: A structure of decisions, mappings and arrays, whose first axis is the environments of all workers.

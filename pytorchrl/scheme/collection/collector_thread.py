@@ -325,8 +325,8 @@ class CollectorThread(threading.Thread):
         """Wait for the rollouts in flight, and discard queued train batches.
 
         Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay.
-        Without replay, they are discarded, and the caller must drop their steps from the ledger. The learner must not
-        take data during the drain.
+        Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The learner
+        must not take data during the drain.
 
         Raises:
             WorkerLostError: The thread did not pause in time.

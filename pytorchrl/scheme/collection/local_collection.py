@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Forget missing steps of a preempted rollout; no rollout is in flight between two calls of `step`."""
+        """Forget the steps that are missing from a preempted rollout. No rollout is in flight, so none is delivered."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

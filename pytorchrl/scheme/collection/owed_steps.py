@@ -32,5 +32,5 @@ class OwedSteps:
         return is_rest
 
     def cancel(self, first: int = 0) -> None:
-        """Forget the missing steps of the workers from index `first` on, which need not collect them."""
+        """Forget the steps that the workers from index `first` on still had to collect."""
         self._owed = {index: steps for index, steps in self._owed.items() if index < first}

@@ -43,7 +43,7 @@ class CollectionStrategy(Protocol):
 class ElasticStrategy(Protocol):
     """A strategy with remote workers, whose number may change between two calls of `step`.
 
-    Workers leave at the end of the list of workers, and new workers are added there.
+    Workers are added and removed only at the end of the list of workers.
     """
 
     def release(self, number: int) -> bool:

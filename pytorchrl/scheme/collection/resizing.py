@@ -88,7 +88,8 @@ class Resizing:
     def apply(self) -> None:
         """Apply the requested changes, in order; a change waits while workers that leave still have requests.
 
-        The thread that collects calls this method between two polls or, in synchronous collection, two train batches.
+        The thread that collects calls this method between two polls or, if collection is synchronous, between two train
+        batches.
         """
         while self._requests:
             number = self._number(self._requests[0])

@@ -80,7 +80,7 @@ class _RemoteCollection(Elastic):
         self._request(index)
 
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
-        """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for the first."""
+        """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for one."""
         for index, rollout in self._in_flight.poll(timeout_s):
             self._delivered[index] += rollout.num_env_steps
             self._weights.delivered(index, rollout.num_env_steps)
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return a new count of the steps that preempted workers owe; a full rollout has `rollout_size` steps."""
+            """Return a counter of the steps that preempted workers must still collect for `rollout_size` steps."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -269,7 +269,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rests to `_arrived`, which contains the rollouts that `drain` and `finish` handle."""
+        """Move the rests of preempted rollouts to `_arrived`, from which `drain` and `finish` take rollouts."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()

@@ -49,7 +49,7 @@ logger = get_logger(__name__)
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 DRIVER = "UWorker"
-"""The worker whose journal has an event for every update."""
+"""Name of the worker that records an event for every update."""
 
 # Settings that affect where and how fast a run executes, but not its results.
 _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches",
@@ -142,7 +142,7 @@ class RecordWriter:
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
-        """Write the events that were added to journals since the last call."""
+        """Write the events that workers have recorded since the last call."""
         noted: dict[tuple[str, int], Part] = {}
         for worker, incarnation, part in parts:
             whole = noted.setdefault((worker, incarnation), Part([], []))

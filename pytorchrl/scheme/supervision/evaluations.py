@@ -24,7 +24,7 @@ class Evaluations:
     Args:
         runtime: The runtime in which the evaluation worker runs.
         parameters: Keyword arguments of `Evaluator`.
-        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, its loss raises an error.
+        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, the loss raises an error.
 
     Attributes:
         worker: The evaluation worker; None before the first evaluation.

@@ -27,9 +27,9 @@ FAILURE_POLICIES = ("restart", "ignore", "raise")
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # Number of losses in a row, with no result in between, that counts as a crash loop.
 _MAX_FRUITLESS = 3
-# Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that counts as a crash loop, too.
+# Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that also counts as a crash loop.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
-# Number of earlier losses in the error about a crash loop.
+# Number of earlier losses that the error about a crash loop lists.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
@@ -85,7 +85,7 @@ class Supervisor:
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) of each loss
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results before each loss of a worker
+        self._lives: list[list[int]] = [[] for _ in workers]  # for each worker, the number of results before each loss
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
         self._due: dict[int, float] = {}
