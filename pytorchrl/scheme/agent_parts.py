@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 10 * 2**20
 _LARGEST_BYTES = 512 * 2**20
-# Major compute capability from which on GPUs multiply matrices in bfloat16.
+# Smallest major compute capability of GPUs that multiply bfloat16 matrices in hardware.
 _BFLOAT16_CAPABILITY = 8
 
 
@@ -52,11 +52,14 @@ class AgentParts:
 
     @property
     def precisions(self) -> dict[str, bool]:
-        """Policy -> whether its networks compute in bfloat16; policies whose algorithm has no choice are missing."""
+        """Policy -> whether its networks compute in bfloat16.
+
+        Policies are missing if their algorithm has no option `mixed_precision`, or if the option is "auto".
+        """
         return precisions_of(self.algo_factory)
 
     def with_precisions(self, precisions: Mapping[str, bool]) -> AgentParts:
-        """Return the agent with `mixed_precision="auto"` of each policy in `precisions` replaced by its value."""
+        """Return a copy in which `precisions` replaces the value "auto" of each policy's option `mixed_precision`."""
         return dataclasses.replace(self, algo_factory=with_precisions(self.algo_factory, precisions))
 
     def collectors(self, collection: Collection) -> CWorkerSetFactory:
@@ -65,14 +68,14 @@ class AgentParts:
             collection, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory)
 
     def workers(self, gradients: GWorkerSet.Options, collection: Collection) -> GWorkerSetFactory:
-        """Return the factory of this agent's gradient workers and of the levels below them."""
+        """Return the factory of this agent's gradient workers and of the workers below them."""
         shards = None
         if isinstance(collection, ReplayCollection):
             shards = RWorkerSetFactory(collection, self.algo_factory, self.actor_factory, self.storage_factory)
         return GWorkerSetFactory(gradients, collection, self.collectors(collection), shards)
 
     def evaluator(self, seed: int, num_threads: int | None) -> dict[str, object]:
-        """Return the arguments of the worker that evaluates this agent; `num_threads` are its threads of torch."""
+        """Return the arguments of the `Evaluator` of this agent; `num_threads` is its number of PyTorch threads."""
         parts = {name: part for name, part in self.as_dict().items()
                  if name in ("algo_factory", "actor_factory", "test_envs_factory")}
         return {"index_worker": 1, **parts, "seed": seed, "num_threads": num_threads}
@@ -211,7 +214,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
     """Raise `ConfigError` if the train batch is smaller than `num_mini_batch` or `mini_batch_size`.
 
-    Also raise it if `replay_slots` rollouts are not larger than one train batch.
+    Also raise it if `replay_slots` rollouts together do not contain more steps than one train batch.
     """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs

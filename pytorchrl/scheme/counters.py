@@ -18,9 +18,9 @@ class Kind(Enum):
     TOTAL = "total"
     """A count since a worker started; merged as the sum over all workers, including replaced ones."""
     LEVEL = "level"
-    """A value as of a worker's latest message; merged as the sum over the current workers."""
+    """The value in a worker's latest message; merged as the sum over the current workers."""
     LARGEST = "largest"
-    """A value as of a worker's latest message; merged as the largest value of all workers."""
+    """The value in a worker's latest message; merged as the largest value of all workers."""
 
 
 def counter(kind: Kind, help: str) -> int:

@@ -12,7 +12,7 @@ CPU, CUDA = "cpu", "cuda"
 
 
 def check_device(device: object, gpus: Sequence[int] | None = None, name: str = "device") -> str:
-    """Return the device with this name; raise an error rather than fall back to another device.
+    """Return the full name of a device, such as "cuda:0"; raise an error if this process cannot use the device.
 
     Args:
         device: "cpu", "cuda:k" (GPU k of torch), "cuda" (the current GPU, or the first GPU assigned to the worker), or

@@ -1,4 +1,4 @@
-"""Stop the workers of a scheme that a program drops without calling `stop()`."""
+"""Stop the workers of a scheme that is garbage-collected before `stop()` was called."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from pytorchrl.scheme.updates.u_worker import UWorker
 
 def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
                     runtime: Runtime) -> weakref.finalize[..., object]:
-    """Return a finalizer that stops the threads and processes of `scheme` if it is garbage-collected.
+    """Return a finalizer that stops the threads and processes of `scheme` when `scheme` is garbage-collected.
 
-    Nothing runs in the background if collection is central and synchronous, or simulated; the finalizer then does
-    nothing.
+    The finalizer does nothing if no work runs in the background: in a simulated run, or if collection is synchronous
+    and there are no remote workers.
 
     Args:
         scheme: The scheme, which has been started.
         settings: The settings of the scheme.
-        worker: The root of its worker tree. Neither the tree nor the runtime may refer to the scheme.
-        runtime: The runtime of its workers.
+        worker: The root of the worker tree.
+        runtime: The runtime of the workers. Neither the runtime nor the tree may refer to the scheme, because a
+            reference would prevent its garbage collection.
     """
     is_active = settings.has_remote_workers or settings.flat()["col_communication"] == ASYNC
     if not is_active or isinstance(runtime, SimulatedRuntime):
@@ -35,13 +36,13 @@ def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
 
 
 def _dropped(worker: UWorker, runtime: Runtime) -> None:
-    # The garbage collector may run in any thread, also in one that would have to be joined.
+    # The garbage collector may run in any thread, even in a thread that `worker.stop()` would have to join.
     threading.Thread(target=_stop, args=(worker, runtime), name="DroppedScheme", daemon=True).start()
     warnings.warn("a scheme or learner was dropped while its workers were running, and is stopped; call stop(), or use "
                   "a `with` block", ResourceWarning, stacklevel=2)
 
 
 def _stop(worker: UWorker, runtime: Runtime) -> None:
-    with contextlib.suppress(Exception):  # nobody can receive the error, which `step` would have raised
+    with contextlib.suppress(Exception):  # no caller is left that could receive the error
         worker.stop()
     runtime.close()

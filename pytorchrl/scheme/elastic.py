@@ -26,7 +26,7 @@ _EXECUTION = "; col_execution='Parallel' continues a run with remote collection 
 
 def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
                  any_seed: bool) -> AgentParts:
-    """Return the agent that resumes from a checkpoint, with the precisions of the saved run.
+    """Return the agent that resumes from a checkpoint, with the precisions (float32 or bfloat16) of the saved run.
 
     The number of collection workers may differ from that of the saved run.
 
@@ -63,7 +63,8 @@ def resize(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[i
     Args:
         settings: The present settings.
         agent: Factories of the agent's parts.
-        num_col_workers: New number for each gradient worker, or a tuple with one number for each.
+        num_col_workers: New number of collection workers of each gradient worker, or a tuple with one number for each
+            gradient worker.
         worker: The root of the worker tree; None: the tree has not been built.
         runtime: The runtime of the workers; None: the tree has not been built.
 
@@ -99,7 +100,7 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
 def _resources_of_more(settings: Settings, changed: Settings, runtime: Runtime) -> Mapping[str, float] | None:
     """Return the resources of each additional collection worker; None if there are no additional workers.
 
-    A default request is reduced to the resources that are free now.
+    Ray reduces a default request to the resources that are free.
     """
     num_grad_workers = settings.gradients.num_grad_workers
     before, after = (each.collection.numbers(num_grad_workers) for each in (settings, changed))

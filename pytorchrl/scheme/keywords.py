@@ -1,4 +1,4 @@
-"""Types of the flat keywords, for editors and type checkers.
+"""Types of the flat keywords (keyword arguments of `Scheme`), for editors and type checkers.
 
 Names, defaults, ranges and help texts are in the `Options` classes; see `pytorchrl.scheme.settings`. A test checks
 that the types in this module equal the types of the fields of those classes.

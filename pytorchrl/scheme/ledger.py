@@ -82,7 +82,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._places: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._latest: LedgerSnapshot | None = None  # the snapshot of the current counts, if there is one
+        self._latest: LedgerSnapshot | None = None  # snapshot of the current counts; None after a change
 
     def collect(self, num_steps: int) -> None:
         """Count newly collected steps as in flight."""

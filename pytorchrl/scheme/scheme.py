@@ -57,7 +57,7 @@ class Scheme(Architectures):
     """An agent and the tree of workers that trains it. The constructor checks all settings; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
-    (`from_factory`). A kind is a class with the options of one variant of a level. All forms build the same tree. An
+    (`from_factory`). A kind is a class of options, e.g. for asynchronous collection. All forms build the same tree. An
     option has the same name in every form; the documentation page "Options" shows its default, range and help text.
 
     Args:
@@ -68,8 +68,8 @@ class Scheme(Architectures):
         test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
         collection: Kind of collection with its options; None: built from the flat keywords.
         gradients: Kind of gradients with their options; None: built from the flat keywords.
-        runtime: "ray", "threads", "simulated" or a kind with its options; None: Ray if there are remote workers, else
-            threads.
+        runtime: "ray", "processes", "threads", "simulated" or a kind with its options; None: Ray if there are remote
+            workers, else threads.
         supervision: Options for the handling of lost workers; None: built from the flat keywords.
         **settings: Flat keywords.
 
@@ -122,7 +122,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return the flat keywords as a mapping name -> (owner, name), from which error messages suggest names."""
+        """Return a mapping name -> ("scheme", name) of all flat keywords, from which errors suggest similar names."""
         return known_keywords()
 
     @classmethod
@@ -137,7 +137,7 @@ class Scheme(Architectures):
             **settings: Settings of the update worker, the runtime, supervision, recording and the process.
 
         Raises:
-            ConfigError: A setting is invalid, or levels of the tree contradict each other.
+            ConfigError: A setting is invalid, or settings contradict each other.
         """
         if not isinstance(gradients, GWorkerSetFactory):
             raise ConfigError(f"from_factory needs the result of GWorkerSet.create_factory(...), got {gradients!r}")
@@ -260,9 +260,9 @@ class Scheme(Architectures):
 
     @in_turn("_turn")
     def resize(self, *, num_col_workers: int | tuple[int, ...]) -> None:
-        """Change the number of collection workers of each gradient worker between two rounds or polls of collection.
+        """Change the number of collection workers of each gradient worker, without stopping the run.
 
-        Workers with the largest indices leave: they first deliver the rollouts that were requested from them. New
+        To reduce the number, workers with the largest indices deliver all requested rollouts, and are then closed. New
         workers start like replacements of lost workers, with new seeds and the newest weights. No step is lost.
 
         Raises:
@@ -276,7 +276,7 @@ class Scheme(Architectures):
 
     @in_turn("_turn")
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
-        """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
+        """Finish or discard all pending work, so that nothing is in flight or queued; `step()` resumes the run.
 
         No new work is requested. Rollouts that are being collected are finished; with replay shards, they are added to
         the shards, which keep their contents. Gradients and data that no update has used are dropped and counted in
@@ -311,8 +311,8 @@ class Scheme(Architectures):
 
         Returns:
             Plain values and tensors of parameters, optimizers, target networks, normalizers, schedules, replay, the
-            ledger, and the remainders of lossy encodings of gradients. All tensors are copies, so that the checkpoint
-            may be saved while the scheme continues.
+            ledger, and the residuals of lossy gradient compression. All tensors are copies, so the checkpoint may be
+            saved while the scheme continues.
 
         Raises:
             ConfigError: The run is recorded or replayed.
@@ -424,7 +424,7 @@ class Scheme(Architectures):
         return self.update_worker.save_model(path)
 
     def start_evaluation(self, num_episodes: int, timeout_s: float | None = None) -> None:
-        """Start an evaluation of the current weights on a separate worker, which may take `timeout_s` seconds.
+        """Start an evaluation of the current weights on a separate worker, with an optional time limit in seconds.
 
         Raises:
             ConfigError: There are no test environments.

@@ -141,7 +141,7 @@ WITHDRAWN = {
 }
 """Flat keywords of version 0.1 that no longer have an effect -> reason."""
 _NO_LEVEL = {"num_replay_workers": None}
-"""Options whose default means that a whole level is absent -> the default."""
+"""Option -> its default, if the default means that the option's whole level, such as replay, is absent."""
 
 
 def names_of_level(level: str) -> list[str]:
@@ -160,7 +160,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return the flat keywords as a mapping name -> (owner, name), from which error messages suggest names."""
+    """Return a mapping name -> ("scheme", name) of all flat keywords, from which errors suggest similar names."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -190,8 +190,8 @@ class Settings:
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
-            A pair of the settings (None if a value is not allowed) and a list of all problems. A problem is a value
-            that is not allowed, an option that has no effect with the others, or a contradiction within a level.
+            The settings, or None if a value is not allowed; and a list of all problems. A problem is a value that is
+            not allowed, an option that has no effect with the other options, or a contradiction within a level.
 
         Raises:
             ConfigError: A name is unknown.

@@ -1,4 +1,4 @@
-"""Names of the parts of each level's work, and stopwatches that time them."""
+"""Parts of the time that workers spend on collection, gradients and updates, and stopwatches that measure them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stopwatch:
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Count a block of a part that the caller has timed, and add its seconds to the total of the part."""
+        """Count one block of a part, and add its seconds, which the caller has measured, to the total of the part."""
         self.add(part, seconds)
         self.counts[part] += 1
 

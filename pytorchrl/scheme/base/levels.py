@@ -118,7 +118,7 @@ class Reader:
                                  f"as an option of {level}, or leave {level} out")
 
     def with_execution(self, options: Any, level: str) -> Any:  # `options` is a kind of any level, or None
-        """Return a level's options; if the execution is None, choose it according to the number of workers."""
+        """Return a level's options; if they do not say whether workers are remote, decide by the number of workers."""
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

@@ -15,7 +15,7 @@ class PausePoint:
     """A point in a thread's loop at which the thread pauses on request, until it is resumed.
 
     Args:
-        runtime: Provides the clock and the events.
+        runtime: The runtime, which provides the clock and the events.
     """
 
     def __init__(self, runtime: Runtime) -> None:

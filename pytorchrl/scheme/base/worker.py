@@ -47,7 +47,7 @@ CENTRAL, PARALLEL = Execution.CENTRAL, Execution.PARALLEL
 
 
 def check_execution(level: str, execution: Execution | str, num_workers: int) -> Execution:
-    """Return the execution of a level; raise `ConfigError` if it is central and the level has several workers.
+    """Return `execution` as an enum member; raise `ConfigError` if it is central and there are several workers.
 
     Args:
         level: "col" or "grad".

@@ -58,13 +58,14 @@ class WorkerSet(Generic[W]):
         first_incarnation: First incarnation of each remote worker; the number increases with each replacement.
 
     Attributes:
-        worker_class, worker_params, remote_config, num_workers: As given; `resize` changes the latter two.
+        worker_class, worker_params: As given.
+        remote_config, num_workers: As given; `resize` changes these values.
     """
 
     kind: ClassVar[str] = "workers"
     """Name of the workers in messages about their start."""
     remote_class: type[Worker] | None = None
-    """Class of the remote workers; None: `worker_class`. A subclass that sets it knows the class of the handles."""
+    """Class of the remote workers; None: `worker_class`. The annotated type of `remote_workers()` is not affected."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, OptionValue],  # noqa: PLR0913
                  remote_config: Mapping[str, float], num_workers: int, *, runtime: Runtime, name: str,
@@ -92,7 +93,7 @@ class WorkerSet(Generic[W]):
         return list(self._incarnations)
 
     def restore_incarnations(self, saved: Sequence[int]) -> None:
-        """Continue to count from the `incarnations` of an earlier run."""
+        """Set the incarnations to those of an earlier run, so that later replacements continue to count from them."""
         self._incarnations = [*saved, *self._incarnations[len(saved):]]
 
     def _start(self, place: int) -> Handle[W]:
@@ -118,7 +119,7 @@ class WorkerSet(Generic[W]):
 
         Args:
             num_workers: New number of remote workers.
-            resources: Resources of each worker that starts from now on; None: as before.
+            resources: Resources of each worker that this or a later call starts; None: the present resources.
         """
         if resources is not None:
             self.remote_config = dict(resources)
@@ -166,7 +167,7 @@ class WorkerSet(Generic[W]):
                 self._send_link(place)
 
     def _send_link(self, place: int) -> None:
-        if self._links_s:  # the link of a worker that started later counts as an average link
+        if self._links_s:  # a worker whose link was not measured receives the average
             known = self._links_s[place:place + 1] or self._links_s
             self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 

@@ -89,7 +89,7 @@ class CWorker(Worker):
         self.storage: UserPart = self._make_storage(path)
         self._make_envs = recipe.env_maker(path, num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # number of restarts of environments that `reseed` has closed
+        self._envs_restarted = 0  # restarts that were counted by environments that `reseed` has closed
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()
@@ -116,7 +116,7 @@ class CWorker(Worker):
         return self._builder.collected_steps
 
     def new_builder(self, path: tuple[int, int, int]) -> RolloutBuilder:
-        """Return a builder, with its own storage, of the rollouts of a worker whose actions this worker chooses.
+        """Return a rollout builder, with its own storage, for another worker whose actions this worker chooses.
 
         Args:
             path: Indices of the gradient worker and of the other worker, and the incarnation of the latter.
@@ -138,7 +138,7 @@ class CWorker(Worker):
                                          dict(self.storage.parameters))
             elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters,
                                                                                     self.storage.parameters):
-                self._snapshot = replace(  # schedules change parameters, but not the version
+                self._snapshot = replace(  # schedules change the algorithm's parameters, but not the version
                     self._snapshot, parameters=dict(self.algo.parameters),
                     storage_parameters=dict(self.storage.parameters))
             return self._snapshot
@@ -191,7 +191,7 @@ class CWorker(Worker):
 
         Args:
             weights: New weights; None: the weights do not change.
-            num_steps: Number of steps of the vector of environments; `preempt` then has no effect on this rollout.
+            num_steps: Number of steps of the vector of environments; if given, `preempt` has no effect on this rollout.
                 None: the rollout fills the storage.
 
         Returns:
@@ -248,7 +248,7 @@ class CWorker(Worker):
         return episodes, not storage.full and storage.num_steps != num_steps
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Act as worker `index` of all `num_collectors` collection workers of the tree; see `Algorithm.take_place`."""
+        """Set this worker's index among all collection workers of the tree; see `Algorithm.take_place`."""
         self.algo.take_place(index, num_collectors)
 
     def reseed(self, seed: int, incarnation: int | None = None) -> None:
@@ -259,7 +259,7 @@ class CWorker(Worker):
 
         Args:
             seed: The seed.
-            incarnation: New incarnation of this worker, which a resumed run continues to count; None: no change.
+            incarnation: New incarnation of this worker, for a run that resumes from a checkpoint; None: no change.
         """
         if incarnation is not None:
             self.incarnation = self._builder.incarnation = incarnation
@@ -272,7 +272,7 @@ class CWorker(Worker):
         self._builder.restart()
 
     def preempt(self, sequence: int, min_steps: int) -> None:
-        """End rollout `sequence` as soon as it has `min_steps` steps in each environment."""
+        """End rollout number `sequence` as soon as it has `min_steps` steps in each environment."""
         self._preemption = (sequence, max(1, min_steps))
 
     def preempt_next(self, min_steps: int) -> None:
@@ -295,7 +295,7 @@ class CWorker(Worker):
 
     def apply_gradients(self, gradients: list[Tensor | None],
                         moments: Sequence[dict[str, Moments]] = ()) -> dict[str, float] | None:
-        """Update the actor once, and merge moments into its normalizers.
+        """Update the actor once, and merge the `moments` of rollouts (means and variances) into its normalizers.
 
         Returns:
             The algorithm's statistics; None if there was no update because the gradient was not finite.
@@ -316,7 +316,7 @@ class CWorker(Worker):
         """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
         for part in (self.algo, self.storage):
             if part.schedules:
-                with self.journal.writing():  # another thread may end a schedule at the same time
+                with self.journal.writing():  # `update_algorithm_parameter` may end a schedule in another thread
                     part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:

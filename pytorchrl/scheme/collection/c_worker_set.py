@@ -119,7 +119,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return made, sum(undelivered for _, undelivered in counts)
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
-        """Return the recipe of the set with another number of collection workers of each gradient worker."""
+        """Return a copy of the set's recipe with another value of `num_col_workers`."""
         recipe: CWorkerRecipe = self.worker_params["recipe"]
         return replace(recipe, options=replace(recipe.options, num_col_workers=num_col_workers))
 
@@ -135,7 +135,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Start or kill remote workers until their number is that of `recipe_for(num_col_workers)`; see `resize`.
 
-        The other workers learn their new places among all collection workers, which may determine how they explore.
+        Each remaining worker receives its new index among all collection workers, which may affect its exploration.
         """
         recipe = self.recipe_for(num_col_workers)
         self.worker_params["recipe"], number = recipe, recipe.num_workers_of(self.index_parent)

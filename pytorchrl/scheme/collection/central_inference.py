@@ -1,8 +1,9 @@
 """Central inference: workers step environments, and one actor chooses the actions for all of them in batches.
 
 The design follows SEED RL (Espeholt et al. 2020). Observations arrive in the process of the gradient worker anyway, so
-rollouts are put together there, and never sent. Each worker has at most one request at a time: a step. As soon as
-enough workers wait for actions, the actor chooses their actions together, while the other workers step.
+rollouts are put together there, and never sent. Each request is for one step, and each worker has at most one request
+at a time. As soon as enough workers wait for actions, the actor chooses their actions together, while the other
+workers step.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Inference:
 
     Attributes:
         actor: The worker, without environments, that chooses the actions of all environment workers.
-        new_builder: Function that returns the builder of the rollouts of the current incarnation of a worker, given the
-            worker's place among the remote workers.
+        new_builder: Function that takes the index of a worker in the list of remote workers, and returns a new
+            `RolloutBuilder` for the current incarnation of that worker.
         batch: Number of workers whose actions are chosen together; None: half of the live workers.
     """
 
@@ -54,7 +55,7 @@ class Inference:
 
 
 class _Stream:
-    """The steps of one incarnation of an environment worker, on their way into a rollout."""
+    """Collects the steps of one incarnation of an environment worker, and makes rollouts of them."""
 
     def __init__(self, builder: RolloutBuilder, now: Callable[[], float]) -> None:
         self.builder, self._now = builder, now
@@ -78,7 +79,7 @@ class _Stream:
         return bool(self.builder.storage.full)
 
     def acted(self, acting: Decisions, version: int, seconds: float) -> np.ndarray | Arrays:
-        """Keep the decisions for the next step, and return the actions for the environments.
+        """Store the decisions until their step arrives, and return the actions for the environments.
 
         Args:
             acting: Decisions of the algorithm.
@@ -92,7 +93,7 @@ class _Stream:
         return acting.clipped_action
 
     def add(self, answer: EnvAnswer) -> None:
-        """Store the step, or begin with the first observations after a reset."""
+        """Add the step in an answer to the storage or, after a reset, start the storage with the first observations."""
         start = self._now()
         with torch.inference_mode():
             if answer.first is not None:
@@ -106,7 +107,7 @@ class _Stream:
         self._watch.add("store", self._now() - start)
 
     def take(self, actor: CWorker) -> Rollout:
-        """Return the steps in the storage as a rollout, and begin the next one."""
+        """Return the steps in the storage as a rollout, and start the next rollout."""
         assert self._version is not None, "a rollout has at least one step"
         rollout = self.builder.build(
             self._version, self._episodes, self._watch, preempted=not self.is_full, elapsed_s=None,
@@ -125,7 +126,7 @@ class CentralInference:
         runtime: Runtime of the workers.
         supervisor: Supervisor that replaces lost workers.
         ledger: The gradient worker's ledger.
-        weights: The object that decides when the actor, its only worker, receives new weights.
+        weights: The object that decides when the actor receives new weights; it sends weights to no other worker.
         inference: The actor and the builders of rollouts.
 
     Attributes:
@@ -140,8 +141,8 @@ class CentralInference:
         self._in_flight: Requests[EnvAnswer] = Requests(
             runtime, supervisor, self._journal, lambda answer: answer.seconds, EnvAnswer.numbers, self._forget,
             self._begin_replacement)
-        self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # of workers that are alive
-        self._unstarted = list(self._streams)  # workers that have no request and wait for no action
+        self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # of live workers
+        self._unstarted = list(self._streams)  # workers that have no request and do not wait for an action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
         self._num_asked = len(workers)  # workers from this index on are leaving, and receive no further actions
         self._left: dict[int, _Stream] = {}  # workers that are leaving and have delivered all their steps
@@ -185,7 +186,7 @@ class CentralInference:
     # Acting
 
     def _act_if_enough_wait(self) -> None:
-        """Choose actions for the waiting workers if they are enough for a batch."""
+        """Choose actions for the waiting workers if there are enough of them for a batch."""
         num_live = len(self._streams)
         batch = min(self._batch or (num_live + 1) // 2, num_live)
         if not self._is_draining and self._waiting and len(self._waiting) >= batch:
@@ -208,8 +209,8 @@ class CentralInference:
             self._in_flight.add(place, self._workers[place].submit(EnvWorker.step, action))
 
     def _update_weights(self) -> None:
-        # The lock of the parameters is held during an update, so it is only taken if new weights are due, except if the
-        # order of reads and updates has to be recorded or repeated.
+        # Taking the lock of the parameters may mean waiting for the end of an update. The lock is therefore taken only
+        # if new weights are due, or if the order of reads and updates must be recorded or repeated.
         if self._journal.is_kept or self._weights.is_due():
             self._weights.attach_due()
             if (weights := self._weights.take(0)) is not None:
@@ -224,8 +225,8 @@ class CentralInference:
         self._ledger.collect(num_steps)
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
-        # With fewer workers, a batch is smaller. Actions are chosen at once, because a later answer
-        # may follow in the same poll of a replay.
+        # With fewer workers, fewer waiting workers make a batch. Actions are chosen before the next answer is handled,
+        # because that answer may arrive in the same poll in a replay, but in a later poll in the recorded run.
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
@@ -236,10 +237,10 @@ class CentralInference:
         if not self._is_draining:
             self._start_workers()
 
-    # A changing number of workers
+    # Changes of the number of workers
 
     def release(self, number: int) -> bool:
-        """Let the workers from index `number` on leave; return whether they have delivered all steps."""
+        """Stop using the workers from index `number` on once they have delivered all steps; return whether all have."""
         self._num_asked = number
         self._let_go()
         return all(place < number for place in self._streams)
@@ -254,7 +255,7 @@ class CentralInference:
                     places.remove(place)
 
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Forget the workers that have left, and start new workers with the next step; see `ElasticStrategy`."""
+        """Forget the workers that have left; the next `step` makes requests to new workers. See `ElasticStrategy`."""
         for place, counts in enumerate(closed, start=number):
             if place in self._left:
                 stream = self._left.pop(place)
@@ -267,7 +268,7 @@ class CentralInference:
     # Drain and end
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the unfinished rollouts as they are, and choose no actions until the next call of `step`.
+        """Deliver the unfinished rollouts without completing them; the next call of `step` resumes collection.
 
         Raises:
             Exception: An error of a worker, or the supervisor's error for a lost worker.
@@ -310,17 +311,17 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of the batches of actions to `counters`."""
+        """Add the number of inference batches, their total size and their total lag to `counters`."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag
 
 
 def _concatenated(rows: Sequence[T]) -> T:
-    """Return the inputs for the next actions of several workers as one; arrays are concatenated along the first axis.
+    """Concatenate the inputs for the next actions of several workers, along the first axis of each array.
 
     Args:
-        rows: The same structure of tuples, mappings, arrays and None for each worker.
+        rows: For each worker, a structure of tuples, mappings, arrays and None; all structures are alike.
     """
     first = rows[0]
     if first is None or len(rows) == 1:
@@ -334,7 +335,7 @@ def _concatenated(rows: Sequence[T]) -> T:
 
 
 def _split(value: T, number: int) -> list[T]:
-    """Split decisions for the environments of several workers by worker; the inverse of `_concatenated`.
+    """Split the decisions for several workers into the decisions for each worker; the inverse of `_concatenated`.
 
     Args:
         value: A structure of decisions, mappings and arrays, whose first axis is the environments of all workers.

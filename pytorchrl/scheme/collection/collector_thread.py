@@ -60,11 +60,11 @@ class RolloutQueue:
             return
 
     def may_request(self, num_in_flight: int) -> bool:
-        """Return True."""
+        """Return True, because this queue never delays requests."""
         return True
 
     def poll(self) -> None:
-        """Do nothing."""
+        """Do nothing, because this queue receives no responses."""
 
     def begin_drain(self) -> None:
         """Discard all queued rollouts."""
@@ -72,7 +72,7 @@ class RolloutQueue:
             self.queue.get_nowait()
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Discard the rollouts."""
+        """Discard rollouts that arrive during a drain."""
 
     def end_drain(self, deadline: float) -> None:
         """Discard all queued rollouts."""
@@ -80,7 +80,7 @@ class RolloutQueue:
 
 
 class CollectorThread(threading.Thread):
-    """The thread that passes rollouts from collection workers to the destination of a gradient worker.
+    """The thread that passes rollouts from collection workers to a gradient worker's sample queue or to replay.
 
     Asynchronous collection runs in this thread: `ensure_started` starts the thread, which collects until it is closed
     and blocks while the destination is full. Synchronous collection never starts the thread: the gradient worker's
@@ -90,15 +90,14 @@ class CollectorThread(threading.Thread):
         index_worker: Index of the gradient worker.
         local_worker: The local collection worker, whose weights are sent to the remote workers.
         remote_workers: Handles of the remote workers; empty if the local worker collects.
-        col_fraction_workers: Share of the workers that must finish a round before the others are preempted.
+        col_fraction_workers: Share of the workers that must finish a round before the other workers are preempted.
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
         collection: Options of collection; their class inherits from `Options` and from either `Barrier.Options` or
             `OnArrival.Options`. They replace `col_fraction_workers`, `col_communication`, `col_execution` and
-            `broadcast_interval`.
-            None: built from these four arguments, with defaults for all other options.
-        destination: Receiver of the rollouts; None: a new queue.
+            `broadcast_interval`. None: built from these four arguments, with defaults for all other options.
+        destination: Receiver of the rollouts: a sample queue, or replay; None: a new queue.
         closing: Event that is set to end collection; None: a new event.
         runtime: Runtime of the remote workers; None: threads.
         ledger: The gradient worker's ledger; None: a new ledger.
@@ -223,7 +222,7 @@ class CollectorThread(threading.Thread):
 
     def _put(self, rollouts: list[Rollout]) -> None:
         self._destination.put(rollouts)
-        if self.resizing is not None:  # `put` may have waited for long
+        if self.resizing is not None:  # while `put` waited, a resize may have been requested
             self.resizing.begin()
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
@@ -326,8 +325,8 @@ class CollectorThread(threading.Thread):
         """Wait for the rollouts in flight, and discard queued train batches.
 
         Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay.
-        Without replay, they are discarded, and the caller must drop their steps from the ledger. The learner must not
-        take data during the drain.
+        Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The learner
+        must not take data during the drain.
 
         Raises:
             WorkerLostError: The thread did not pause in time.

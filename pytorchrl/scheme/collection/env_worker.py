@@ -53,7 +53,7 @@ class EnvAnswer:
 
 
 def steps_of(step: Step | MultiStep) -> list[Step]:
-    """Return the steps of all policies."""
+    """Return a list with the step of each policy, or with `step` itself if it is a `Step`."""
     return list(step.parts.values()) if isinstance(step, MultiStep) else [step]
 
 
@@ -79,20 +79,21 @@ class EnvWorker(Worker):
         runtime = runtime or ThreadRuntime()
         self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
         self._envs = self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # number of restarts of environments that `reseed` has closed
+        self._envs_restarted = 0  # restarts that were counted by environments that `reseed` has closed
         self._reset_pending, self._is_closed = True, False
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
         self.made_steps = 0
 
     def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
-        """Take one step in every environment. The first call, and the first after `reseed`, resets them instead.
+        """Take one step in every environment. The first call, and the first after `reseed`, reset them instead.
 
         Args:
-            action: Actions for the environments, (E, ...), or policy -> (C, ...); not used for a reset.
+            action: Actions for the E environments, (E, ...); with several policies: policy -> (C, ...), one row for
+                each agent of the policy in each environment. Not used for a reset.
 
         Raises:
-            EnvError: An environment raised an exception that does not lead to a restart.
+            EnvError: An environment raised an exception, and is not restarted.
         """
         start = self._now()
         if self._reset_pending:

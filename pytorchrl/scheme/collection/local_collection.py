@@ -18,7 +18,7 @@ class LocalCollection:
         local_worker: The local worker.
         ledger: The gradient worker's ledger.
         watch: Stopwatch of the collector thread.
-        owed: Steps that a preempted rollout leaves to the next round.
+        owed: Count of the steps that are missing from a preempted rollout.
     """
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch, owed: OwedSteps) -> None:
@@ -37,14 +37,15 @@ class LocalCollection:
     def collect(self) -> list[Rollout]:
         """Collect one round; return its rollouts that have valid steps.
 
-        A round is one rollout, after the rest of the previous rollout if the worker owes this rest.
+        A round is one rollout. If steps of the previous rollout are missing, they are collected first, in a separate
+        rollout.
         """
         rollouts = self._collect()
         with self._watch.part("receive"):
             return self._book(rollouts)
 
     def _collect(self) -> list[Rollout]:
-        # The second rollout will overwrite the memory of the first rollout.
+        # The first rollout is copied, because the second rollout will overwrite its memory.
         rests = [copied(self._collect_one())] if self._owed.of(0) else []
         return [*rests, self._collect_one()]
 
@@ -80,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Cancel owed steps; no rollout is in flight between two calls of `step`."""
+        """Forget the steps that are missing from a preempted rollout. No rollout is in flight, so none is delivered."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Account of the steps by which preempted rollouts were too short."""
+"""Count of the steps that are missing from preempted rollouts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pytorchrl.scheme.transport.messages import Rollout
 
 
 class OwedSteps:
-    """Steps that each worker still has to collect, because its latest rollout was preempted.
+    """Counts the steps that each worker owes: it must still collect them, because its latest rollout was preempted.
 
-    In the next round, a worker first collects the steps that it owes, in a rollout of its own that cannot be preempted.
-    After n rounds, each worker has therefore collected n full rollouts, except for the steps that it owes.
+    In the next round, a worker first collects the steps that it owes, in an additional rollout that cannot be
+    preempted. After n rounds, each worker has therefore collected n full rollouts minus the steps that it still owes.
 
     Args:
         rollout_size: Number of steps of the vector of environments in a full rollout.
-        is_kept: Whether workers owe steps; if not, preempted rollouts remain short.
+        is_kept: Whether workers must collect missing steps later; if not, preempted rollouts remain short.
     """
 
     def __init__(self, rollout_size: int, is_kept: bool) -> None:
@@ -21,7 +21,7 @@ class OwedSteps:
         self._owed: dict[int, int] = {}
 
     def of(self, index: int) -> int | None:
-        """Return the number of steps that a worker owes; None if it owes nothing."""
+        """Return the number of steps that a worker must still collect; None if there are none."""
         return self._owed.get(index)
 
     def receive(self, index: int, rollout: Rollout) -> bool:
@@ -32,5 +32,5 @@ class OwedSteps:
         return is_rest
 
     def cancel(self, first: int = 0) -> None:
-        """Cancel the owed steps of the workers from index `first` on."""
+        """Forget the steps that the workers from index `first` on still had to collect."""
         self._owed = {index: steps for index, steps in self._owed.items() if index < first}

@@ -43,7 +43,7 @@ class CollectionStrategy(Protocol):
 class ElasticStrategy(Protocol):
     """A strategy with remote workers, whose number may change between two calls of `step`.
 
-    Workers leave at the end of the list of workers, and new workers are added there.
+    Workers are added and removed only at the end of the list of workers.
     """
 
     def release(self, number: int) -> bool:
@@ -95,7 +95,7 @@ class Destination(Protocol):
         """
 
     def poll(self) -> None:
-        """Handle pending responses between two rollouts, without blocking."""
+        """Handle pending responses of replay shards, if there are any, without blocking."""
 
     def begin_drain(self) -> None:
         """Make room for rollouts, because the learner no longer takes data; may be called repeatedly."""
@@ -104,4 +104,4 @@ class Destination(Protocol):
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete a drain when all rollouts have arrived: discard the queue, or wait until all are in replay."""
+        """Complete a drain after all rollouts have arrived: discard them, or wait until replay has stored them."""

@@ -88,7 +88,7 @@ class CWorkerOptions(Options):
         return self.num_workers > 1 if self.col_execution is None else self.col_execution is PARALLEL
 
     def numbers(self, num_parents: int = 1) -> tuple[int, ...]:
-        """Return the number of collection workers of each gradient worker that computes gradients."""
+        """Return the number of collection workers of each of the `num_parents` gradient workers."""
         given = self.num_col_workers
         return given if isinstance(given, tuple) else (given,) * num_parents
 
@@ -139,8 +139,8 @@ class CWorkerRecipe:
 
         Args:
             device: Device of the actor.
-            actor: The actor that acts for the worker.
-            algorithm: The algorithm that acts for the worker.
+            actor: The actor whose networks choose the worker's actions.
+            algorithm: The algorithm that chooses the worker's actions with this actor.
             path: Indices of the gradient worker and of the collection worker, and the incarnation of the latter.
         """
         return self.storage_factory(device=device, actor=actor, algorithm=algorithm,

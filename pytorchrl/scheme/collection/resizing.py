@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NOT_ELASTIC = ("num_col_workers cannot change, because collection is central: the gradient worker's process collects; "
                "start with num_col_workers >= 2, or with col_execution='Parallel' for one remote worker")
-"""Text of the error if a number is to change that is fixed."""
+"""Message of the error for a change of `num_col_workers` in a scheme in which this number is fixed."""
 Closed = tuple[int, int] | None
 """The result of `CWorker.close`; None if the worker did not respond."""
 
@@ -54,7 +54,7 @@ class ElasticSet(Protocol):
 
 
 class Resizing:
-    """The requested changes of the number of collection workers, which the thread that collects applies.
+    """Queue of requested changes of the number of collection workers. The thread that collects applies the changes.
 
     Args:
         workers: The set of collection workers.
@@ -78,7 +78,7 @@ class Resizing:
         self._requests.append(_Request(num_col_workers, resources))
 
     def begin(self) -> None:
-        """Make no more requests to workers that are to leave; the thread that collects may call this at any time."""
+        """Make no more requests to workers that the next change removes; only the thread that collects calls this."""
         if self._requests:
             self._strategy.release(min(self._number(self._requests[0]), len(self._workers.remote_workers())))
 
@@ -88,7 +88,8 @@ class Resizing:
     def apply(self) -> None:
         """Apply the requested changes, in order; a change waits while workers that leave still have requests.
 
-        The thread that collects calls this method between two polls or, in synchronous collection, two train batches.
+        The thread that collects calls this method between two polls or, if collection is synchronous, between two train
+        batches.
         """
         while self._requests:
             number = self._number(self._requests[0])
@@ -102,7 +103,7 @@ class Resizing:
 
 
 class Elastic:
-    """The part of a strategy with remote workers that changes their number; an `ElasticStrategy`."""
+    """Base class of strategies whose number of remote workers may change; it implements `ElasticStrategy`."""
 
     _workers: list[Handle[CWorker]]
     _supervisor: Supervisor
@@ -143,12 +144,12 @@ class Elastic:
 
 
 def book_closed(ledger: Ledger, delivered: int, counts: Closed) -> int:
-    """Count the steps that a closed worker has not delivered as dropped, and return the number of all its steps.
+    """Count as dropped the steps that a closed worker has not delivered, and return the number of all its steps.
 
     Args:
         ledger: The gradient worker's ledger.
         delivered: Number of steps that the worker has delivered.
-        counts: The worker's own counts.
+        counts: The result of `CWorker.close`; None: only the delivered steps are known.
     """
     if counts is None:
         return delivered

@@ -35,7 +35,7 @@ class RolloutBuilder:
     Attributes:
         storage: As given.
         incarnation: Incarnation of the collection worker.
-        sequence: Number of rollouts begun so far.
+        sequence: Number of rollouts started so far.
         collected_steps: Number of env steps in all rollouts so far.
         delivered_steps: Number of env steps in the rollouts that `build` has returned.
     """
@@ -49,7 +49,7 @@ class RolloutBuilder:
         self._running = dict[str, np.ndarray]()  # discounted returns of the environments, for the reward normalizers
 
     def restart(self) -> None:
-        """Forget everything about the current episodes, because the environments have been replaced."""
+        """Discard the discounted returns of the current episodes, because the environments have been replaced."""
         self._running = {}
 
     def count_unfinished(self) -> int:
@@ -69,9 +69,9 @@ class RolloutBuilder:
         Args:
             version: Version of the oldest weights with which the steps were collected.
             episodes: Episodes that ended in these steps.
-            watch: Stopwatch with the times of the collection of these steps; times of this method are added.
+            watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether collection ended before the storage was full.
-            elapsed_s: Function that returns the seconds since the rollout was begun. The time that `watch` has not
+            elapsed_s: Function that returns the seconds since the rollout was started. The time that `watch` has not
                 recorded counts as time for storing. None: `watch` has recorded all times.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.

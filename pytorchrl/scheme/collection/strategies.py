@@ -2,7 +2,7 @@
 
 The local worker collects in the learner's thread (`LocalCollection`). Remote workers collect in synchronous rounds, or
 asynchronously. An asynchronous strategy requests a rollout either as soon as another rollout arrives (`OnArrival`), or
-once the requested rollout will be recent enough at its first use (`OnDemand`).
+only when the new rollout is expected to be recent enough at its first use (`OnDemand`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _RemoteCollection(Elastic):
         self._request(index)
 
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
-        """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for the first."""
+        """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for one."""
         for index, rollout in self._in_flight.poll(timeout_s):
             self._delivered[index] += rollout.num_env_steps
             self._weights.delivered(index, rollout.num_env_steps)
@@ -144,7 +144,7 @@ class _RemoteCollection(Elastic):
 class Barrier(_RemoteCollection):
     """Collection in synchronous rounds. In a round, each worker collects one rollout with the same weights.
 
-    With `on_straggler="finish"`, a worker first collects the rest of its previous rollout if that one was preempted.
+    With `on_straggler="finish"`, a worker whose previous rollout was preempted first collects the rest of that rollout.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return an account of the steps that preempted workers owe, for rollouts of `rollout_size` steps."""
+            """Return a counter of the steps that preempted workers must still collect for `rollout_size` steps."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -243,7 +243,7 @@ class Barrier(_RemoteCollection):
         self._rests.clear()
         for index in [index for index, arrived in self._arrived.items() if not arrived]:
             del self._arrived[index]
-        return sorted(rollouts, key=lambda rollout: rollout.worker)  # stable: each rest remains before the next rollout
+        return sorted(rollouts, key=lambda rollout: rollout.worker)  # stable: each rest stays before the next rollout
 
     def _add(self, index: int, rollout: Rollout) -> None:
         """Store an arrived rollout; if it is the rest of an earlier rollout, request the rollout of this round."""
@@ -256,7 +256,7 @@ class Barrier(_RemoteCollection):
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight, including rounds that were started in advance; see `_RemoteCollection`.
 
-        Owed steps are canceled.
+        Steps that are missing from preempted rollouts are not collected later.
         """
         self._move_rests()
         super().drain(deliver, deadline)
@@ -269,7 +269,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rests to the other arrived rollouts, all of which a drain or the end of the run takes."""
+        """Move the rests of preempted rollouts to `_arrived`, from which `drain` and `finish` take rollouts."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
@@ -370,7 +370,7 @@ class OnArrival(_RemoteCollection):
 class OnDemand(_RemoteCollection):
     """Asynchronous collection in which rollouts are requested only if they will not be too old at their first use.
 
-    The time of each request depends on the learner's progress, so each request is noted in the journal.
+    The time of each request depends on the learner's progress, so each request is recorded for a replay.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.

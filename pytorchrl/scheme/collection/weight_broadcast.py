@@ -120,5 +120,5 @@ class WeightBroadcast:
         self._steps = [*self._steps[:number], *[0] * more]
 
     def forget(self, index: int) -> None:
-        """Reset the record of a lost worker, so that the replacement receives weights."""
+        """Reset the entries of a lost worker, so that the replacement receives weights."""
         self._attached[index], self._versions[index], self._steps[index] = None, -1, 0

@@ -1,4 +1,4 @@
-"""Compare a checkpoint, which an earlier version may have written, with the scheme that is to continue it."""
+"""Compare a checkpoint, which an earlier version may have written, with the scheme that resumes from it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def differences_from(
     saved: Mapping[str, object], settings: Mapping[str, object], saved_agent: Mapping[str, Mapping[str, str]],
     agent: Mapping[str, object], *, any_seed: bool,
 ) -> list[str]:
-    """Return the differences between the run of a checkpoint and a run that is to continue it; see `differences`."""
+    """Return the differences between the run of a checkpoint and the scheme that resumes from it; see `differences`."""
     return differences(
         _complete(saved), settings, saved_agent, agent, _FREE_TO_RESUME | ({"seed"} if any_seed else set()))
 
 
 def _complete(saved: Mapping[str, object]) -> dict[str, object]:
-    """Return the saved settings of a scheme, with the defaults of the keywords that did not exist yet."""
+    """Return the saved settings of a scheme, and the defaults of keywords that were added to the library later."""
     complete = {**{name: as_json(default_of_keyword(name)) for name in known_keywords() if name not in saved}, **saved}
     if "inference" not in saved and saved.get("prefetch") == 0:
-        complete["prefetch"] = None  # version 0.1.0 had the default 0 instead of None, which now chooses a number
+        complete["prefetch"] = None  # the default was 0 in version 0.1.0, and is None in later versions
     return complete

@@ -4,7 +4,7 @@ Each line is a JSON object with a checksum; see `pytorchrl.sealed_lines`. The fi
 line states how the run ended. If the run was killed, the last line is missing. Each line in between is written after an
 update, at most four times per second. It contains the entries that were added to the workers' journals since the
 previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see `pytorchrl.runtime.journal.Part`. In the
-older format, such a line is only the list, and lines have no checksums.
+older format, such a line contains only the outer list, and no line has a checksum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = get_logger(__name__)
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 DRIVER = "UWorker"
-"""The worker whose journal has an event for every update."""
+"""Name of the worker that records an event for every update."""
 
 # Settings that affect where and how fast a run executes, but not its results.
 _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches",
@@ -59,10 +59,10 @@ _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "r
 def differences(old_settings: Mapping[str, object], settings: Mapping[str, object],
                 old_agent: Mapping[str, Mapping[str, str]],
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
-    """Return the differences between a saved run and a run that is to repeat or continue it.
+    """Return the differences between a saved run and a scheme that would repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ. An option of a part that did not exist yet
-    when the run was saved had its default.
+    Settings that only affect where and how fast a run executes may differ. If an option was added to the library after
+    the run was saved, the saved run counts as having had the option's default.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -84,7 +84,7 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
 
 
 def _new_defaults(factory: object, saved: Mapping[str, str]) -> dict[str, object]:
-    """Return the defaults of the options of a part that did not exist yet when its options were saved."""
+    """Return the defaults, by name, of the options that were added to a factory's class after `saved` was written."""
     if not saved or not isinstance(factory, Factory):
         return {}
     return {name: declaration.default for name, declaration in factory.options.declarations().items()
@@ -142,7 +142,7 @@ class RecordWriter:
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
-        """Write the events that were added to journals since the last call."""
+        """Write the events that workers have recorded since the last call."""
         noted: dict[tuple[str, int], Part] = {}
         for worker, incarnation, part in parts:
             whole = noted.setdefault((worker, incarnation), Part([], []))
@@ -178,7 +178,7 @@ class RecordWriter:
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of a record."""
+    """The contents of the file that records a run."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -213,11 +213,11 @@ class Record:
     mixed_precision: dict[str, bool] = field(default_factory=dict)
     """Policy -> whether its networks computed in bfloat16."""
     has_end: bool = True
-    """Whether the record has its last line, so that it is whole."""
+    """Whether the file has its last line, which is missing if the run was killed."""
 
     @cached_property
     def updates(self) -> int:
-        """Number of updates made or skipped."""
+        """Number of updates in the record, made or skipped."""
         part = self.parts.get((DRIVER, 0), Part([], []))
         return sum(event[0] == "update" for event in part.events)
 
@@ -233,7 +233,7 @@ class Record:
                               "the agent of that run")
 
     def check_target(self, target_steps: int) -> None:
-        """Raise `ConfigError` if schedules ended at another number of env steps than `target_steps`."""
+        """Raise `ConfigError` if the schedules of the recorded run ended at another number of env steps."""
         if self.target_steps != target_steps:
             raise ConfigError(f"replay {self.path!r} has target_steps={self.target_steps}, got {target_steps}; give "
                               "the same number")

@@ -122,7 +122,7 @@ class BadBatches:
 
 
 def _plain(batch: BatchOfKind) -> StateDict:
-    """Return the fields of a batch with copies of its tensors, because a saved view includes the whole tensor."""
+    """Return the fields of a batch, with copied tensors; saving a view would save the whole underlying tensor."""
     def copy(value: object) -> object:
         if isinstance(value, Mapping):
             return {name: copy(part) for name, part in value.items()}

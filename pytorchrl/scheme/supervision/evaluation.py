@@ -90,7 +90,7 @@ class Evaluator(Worker):
         self._interrupted = True
 
     def stack(self) -> str:
-        """Return the current stack of the thread that runs `evaluate`; this method may be called meanwhile."""
+        """Return the current call stack of the thread that runs `evaluate`; "" before the first call of `evaluate`."""
         return "" if self._thread is None else stack_of(self._thread)
 
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:

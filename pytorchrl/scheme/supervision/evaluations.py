@@ -12,7 +12,7 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.terminal import get_logger
 
 _MAX_RETRIES = 2
-# Seconds to wait for the stack of a worker that hangs, and for its end.
+# Seconds to wait for the call stack of a worker that hangs, and again for the end of this worker.
 _STACK_TIMEOUT_S = 1.0
 
 logger = get_logger(__name__)
@@ -24,7 +24,7 @@ class Evaluations:
     Args:
         runtime: The runtime in which the evaluation worker runs.
         parameters: Keyword arguments of `Evaluator`.
-        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, its loss raises an error.
+        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, the loss raises an error.
 
     Attributes:
         worker: The evaluation worker; None before the first evaluation.
@@ -39,7 +39,7 @@ class Evaluations:
         self._deadline: float | None = None
 
     def start(self, weights: Weights, num_episodes: int, timeout_s: float | None = None) -> None:
-        """Start an evaluation of `weights` over a number of episodes, which may take `timeout_s` seconds."""
+        """Start an evaluation of `weights` with a time limit in seconds; None: no limit."""
         self._request, self._lost = (weights, num_episodes), 0
         self._deadline = None if timeout_s is None else self._runtime.now() + timeout_s
         self._submit()

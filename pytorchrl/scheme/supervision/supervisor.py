@@ -27,9 +27,9 @@ FAILURE_POLICIES = ("restart", "ignore", "raise")
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # Number of losses in a row, with no result in between, that counts as a crash loop.
 _MAX_FRUITLESS = 3
-# Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that counts as a crash loop, too.
+# Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that also counts as a crash loop.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
-# Number of earlier losses in the error about a crash loop.
+# Number of earlier losses that the error about a crash loop lists.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
@@ -48,13 +48,13 @@ class Supervisor:
 
     A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
     has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
-    result in between or five times in a row with fewer than five results each, exceeds its budget, or waits too long
-    for free resources.
+    result in between, or five times in a row with fewer than five results each. It also ends if a worker exceeds its
+    budget, or waits too long for free resources.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
         replace: Function that kills the worker at an index of `workers` and starts a replacement.
-        runtime: Provides the clock.
+        runtime: The runtime of the workers, which provides the clock.
         options: Reaction and time limit; None: the defaults.
         seed: Seed of the random variation of pauses.
         hang_timeout_s: Seconds without a result after which a worker is considered hung; None: `worker_timeout_s`. The
@@ -85,7 +85,7 @@ class Supervisor:
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) of each loss
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results before each loss of a worker
+        self._lives: list[list[int]] = [[] for _ in workers]  # for each worker, the number of results before each loss
         self._since: dict[int, float] = {}
         self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}
@@ -112,14 +112,14 @@ class Supervisor:
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
-        """Return the names of the workers that owe an answer or are lost, with the seconds since they were called."""
+        """Return the names of workers that have not answered (with the seconds since the call) or are lost."""
         now = self._runtime.now()
         since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
         waits = since | dict.fromkeys(set(self.gone), "lost")
         return ", ".join(f"{self._workers[index].name} ({waits[index]})" for index in sorted(waits)) or "no worker"
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Record a result.
+        """Record that a worker returned a result.
 
         Args:
             index: Index of the worker.
@@ -151,7 +151,7 @@ class Supervisor:
                 not apply.
 
         Raises:
-            WorkerLostError: `on_worker_failure` is "raise", or a part of Ray has ended.
+            WorkerLostError: `on_worker_failure` is "raise", or a process of Ray itself has ended.
             CrashLoopError: The worker was lost too often.
             NoWorkersLeft: `on_worker_failure` is "ignore", and no worker is left.
         """
@@ -194,7 +194,10 @@ class Supervisor:
         logger.warning("%s; it will be replaced in %.1f s", error, pause)
 
     def replaced(self) -> list[int]:
-        """Replace lost workers whose replacement is due, and return their indices. At most four start at once."""
+        """Replace lost workers whose replacement is due, and return their indices.
+
+        At any time, at most four workers are starting; other replacements wait.
+        """
         now = self._runtime.now()
         places = max(0, _MAX_STARTING - len(self._untried))
         ready = [index for index, moment in self._due.items() if moment <= now][:places]
@@ -211,7 +214,7 @@ class Supervisor:
         self.restarts_by_index[index] += 1
 
     def resized(self) -> None:
-        """Adapt to the list of workers, at whose end workers were added or removed."""
+        """Adapt to the list of workers after workers were added or removed at its end."""
         before, number = len(self._history), len(self._workers)
         self._untried.update(range(before, number))
         self._history = [*self._history[:number], *(deque() for _ in range(before, number))]
