@@ -31,7 +31,7 @@ from pytorchrl.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
 
-# Seconds between updates of the progress line, short enough to look smooth. One update takes up to 5 ms.
+# Seconds between redraws of the progress line, short enough to look smooth. A redraw takes up to 5 ms.
 _LOOK_INTERVAL_S = 0.25
 
 
@@ -123,7 +123,7 @@ class Learner:
 
     @in_turn("_turn")
     def step(self) -> dict[str, float]:
-        """Call the scheme's `step` once, which makes `updates_per_step` updates; several threads step in turn.
+        """Call the scheme's `step` once, which makes `updates_per_step` updates. Calls from several threads take turns.
 
         Returns:
             The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).
@@ -155,7 +155,7 @@ class Learner:
         return info
 
     def done(self) -> bool:
-        """Return whether `target_steps` have reached the learner; the call changes nothing.
+        """Return whether the run has reached `target_steps`, without changing anything.
 
         If collection and learning take turns, the last rollout must also have been used as often as earlier ones. A
         replayed run is done at the end of its record.
@@ -234,7 +234,7 @@ class Learner:
             interrupts.raise_received(self.env_steps, self.log_dir)
 
     def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
-        """Save what a signal has ended, and stop."""
+        """After a signal, save the model and, if this is configured, a checkpoint; then stop."""
         if self._started:
             self._save()
             if self.options.checkpoints_on_exit:
@@ -242,7 +242,7 @@ class Learner:
         self.stop()
 
     def _save(self) -> None:
-        """Write the last record and the model, after the last checkpoint."""
+        """Wait until the last checkpoint is written; then write the last record and the model."""
         self._files.wait()
         if self.env_steps > self._due.recorded_steps:
             self._record()

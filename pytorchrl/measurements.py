@@ -134,7 +134,7 @@ class Measurements:
         }
 
     def status(self, evaluation: Evaluation | None) -> MetricsDict:
-        """Return the figures of the progress line."""
+        """Return the figures that the progress line shows."""
         metrics = self._scheme.metrics()
         return {
             "env_steps": self.env_steps, "target_steps": self._target.env_steps, "env_steps_per_s": self._rate.rate,
