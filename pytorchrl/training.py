@@ -226,7 +226,7 @@ class TrainedAgent:
 
     @functools.cached_property
     def policy(self) -> Policy | dict[str, Policy]:
-        """The deterministic policy of the agent as a `torch.nn.Module`; with several policies, a module for each name.
+        """The deterministic policy as a `torch.nn.Module`; with several policies, a mapping from policy to module.
 
         The module takes batches of observations as tensors; see `Policy`.
         """
