@@ -15,7 +15,7 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Wait for the previous job, and start the next one; see `wait`."""
+        """Wait for the previous job, as `wait` does, and start the next one."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(job,), name=self._name)
         self._thread.start()

@@ -108,7 +108,7 @@ class ConfigFile:
                 for combination in itertools.product(*columns)]
 
     def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
-        """Return the error with the lines of those options in `names` that its message mentions."""
+        """Add to the message of an error the line of each option that it mentions, if the option is in `names`."""
         text = str(error)
         places = [f"{name}: {self.where(name)}" for name in names
                   if name in self._entries and re.search(rf"\b{re.escape(name)}\b", text)]

@@ -210,7 +210,7 @@ def options_of(
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """Return `value` if it is a mapping; otherwise, the JSON file is not valid, and `TypeError` is raised."""
+    """Return `value`, an entry of a JSON file, if it is a mapping; otherwise, raise `TypeError`."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping, got {value!r:.100}")
     return value

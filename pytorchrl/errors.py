@@ -120,7 +120,7 @@ class WorkerDiedError(WorkerLostError):
 
 
 class RayDiedError(WorkerLostError):
-    """A process of Ray itself has ended, so that no worker can continue or be replaced."""
+    """A process of Ray itself has ended, so no worker can continue or be replaced."""
 
 
 class RankLostError(WorkerLostError):
@@ -183,7 +183,7 @@ class CallOrderError(PyTorchRLError, RuntimeError):
 
 
 class WeightsError(PyTorchRLError):
-    """The names, shapes or version of weights do not fit their receiver."""
+    """The names, shapes or version of weights do not match those of the actor that receives the weights."""
 
 
 def install_hint(extra: str) -> str:

@@ -18,7 +18,7 @@ class Evaluations:
 
     Args:
         scheme: The scheme.
-        timeout_s: Longest time of an evaluation in seconds; None: ten minutes for the method that waits, else no limit.
+        timeout_s: Longest time of an evaluation in seconds; None: ten minutes in `wait` and `play`, else no limit.
 
     Attributes:
         last: The newest result; None before the first evaluation has finished.

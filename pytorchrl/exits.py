@@ -12,7 +12,7 @@ USER_ERRORS = (Exception, SystemExit)
 
 
 def reraise_of_signal(failure: BaseException) -> None:
-    """Raise `failure` again if it is a `SystemExit` from a signal handler, because that must end the program."""
+    """Raise `failure` again if it is a `SystemExit` from a signal handler, because the signal must end the program."""
     if isinstance(failure, SystemExit) and _is_of_signal(failure):
         raise failure
 

@@ -49,7 +49,7 @@ class Learner:
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None: no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
-        recipe: The arguments of `train`, as JSON, for `run.json`; an agent composed in Python needs none.
+        recipe: The arguments of `train`, as JSON, for `run.json`; None if the agent was composed in Python.
         run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
@@ -363,7 +363,7 @@ class Learner:
         if self.log_dir is None:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         self.start()
-        self._files.wait()  # before this checkpoint is made, so that at most one is in memory
+        self._files.wait()  # the previous checkpoint, so that only one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
         self._measured.count()
@@ -378,7 +378,7 @@ class Learner:
 
     @in_turn("_end")
     def stop(self) -> MetricsDict:
-        """Stop all workers, check the ledger and, after the last checkpoint, close the files; idempotent.
+        """Stop all workers, check the ledger, wait for the last checkpoint, and close the files; idempotent.
 
         Returns:
             The final ledger, also to threads that call `stop()` at the same time.
@@ -433,7 +433,7 @@ class Learner:
             self._progress.show(self._measured.status(self._evaluations.last))
 
     def _start_evaluation(self) -> None:
-        """Start the due evaluation unless another is running; `train` runs the last evaluation, at the target."""
+        """Start the due evaluation unless another evaluation is running. `train` itself runs the last evaluation."""
         self._due.after_evaluation(self.env_steps)
         if self._evaluations.poll():
             self._record()

@@ -49,7 +49,7 @@ class Measurements:
         self._rate.add(now, self.env_steps)
 
     def state(self, now: float) -> StateDict:
-        """Return plain values from which `start` can continue."""
+        """Return plain values from which `start` can continue the measurements."""
         return {"env_steps": self.env_steps, "seconds": now - self._started_at, "episodes": self._episodes.state(),
                 "means": self._means.state()}
 

@@ -32,7 +32,7 @@ def plot_groups(
 
     Args:
         groups: Label -> directories of runs on one task. A group with a single run has no band.
-        output: The file: SVG if its name ends in `.svg`, else PNG.
+        output: Path of the file. Its format is SVG if its name ends in `.svg`, otherwise PNG.
         x: Name of a number in the records, for the horizontal axis.
         y: Name of another number in the records, for the vertical axis.
         statistic: The statistic over runs that the line shows.
@@ -64,7 +64,7 @@ def plot_comparison(
 
     Args:
         groups: Label -> scores of shape (runs, tasks).
-        output: The file: SVG if its name ends in `.svg`, else PNG.
+        output: Path of the file. Its format is SVG if its name ends in `.svg`, otherwise PNG.
         confidence: Confidence level of the intervals, in (0, 1).
         gap: Whether to draw the optimality gap, which needs normalized scores.
         unit: Name of the scores for the label of the axis, such as "score".

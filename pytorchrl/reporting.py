@@ -40,7 +40,7 @@ _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
 def plain(value: Json) -> Json:
-    """Return `value` in JSON's types. Non-finite numbers become None, and objects of unknown types become text."""
+    """Convert `value` to JSON's types. Non-finite numbers become None, and objects of unknown types become text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if value is None or isinstance(value, (bool, int)):
@@ -233,7 +233,7 @@ class EpisodeWindow:
 
     @property
     def length_mean(self) -> float | None:
-        """The mean number of env steps; None before the first episode has ended."""
+        """The mean number of env steps of these episodes; None before the first episode has ended."""
         return statistics.fmean(self._lengths) if self._lengths else None
 
     @property
@@ -286,7 +286,7 @@ class Means:
         return {"sums": dict(self._sums), "counts": dict(self._counts), "taken": dict(self._taken)}
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Continue from the `state` of another object."""
+        """Continue from the `state` of another `Means` object."""
         self._sums, self._taken = dict(state["sums"]), dict(state["taken"])
         self._counts = {name: int(count) for name, count in state["counts"].items()}
 
@@ -431,7 +431,7 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Return a progress line that has shown `log_dir` if it is not `given`, and a notice if losses are compiled."""
+    """Return a new progress line, which first shows `log_dir`, if it is not `given`, and a notice of compilation."""
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():
         progress.announce(f"run in {log_dir}", keep=True)

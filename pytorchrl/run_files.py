@@ -58,7 +58,7 @@ class RunFiles:
         return self._current_traces() != self._traces
 
     def _current_traces(self) -> list[tuple[str, int, int]]:
-        """Return name, inode and modification time of `run.json` and each checkpoint; another run would change them."""
+        """Return (name, inode, modification time) of `run.json` and each checkpoint, to detect files of another run."""
         if self._log_dir is None:
             return []
         files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]
@@ -158,7 +158,7 @@ class RunFiles:
         return scheme.save_model(str(self._log_dir / f"{name}.pt"))
 
     def save_last_model(self, scheme: Scheme) -> None:
-        """Write the agent if there is a `log_dir`; a failure is logged, because the agent is still in memory."""
+        """Write the agent if there is a `log_dir`; a failure is only logged, because the agent is still in memory."""
         try:
             if self._log_dir is not None:
                 self.save_model(scheme)
@@ -200,7 +200,7 @@ class RunFiles:
         self._writing.wait()
 
     def rate(self, evaluation: Evaluation | None) -> None:
-        """Rate checkpoints by the latest evaluation, if there is one."""
+        """Record the mean return of the latest evaluation, if it is new, to find the best checkpoint."""
         if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
             return
         self._evaluation = evaluation
@@ -235,4 +235,4 @@ def _check_learner(learner: StateDict) -> None:
     means.restore(learner.get("means", means.state()))
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)  # TypeError: a value is not a number
+    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError for other types

@@ -47,7 +47,7 @@ WORK: Mapping[str, str] = {
 
 def is_async(options: Settings) -> bool:
     """Return whether collection continues while gradients are computed."""
-    return bool(options.get("col_communication") == "asynchronous")  # `ASYNC`, whose import would import torch
+    return bool(options.get("col_communication") == "asynchronous")  # the value of `ASYNC`, without torch
 
 
 def grads_are_free(options: Settings) -> bool:

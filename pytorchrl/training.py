@@ -59,7 +59,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # a numbered directory is known only now, after `Learner` made it
+    if learner.log_dir is not None:  # only `Learner` knows the path of a numbered directory
         monitored = _monitored(agent.train_envs, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
@@ -149,7 +149,7 @@ def load(
     path = Path(run_dir) / f"{model}.pt"
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
-    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch's errors of allocation
+    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch could not allocate memory
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
                               f"{type(error).__name__}: {error}") from error
     expected = algorithm_for_acting.acting_state().values()
@@ -207,7 +207,7 @@ class TrainedAgent:
             num_episodes: Number of episodes, at least 1.
             deterministic: Whether the policy takes its best action instead of sampling one.
             seed: Seed of the environments and of sampled actions; None: the seed of the experiment.
-            envs: Other environments with the same spaces.
+            envs: Other environments with the same spaces; None: the test environments of the agent.
 
         Raises:
             ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.

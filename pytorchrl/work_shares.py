@@ -3,8 +3,8 @@
 A timer interrupts the main thread two milliseconds after the end of the previous interrupt. At each interrupt, the
 functions that a thread is running, from the outermost to the innermost, determine the kind of work. The weight of the
 sample is the time since the previous interrupt, so a long call into native code counts with its whole duration. The
-time of the interrupts themselves, 1 to 3 % of the run, is left out. Sampling slows no function down, so the shares need
-no correction.
+time of the interrupts themselves, 1 to 3 % of the run, is left out. Between interrupts, functions run at full speed, so
+the shares need no correction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WAITING = ("threading.py", "queue.py", "selectors.py")
 
 
 class _Role:
-    """What the classification of work must know about one function.
+    """Properties of one function that determine the kind of work that it does.
 
     Attributes:
         kind: Kind of work that the function does, regardless of its caller; None: the kind of its caller.
