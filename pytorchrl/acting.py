@@ -1,4 +1,4 @@
-"""Choose actions with a trained agent for single observations, as evaluations do for the observations of a vector."""
+"""Choose actions with a trained agent for single observations, in the same way as evaluations choose them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from pytorchrl.errors import ConfigError
 
 T = TypeVar("T")
 Chosen = Any
-"""An action or a mapping from agents to actions; if a policy has memory, a pair of this and the next memory."""
+"""The result of `act`: an action, or a mapping from agents to actions; with memory, a pair (actions, next memory)."""
 Memory = Any
 """The memory of a policy, or a mapping from agents to memories; None at the start of an episode."""
 Mask = Any
-"""A mask of allowed actions, or a mapping from agents to masks; None if `info` contains no masks."""
+"""A mask of allowed actions, or a mapping from agents to masks; None if the environment's `info` has no masks."""
 
 POLICY = "policy"
 """Name of the policy of an agent that has only one."""
-# Options of algorithms that would make acting random, or less exact -> the value with which an agent acts.
+# Options of algorithms that can make actions random or less exact -> the value that a trained agent uses instead.
 _EXACT = {"test_epsilon": 0.0, "mixed_precision": False, "compile": False}
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62
@@ -49,8 +49,8 @@ class PolicyParts:
     spaces: RawSpaces
 
     def build(self, seed: int) -> Algorithm:
-        """Return an algorithm with the trained weights, whose actor acts deterministically where that is asked for."""
-        # The weights of a checkpoint, from which training began, would be overwritten; its file may no longer exist.
+        """Build the algorithm for acting, with the trained weights and the final values of all schedules."""
+        # The file of the initial weights is not read: it may no longer exist, and its weights would be overwritten.
         actor = _with_options(self.actor, {"checkpoint": None})(device="cpu", seed=0)
         actor.eval()
         algorithm = _with_options(self.algorithm, _EXACT)(device="cpu", actor=actor, seed=seed)
@@ -59,21 +59,21 @@ class PolicyParts:
         return algorithm
 
     def policy(self) -> Policy:
-        """Return the policy as a module."""
+        """Return the policy, with the trained weights, as a `torch.nn.Module`."""
         return Policy(self.build(0).actor, self.spaces)
 
 
 def _with_options(factory: Factory[T], values: Mapping[str, object]) -> Factory[T]:
-    """Return the factory with other values of those options that its class has."""
+    """Return a copy of the factory with these values of options; names that the class lacks are ignored."""
     known = {name: value for name, value in values.items() if hasattr(factory.options, name)}
     return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **known))
 
 
 def parts_by_policy(agent: Agent, state: Mapping[str, Tensor]) -> dict[str, PolicyParts]:
-    """Return policy -> its parts; an agent with a single policy has the policy `POLICY`.
+    """Return a mapping from each policy to its parts; a single policy has the name `POLICY`.
 
     Raises:
-        ConfigError: The environments do not state their own spaces.
+        ConfigError: The factory of the environments does not state their spaces.
     """
     spaces = agent.test_envs.raw_spaces
     if spaces is None:
@@ -87,14 +87,14 @@ def parts_by_policy(agent: Agent, state: Mapping[str, Tensor]) -> dict[str, Poli
 
 
 class Player:
-    """One policy of a trained agent, which chooses actions with its algorithm, as evaluations do.
+    """One policy of a trained agent. It chooses actions with the same method of the algorithm as evaluations.
 
     Args:
         parts: The parts of the policy.
         seed: Seed of sampled actions.
 
     Attributes:
-        reader: Reader of the observations.
+        reader: Reader that converts observations of the environment to leaves.
     """
 
     def __init__(self, parts: PolicyParts, seed: int) -> None:
@@ -103,7 +103,7 @@ class Player:
         self._start = action_start(parts.spaces.action)
 
     def initial_memory(self, count: int) -> Arrays:
-        """Return the memory at the start of an episode, name -> (count, H); empty without memory."""
+        """Return the memory at the start of an episode, name -> (count, H); empty if the policy has no memory."""
         return {name: state.numpy() for name, state in self._algorithm.actor.initial_states(count).items()}
 
     def choose(
@@ -128,7 +128,7 @@ class Player:
         return self.for_environment(step.clipped_action)[0], step.rhs
 
     def for_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions (E, ...), which count from 0, as the environment accepts them."""
+        """Convert actions (E, ...) of the policy, which count from 0, to the numbers and dtype of the action space."""
         actions = actions if self._start is None else actions + self._start
         return actions.astype(self._spaces.action.dtype, copy=False)
 

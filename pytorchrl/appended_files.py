@@ -1,4 +1,4 @@
-"""Append lines to a file, each completely or not at all; a full disk loses lines, but does not end a run."""
+"""Append lines to a file, each completely or not at all; if the disk is full, lines are lost, but the run continues."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _CHUNK_BYTES = 1 << 16
 class AppendedFile:
     """A text file to which lines are appended.
 
-    If a line cannot be written, a warning is logged and the line is lost; later lines are tried again. If a killed
-    process left an incomplete last line, it is removed. New files have mode 0666 & ~umask, and symbolic links are not
-    followed.
+    If a line cannot be written, a warning is logged and the line is lost, but later lines can be appended. An
+    incomplete last line, which a killed process left, is removed. New files have mode 0666 & ~umask, and symbolic links
+    are not followed.
 
     Args:
         path: The file, created if missing.
-        resumed: The `state` of the file when a checkpoint was written: later lines are removed. None: all are kept,
-            except an incomplete last line of a killed process.
-        sealed: Whether lines are the texts of JSON objects that get checksums; see `sealed_lines`.
+        resumed: The `state` of the file when a checkpoint was written: later lines are removed. None: all complete
+            lines are kept.
+        sealed: Whether each line is a JSON object, to which a checksum is added; see `sealed_lines`.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -40,7 +40,7 @@ class AppendedFile:
     def __init__(self, path: Path, resumed: Mapping[str, object] | None = None, *, sealed: bool = False) -> None:
         self._path, self._is_sealed, self._lost = path, sealed, 0
         has_lines = path.exists()
-        # The hash of lines that were there before is computed when it is needed.
+        # If the file already has lines, their hash is computed only when it is needed.
         self._hash = None if has_lines else hashlib.sha256()
         if resumed is not None and has_lines:
             self._hash = check_appended(path, resumed)
@@ -62,7 +62,7 @@ class AppendedFile:
 
     @property
     def state(self) -> dict[str, object]:
-        """The size of the file in bytes and its SHA-256, for `resumed` of a later process."""
+        """The size of the file in bytes and its SHA-256, to be passed as `resumed` when the run is resumed."""
         if self._hash is None:
             self._hash = _hash(self._path, self._size)
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}
@@ -73,7 +73,7 @@ class AppendedFile:
         return not self._size
 
     def append(self, line: str) -> None:
-        """Append a line, which is complete in the file when this method returns, or lost with a warning."""
+        """Append a line. When the method returns, the line is in the file completely, or is lost with a warning."""
         assert self._descriptor is not None, "the file is closed"
         line = seal(line, self._last_seal) if self._is_sealed else line + "\n"
         left = data = line.encode("utf-8")
@@ -104,7 +104,7 @@ class AppendedFile:
 
 
 def check_appended(path: Path, state: Mapping[str, object]) -> hashlib._Hash:
-    """Return the hash of the lines that a file had in a `state` of `AppendedFile`.
+    """Check that a file starts with the lines that `AppendedFile.state` described, and return the hash of these lines.
 
     Raises:
         CheckpointError: These lines are damaged or missing.

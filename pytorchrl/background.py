@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Background:
-    """A thread for one job at a time. An interpreter that exits waits for the job to end."""
+    """A background thread that runs one job at a time. Python does not exit before the job has ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -15,13 +15,13 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Wait for the previous job, and start the next one; see `wait`."""
+        """Wait for the previous job, as `wait` does, and start the next one."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(job,), name=self._name)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the job has ended, and raise its error, if there is one, once."""
+        """Wait until the job has ended. If the job raised an error, raise it; later calls do not raise it again."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

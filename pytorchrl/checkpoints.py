@@ -1,7 +1,7 @@
 """Write and read checkpoints, which are files in the subdirectory `checkpoints/` of a run's directory.
 
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
-best.json               the env steps of the best checkpoint, with the option `keep_best_checkpoint`
+best.json               the env steps and mean return of the best checkpoint (only with `keep_best_checkpoint`)
 
 Files are written and read as `sealed_files` describes.
 """
@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
     env_steps: int
     version: int
-    """Number of updates before it."""
+    """Number of updates before the checkpoint."""
 
 
 class Rated(NamedTuple):
@@ -47,14 +47,14 @@ class Rated(NamedTuple):
 
 
 class CheckpointFiles:
-    """The checkpoints of one run, of which some are kept: the newest, the best one, and those at fixed distances.
+    """The checkpoint files of one run. The newest files, the best one, and one file per interval of env steps are kept.
 
     The mean return of an evaluation belongs to the first checkpoint that is at least as new as the evaluated weights.
-    Only one process at a time may use the directory. One thread may write while another one rates.
+    Only one process at a time may use the directory. One thread may call `write` while another thread calls `rate`.
 
     Args:
         directory: Directory of the checkpoints, created when the first one is written.
-        options: Options of the learner, which say what is kept.
+        options: Options of the learner, which say which checkpoints are kept.
         newest: The checkpoint from which the run is resumed; None: the run is new.
     """
 
@@ -62,7 +62,7 @@ class CheckpointFiles:
         self._directory, self._options, self._newest = directory, options, newest
         self._best = _read_best(directory)
         self._lock = threading.Lock()
-        self._evaluated: list[tuple[int, float]] = []  # versions and mean returns that belong to the next checkpoint
+        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) for the next checkpoint
 
     def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
         """Write a checkpoint completely or not at all, and remove the checkpoints that are not kept.
@@ -104,7 +104,7 @@ class CheckpointFiles:
                 self._find_best()
 
     def _find_best(self) -> None:
-        """Record the newest checkpoint as the best one, if its evaluations say so."""
+        """Record the newest checkpoint as the best one if one of its evaluations has the highest mean return so far."""
         if self._newest is None:
             return
         env_steps, own = self._newest
@@ -115,7 +115,7 @@ class CheckpointFiles:
             write_json(self._directory / _BEST, self._best._asdict())
 
     def _prune(self) -> None:
-        """Remove the checkpoints that are not kept."""
+        """Remove the checkpoints that no option keeps."""
         found = paths(self._directory)
         kept = _kept(found, self._options.keep_checkpoints, self._options.keep_checkpoint_every)
         if self._options.keep_best_checkpoint and self._best is not None:
@@ -144,7 +144,7 @@ def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> s
     """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
     kept = set(newest_first[:num_newest])
     if every is not None:
-        first = {env_steps_of(path) // every: path for path in newest_first}  # the oldest of each multiple comes last
+        first = {env_steps_of(path) // every: path for path in newest_first}  # stored last: the oldest one
         kept.update(path for multiple, path in first.items() if multiple)
     return kept
 
@@ -183,13 +183,13 @@ class Newest(NamedTuple):
     """The newest checkpoint that can be read."""
 
     path: Path
-    """Its file."""
+    """The file of the checkpoint."""
     scheme: StateDict
     """The state of the scheme."""
     learner: StateDict
     """The state of the learner."""
     damaged: tuple[Path, ...]
-    """Newer checkpoints, which cannot be read."""
+    """The newer checkpoints, none of which can be read."""
 
 
 def newest(directory: Path) -> Newest | None:
@@ -222,6 +222,6 @@ def newest(directory: Path) -> Newest | None:
 
 
 def set_aside(damaged: Iterable[Path]) -> None:
-    """Give damaged checkpoints the suffix `.damaged`; otherwise, they would be kept instead of readable ones."""
+    """Add the suffix `.damaged` to damaged checkpoints; otherwise, they would be kept instead of readable ones."""
     for path in damaged:
         path.replace(path.with_name(f"{path.name}.damaged"))

@@ -1,7 +1,7 @@
 """Compose an agent, a scheme and a learner from flat options.
 
-Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is passed to its owner. The
-flags of the command line are built from the same table.
+Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is passed to that owner. The
+flags of the command line are built from the same list of options; see `option_specs`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pytorchrl.scheme_options import scheme_options
 from pytorchrl.untyped import OptionValue, UserPart
 
 EnvSource = str | Callable[..., object]
-"""An environment of `train`: an id, or a function that makes one environment."""
+"""The argument `env` of `train`: an id, or a function that makes one environment."""
 
 # Part -> name of an option in the part -> its name in `train`, for options whose names differ.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
@@ -105,7 +105,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
              "agent (independent), or a mapping from agent to policy."))
-    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # otherwise, the storage has this option
+    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other algorithms: declared by `ReplayBuffer`
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
             help="Env steps that all replay shards store in total; used with num_replay_workers.", group="replay"))
@@ -168,7 +168,7 @@ class Agent:
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
 ) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
-    """Pass flat options to their owners; the options override the preset for this algorithm and environment.
+    """Divide the options of `train` between agent, scheme and learner; the options override the preset.
 
     Returns:
         The agent, the scheme's keyword arguments, and the learner's options (including `target_steps`).
@@ -194,7 +194,7 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage; all policies have the same options."""
+    """Return the factories of algorithm, actor and storage. Several policies all have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
@@ -247,7 +247,7 @@ def _factory_without(storage: type[Storage], options: dict[str, OptionValue], wh
 
 
 def _in_users_words(text: str, specs: Iterable[OptionSpec]) -> str:
-    """Return an error message of the environments or the storage with the names that their options have in `train`."""
+    """Replace the names of options of environments and storages in an error message by their names in `train`."""
     for spec in specs:
         if spec.part in ("environments", "storage") and spec.own_name != spec.name:
             text = re.sub(rf"\b{spec.own_name}(?= must\b)|(?<= needs ){spec.own_name}$", spec.name, text)

@@ -1,8 +1,8 @@
 """Read and write configuration files: the algorithm, the environment and the options of a run, and sweeps over options.
 
-A configuration is a TOML file. Its keys are `algorithm`, `env` and the names of options, as in `train`; texts have the
-form of flags. The table `sweep` contains a list of values for each swept option. The `run.json` of a run that `train`
-or the command line has started is a configuration, too.
+A configuration is a TOML file. Its keys are `algorithm`, `env` and the names of options, as in `train`. Text values are
+written as on the command line. The table `sweep` contains a list of values for each swept option. The `run.json` of a
+run that `train` or the command line has started is a configuration, too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ConfigFile:
         return bool(self._sweep)
 
     def where(self, name: str, *, swept: bool = False) -> str:
-        """Return the path of the file and, if possible, the number of the line that sets an option."""
+        """Return the path of the file and, if it is known, the line that sets an option (in `sweep` if `swept`)."""
         key = re.compile(rf"""\s*(?P<quote>["']?){re.escape(name)}(?P=quote)\s*=|\s*\[\s*{re.escape(name)}\s*\]""")
         in_sweep = False
         for number, line in enumerate(self._lines, start=1):
@@ -80,14 +80,14 @@ class ConfigFile:
         """Return the options as arguments of `train`, without the swept options.
 
         Raises:
-            ConfigError: Options are unknown, or their values have wrong types; the message names all lines.
+            ConfigError: Options are unknown, or their values have wrong types; the message names all these lines.
         """
         specs = option_specs(algorithm)
         self._refuse_unknown(algorithm, specs)
         return self._values(self._entries, specs)
 
     def runs(self, algorithm: str) -> list[dict[str, object]]:
-        """Return the swept options of each run: all combinations of the values; one empty mapping without a sweep.
+        """Return the swept options of each run: all combinations of their values, or one empty mapping without a sweep.
 
         Raises:
             ConfigError: A swept option is unknown, is set outside the sweep too, or has no list of values.
@@ -108,7 +108,7 @@ class ConfigFile:
                 for combination in itertools.product(*columns)]
 
     def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
-        """Return an error whose message also names the lines of those options in `names` that it mentions."""
+        """Add to the message of an error the line of each option that it mentions, if the option is in `names`."""
         text = str(error)
         places = [f"{name}: {self.where(name)}" for name in names
                   if name in self._entries and re.search(rf"\b{re.escape(name)}\b", text)]
@@ -166,7 +166,7 @@ def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
 
 
 def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options: Mapping[str, object]) -> None:
-    """Write a configuration file; `load_config` returns the same arguments, except those for one run, like `log_dir`.
+    """Write a file from which `load_config` returns the same arguments, except those for one run, such as `log_dir`.
 
     Args:
         path: The TOML file, which is overwritten.
@@ -238,7 +238,7 @@ class _Problem(str):
 
 
 def _value(spec: OptionSpec, raw: object) -> object:
-    """Return the value of an option from its value in the file; the owner of the option checks its range."""
+    """Convert a value of the file to a value of the option; the part that owns the option checks its range."""
     parse = parser_for(spec.hint)
     if parse is None:
         return _Problem("its values are code, so it can only be given in Python")
@@ -250,7 +250,7 @@ def _value(spec: OptionSpec, raw: object) -> object:
         except argparse.ArgumentTypeError as error:
             return _Problem(str(error))
     if isinstance(raw, list):
-        # The points of a schedule are a list of pairs; other lists are tuples.
+        # A list of pairs is kept as a list, because it contains the points of a schedule; other lists become tuples.
         pairs = [tuple(item) for item in raw if isinstance(item, list)]
         return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
     if isinstance(raw, dict):
@@ -290,7 +290,7 @@ def _refuse(problems: Iterable[str]) -> None:
 
 
 def check_algorithm(file: ConfigFile) -> None:
-    """Raise `ConfigError` with the line if the file names an algorithm that does not exist."""
+    """Raise `ConfigError` if the file names an algorithm that does not exist; the message names the line."""
     if file.algorithm is not None:
         try:
             registration_of(file.algorithm)

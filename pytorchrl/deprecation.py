@@ -92,7 +92,7 @@ def renamed_options(given: Mapping[str, V], renames: Iterable[Renamed]) -> dict[
 
 
 def renamed_attribute(owner: object, name: str, renames: Iterable[Renamed]) -> object:
-    """Return the attribute that `name` was renamed to, and warn; call it from `__getattr__` of a module or class.
+    """Return the attribute that `name` was renamed to, and warn; for use in `__getattr__` of a module or class.
 
     Args:
         owner: The module, or the instance of the class.

@@ -1,6 +1,6 @@
 """Describe options and factories as JSON, and build them again from their descriptions.
 
-Numbers, texts, booleans, lists and mappings are described by themselves. Any other value is an object:
+Numbers, texts, booleans, lists and mappings are their own descriptions. Any other value is described by an object:
 
 | value | description |
 |---|---|
@@ -8,8 +8,8 @@ Numbers, texts, booleans, lists and mappings are described by themselves. Any ot
 | a schedule | `{"schedule": [name, number, ...]}` |
 | a class or function | `{"__code__": "module:qualname"}` |
 | a `functools.partial` | `{"__partial__": [function, [argument, ...], {name: argument, ...}]}` |
-| a space of the environments | `{"__space__": ["observation_space"]}`; the policy follows if there are several |
-| a tuple in a mapping | `{"__tuple__": [item, ...]}`; elsewhere, lists stand for tuples |
+| a space of the environments | `{"__space__": ["observation_space"]}`; with several policies, the list also names one |
+| a tuple in a mapping | `{"__tuple__": [item, ...]}`; outside mappings, a list describes a tuple |
 | a mapping whose keys are not texts | `{"__mapping__": [[key, value], ...]}` |
 | a number that is not finite | `{"__float__": "inf"}` |
 | anything else | `{"__other__": repr}`, from which nothing can be built |
@@ -44,7 +44,7 @@ from pytorchrl.scheme.base.levels import as_keywords
 from pytorchrl.untyped import Json
 
 Find = Callable[[str], object]
-"""A function that returns the class or function of a reference: `find_imported` or `find_by_import`."""
+"""A function that finds a class or function by its reference: `find_imported` or `find_by_import`."""
 Spaces = Mapping[str, object]
 """The spaces of the training environments: "observation_space" and "action_space" -> space."""
 
@@ -61,7 +61,7 @@ def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False)
     Args:
         value: A value of an option, or a factory.
         spaces: Spaces that are described by their names; None: no spaces.
-        exact: Whether to distinguish tuples from lists, as in mappings; options accept either.
+        exact: Whether to distinguish tuples from lists, as inside mappings; an option itself accepts either.
     """
     described = functools.partial(to_json, spaces=spaces, exact=exact)
     if isinstance(value, Factory):
@@ -104,7 +104,7 @@ def _mapping(value: Mapping[object, object], spaces: Spaces | None) -> object:
 
 
 def _is_special(value: Mapping[object, object]) -> bool:
-    """Return whether a mapping has the form in which values other than mappings are described."""
+    """Return whether a mapping has the form of a description of another value, such as a schedule."""
     return FACTORY in value or (len(value) == 1 and next(iter(value)) in _SPECIAL)
 
 
@@ -117,30 +117,30 @@ def describe_agent(agent: AgentParts) -> dict[str, object]:
 
 
 def describe_learner(options: LearnerOptions) -> dict[str, object]:
-    """Return the options of a learner as JSON, without its directory, which contains the file, and `target_steps`."""
+    """Return the options of a learner as JSON, except `log_dir` and `target_steps`."""
     elsewhere = ("log_dir", "target_steps")
     return {name: to_json(value) for name, value in as_keywords(options).items() if name not in elsewhere}
 
 
 def _without_log_dir(envs: EnvFactory) -> object:
-    """Return the description of environments without the directory of the run, to which monitor files are written."""
+    """Return the description of environments without `log_dir`, the directory for monitor files."""
     options = {name: value for name, value in as_keywords(envs.options).items() if name != "log_dir"}
     return {FACTORY: reference(envs.cls), "options": {name: to_json(value) for name, value in options.items()}}
 
 
 def spaces_of(envs: EnvFactory) -> Spaces:
-    """Return the spaces of environments, to which descriptions refer by these names."""
+    """Return the spaces of environments by the names that descriptions use for them."""
     return {"observation_space": envs.observation_space, "action_space": envs.action_space}
 
 
 def from_json(value: object, find: Find | None = None, spaces: Spaces | None = None, *, exact: bool = False) -> object:
-    """Return the value of a description.
+    """Build a value from its description. `to_json` is the inverse.
 
     Args:
         value: The description.
-        find: Function that returns the code of a reference; None means `find_imported`.
+        find: Function that finds a class or function by its reference; None means `find_imported`.
         spaces: Spaces to which the description may refer.
-        exact: Whether lists are lists instead of tuples; see `to_json`.
+        exact: Whether lists stay lists instead of becoming tuples; see `to_json`.
 
     Raises:
         CheckpointError: The code is not found, or nothing can be built from the description.
@@ -185,7 +185,7 @@ def _special(key: str, content: object, find: Find | None, spaces: Spaces | None
 def factory_from_json(
     description: Mapping[str, object], find: Find | None = None, spaces: Spaces | None = None,
 ) -> Factory[object]:
-    """Return the factory of a description; see `from_json` for the arguments and errors."""
+    """Build a factory from its description; see `from_json` for the arguments and errors."""
     cls = part_of(description, find)
     return Factory(cls, build_options(cls, options_of(description, find, spaces)))
 
@@ -210,7 +210,7 @@ def options_of(
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """Return `value`, which should be a mapping of a JSON file, or raise `TypeError`."""
+    """Return `value`, an entry of a JSON file, if it is a mapping; otherwise, raise `TypeError`."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping, got {value!r:.100}")
     return value
@@ -227,10 +227,10 @@ def code_in(value: object) -> list[str]:
 
 
 def reference(value: object) -> str:
-    """Return `module:qualname` of a class or function; an empty text if it has no name, such as an instance.
+    """Return `module:qualname` of a class or function; return an empty text for a value without a name.
 
-    The code of a script belongs to the module `__main__`. The reference names the script's own module, which another
-    process in the same directory can import.
+    A class or function of the running script belongs to the module `__main__`. Its reference names the script's file
+    instead, which another process in the same directory can import.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
@@ -243,7 +243,7 @@ def reference(value: object) -> str:
 
 
 def _place(value: object, spaces: Spaces) -> list[str]:
-    """Return the keys that lead to `value` in `spaces`; empty if it is not there."""
+    """Return the keys under which `spaces` contains `value`; return an empty list if it does not contain `value`."""
     for name, space in spaces.items():
         if type(value) is type(space) and value == space:
             return [name]
@@ -257,7 +257,7 @@ def _place(value: object, spaces: Spaces) -> list[str]:
 def find_imported(reference: str) -> object:
     """Return a class that this process has imported: a part of an agent, network, optimizer, environment or wrapper.
 
-    Only the names of classes are compared. To look a name up in a module could execute the module's code, and would
+    Only the names of classes are compared. Looking a name up in a module could execute the module's code, and could
     find functions such as `os.system`.
 
     Raises:
@@ -271,12 +271,12 @@ def find_imported(reference: str) -> object:
 
 
 def _references(cls: type) -> tuple[str, str]:
-    """Return the references to a class; those to a class of the script that is running differ."""
+    """Return two references to a class; for a class of the running script, one names `__main__`, the other the file."""
     return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 
 def find_by_import(reference: str) -> object:
-    """Return a class or function, and import its module, whose code is then executed.
+    """Import the module of a class or function, which executes the module's code, and return the class or function.
 
     Raises:
         CheckpointError: The module cannot be imported, or has no such name.
@@ -293,13 +293,13 @@ def find_by_import(reference: str) -> object:
 
 
 def check_environment(env: object) -> None:
-    """Refuse the id of an environment if Gymnasium or PettingZoo would import a module that is not installed for it.
+    """Refuse an environment id if Gymnasium or PettingZoo would import a module that belongs to no installed package.
 
-    Modules that this process has imported already, and modules of installed packages, are accepted. A module elsewhere,
-    for example beside the file that names it, is refused, because its code would be executed.
+    Modules that this process has already imported, and modules of installed packages, are accepted. Any other module,
+    for example in the working directory, is refused, because importing it would execute its code.
 
     Raises:
-        CheckpointError: The module would be imported from elsewhere.
+        CheckpointError: The module is neither imported nor part of an installed package.
     """
     if not isinstance(env, str) or not (":" in env or names_module(env)):
         return
@@ -307,7 +307,7 @@ def check_environment(env: object) -> None:
     if module in sys.modules:
         return
     try:
-        spec = importlib.util.find_spec(module.partition(".")[0])  # a full name would import the package
+        spec = importlib.util.find_spec(module.partition(".")[0])  # a dotted name would import the package
     except ValueError:
         spec = None
     folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]

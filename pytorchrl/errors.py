@@ -12,7 +12,7 @@
     │ ├ RayConnectionError              the cluster cannot be reached
     │ └ StartTimeoutError               a worker did not start in time
     ├ CallbackError                     a callback raised an error
-    ├ WorkerError                       something failed in a worker
+    ├ WorkerError                       an operation of a worker failed
     │ ├ EnvError                        an environment raised an error or broke its contract
     │ ├ CollectionError                 workers sent no rollout in time
     │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection sent no data to a learner in time
@@ -21,13 +21,16 @@
     │ ├ DeadlockError                   all workers and threads wait, in the simulated runtime
     │ └ WorkerLostError                 a worker died or does not respond
     │   ├ WorkerDiedError               the process or thread of a worker ended
-    │   ├ RankLostError                 an all-reduce among gradient workers was aborted
+    │   ├ RayDiedError                  a process of Ray itself ended
+    │   ├ RankLostError                 communication among gradient workers was aborted
     │   ├ CrashLoopError                a worker was lost repeatedly
     │   └ NoWorkersLeft                 all workers of a set are lost
     ├ NonFiniteError                    NaN or infinity
     │ ├ NonFiniteDataError              in data of an environment or actor
     │ └ NonFiniteUpdateError            in a loss or gradient
     ├ CheckpointError                   a saved model, checkpoint or data set cannot be read
+    ├ ExportError                       a policy cannot be exported
+    ├ LedgerError                       the ledger of a scheme does not balance
     ├ ReplayError                       a replayed run differs from its record
     ├ StoppedError                      a learner, scheme or worker was used after stop()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
@@ -62,7 +65,7 @@ class DeviceError(ConfigError):
 
 
 class SpaceError(ConfigError):
-    """The chosen actor, algorithm or storage cannot use a space."""
+    """The chosen actor, algorithm or storage cannot use an observation or action space."""
 
 
 class ContractError(PyTorchRLError, TypeError):
@@ -93,7 +96,7 @@ class CallbackError(PyTorchRLError):
 
 
 class WorkerError(PyTorchRLError):
-    """Something failed in a worker."""
+    """An operation of a worker failed."""
 
 
 class EnvError(WorkerError):
@@ -117,11 +120,11 @@ class WorkerDiedError(WorkerLostError):
 
 
 class RayDiedError(WorkerLostError):
-    """A process of Ray itself has ended, so that no worker can continue or be replaced."""
+    """A process of Ray itself has ended, so no worker can continue or be replaced."""
 
 
 class RankLostError(WorkerLostError):
-    """An exchange among gradient workers was aborted, because a worker was lost or left the group."""
+    """Communication among gradient workers was aborted, because a worker was lost or left the group."""
 
 
 class RanksDifferError(WorkerError):
@@ -133,7 +136,7 @@ class CrashLoopError(WorkerLostError):
 
 
 class NoWorkersLeft(WorkerLostError):  # noqa: N818 - the name describes a state
-    """All workers of a set are lost, and lost workers are not replaced."""
+    """All workers of a worker set are lost, and lost workers are not replaced."""
 
 
 class InjectedFault(WorkerError):  # noqa: N818 - the user requested the fault
@@ -180,7 +183,7 @@ class CallOrderError(PyTorchRLError, RuntimeError):
 
 
 class WeightsError(PyTorchRLError):
-    """The names, shapes or version of weights do not fit their receiver."""
+    """The names, shapes or version of weights do not match those of the actor that receives the weights."""
 
 
 def install_hint(extra: str) -> str:

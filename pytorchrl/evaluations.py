@@ -18,7 +18,7 @@ class Evaluations:
 
     Args:
         scheme: The scheme.
-        timeout_s: Longest time of an evaluation in seconds; None: ten minutes, but only if the caller waits for it.
+        timeout_s: Longest time of an evaluation in seconds; None: ten minutes in `wait` and `play`, else no limit.
 
     Attributes:
         last: The newest result; None before the first evaluation has finished.

@@ -12,13 +12,13 @@ USER_ERRORS = (Exception, SystemExit)
 
 
 def reraise_of_signal(failure: BaseException) -> None:
-    """Raise `failure` again if it is a `SystemExit` of a signal handler, which is a request to end the program."""
+    """Raise `failure` again if it is a `SystemExit` from a signal handler, because the signal must end the program."""
     if isinstance(failure, SystemExit) and _is_of_signal(failure):
         raise failure
 
 
 def as_error(failure: BaseException, where: str) -> BaseException:
-    """Return `failure`, or an error in its place if it is a `SystemExit` that no signal handler has raised.
+    """Return `failure`; if it is a `SystemExit` that no signal handler has raised, return a `WorkerError` instead.
 
     Args:
         failure: An exception that has ended a part of a run.
@@ -35,7 +35,7 @@ def as_error(failure: BaseException, where: str) -> BaseException:
 
 
 def raise_exit(failure: BaseException, where: str) -> None:
-    """Raise the error of `as_error` if `failure` is a `SystemExit` that no signal handler has raised."""
+    """Raise a `WorkerError` if `failure` is a `SystemExit` that no signal handler has raised; see `as_error`."""
     error = as_error(failure, where)
     if error is not failure:
         raise error from failure

@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 2.0
-"""Seconds from the first signal until an unfinished update is abandoned, unless a checkpoint is to be written."""
+"""Seconds from the first signal until an unfinished update is abandoned, if no checkpoint is written."""
 
 
 class Unblocked(BaseException):
@@ -85,7 +85,7 @@ class Interrupts:
     def raise_received(self, env_steps: int | None = None, log_dir: Path | None = None) -> NoReturn:
         """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`.
 
-        If `env_steps` is given, training has ended in order, and the exception has a message that says so.
+        If `env_steps` is given, training has ended cleanly, and the message states the env steps and the directory.
         """
         if self.received == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
@@ -120,10 +120,10 @@ class Interrupts:
 
 
 def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> None:
-    """Write the checkpoint after a signal; log why there is none if it fails, because the process must end.
+    """Write the checkpoint after a signal. A failure is logged and not raised, because the process must end.
 
     Args:
-        seconds_left: Seconds that are left for it; 0 if the grace period has passed, or the update has failed.
+        seconds_left: Seconds in which to write it; 0 if the grace period has passed, or the update has failed.
         save: Function that writes a checkpoint within a number of seconds.
     """
     try:

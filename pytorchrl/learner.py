@@ -31,7 +31,7 @@ from pytorchrl.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
 
-# Seconds between updates of the progress line, short enough to look smooth. One update takes up to 5 ms.
+# Seconds between redraws of the progress line, short enough to look smooth. A redraw takes up to 5 ms.
 _LOOK_INTERVAL_S = 0.25
 
 
@@ -49,7 +49,7 @@ class Learner:
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None: no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
-        recipe: The arguments of `train`, as JSON, for `run.json`; an agent composed in Python needs none.
+        recipe: The arguments of `train`, as JSON, for `run.json`; None if the agent was composed in Python.
         run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
@@ -123,7 +123,7 @@ class Learner:
 
     @in_turn("_turn")
     def step(self) -> dict[str, float]:
-        """Call the scheme's `step` once, which makes `updates_per_step` updates; several threads step in turn.
+        """Call the scheme's `step` once, which makes `updates_per_step` updates. Calls from several threads take turns.
 
         Returns:
             The algorithm's statistics of these updates, by name; empty if all updates were skipped (see `Scheme.step`).
@@ -155,7 +155,7 @@ class Learner:
         return info
 
     def done(self) -> bool:
-        """Return whether `target_steps` have reached the learner; the call changes nothing.
+        """Return whether the run has reached `target_steps`, without changing anything.
 
         If collection and learning take turns, the last rollout must also have been used as often as earlier ones. A
         replayed run is done at the end of its record.
@@ -234,7 +234,7 @@ class Learner:
             interrupts.raise_received(self.env_steps, self.log_dir)
 
     def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
-        """Save what a signal has ended, and stop."""
+        """After a signal, save the model and, if this is configured, a checkpoint; then stop."""
         if self._started:
             self._save()
             if self.options.checkpoints_on_exit:
@@ -242,7 +242,7 @@ class Learner:
         self.stop()
 
     def _save(self) -> None:
-        """Write the last record and the model, after the last checkpoint."""
+        """Wait until the last checkpoint is written; then write the last record and the model."""
         self._files.wait()
         if self.env_steps > self._due.recorded_steps:
             self._record()
@@ -363,7 +363,7 @@ class Learner:
         if self.log_dir is None:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         self.start()
-        self._files.wait()  # before this checkpoint is made, so that at most one is in memory
+        self._files.wait()  # the previous checkpoint, so that only one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
         self._measured.count()
@@ -378,7 +378,7 @@ class Learner:
 
     @in_turn("_end")
     def stop(self) -> MetricsDict:
-        """Stop all workers, check the ledger and, after the last checkpoint, close the files; idempotent.
+        """Stop all workers, check the ledger, wait for the last checkpoint, and close the files; idempotent.
 
         Returns:
             The final ledger, also to threads that call `stop()` at the same time.
@@ -433,7 +433,7 @@ class Learner:
             self._progress.show(self._measured.status(self._evaluations.last))
 
     def _start_evaluation(self) -> None:
-        """Start the due evaluation unless another is running; `train` runs the last evaluation, at the target."""
+        """Start the due evaluation unless another evaluation is running. `train` itself runs the last evaluation."""
         self._due.after_evaluation(self.env_steps)
         if self._evaluations.poll():
             self._record()

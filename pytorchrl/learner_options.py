@@ -56,7 +56,7 @@ class LearnerOptions(Options):
 
     @property
     def checkpoints_on_exit(self) -> bool:
-        """Whether a signal causes a checkpoint."""
+        """Whether a checkpoint is written before a signal ends training."""
         return self.checkpoint_every is not None if self.checkpoint_on_exit is None else self.checkpoint_on_exit
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class Measurements:
         self._rate.add(now, self.env_steps)
 
     def state(self, now: float) -> StateDict:
-        """Return plain values from which `start` can continue."""
+        """Return plain values from which `start` can continue the measurements."""
         return {"env_steps": self.env_steps, "seconds": now - self._started_at, "episodes": self._episodes.state(),
                 "means": self._means.state()}
 
@@ -134,7 +134,7 @@ class Measurements:
         }
 
     def status(self, evaluation: Evaluation | None) -> MetricsDict:
-        """Return the figures of the progress line."""
+        """Return the figures that the progress line shows."""
         metrics = self._scheme.metrics()
         return {
             "env_steps": self.env_steps, "target_steps": self._target.env_steps, "env_steps_per_s": self._rate.rate,

@@ -93,7 +93,7 @@ class Dataset:
             _check(f"observations {leaf!r}", array, (num_steps, *array.shape[1:]))
             _check(f"final_observations {leaf!r}", self.final_observations[leaf], (num_episodes, *array.shape[1:]),
                    array.dtype)
-        # Sums of hostile int64 numbers could overflow, so each number is checked first.
+        # In a malicious file, the sum of int64 lengths could overflow, so each length is checked first.
         if not num_episodes or self.lengths.min() < 1 or self.lengths.max() > num_steps \
                 or sum(self.lengths.tolist()) != num_steps:
             raise ConfigError(f"lengths must be at least 1 and add up to the {num_steps} steps of the data set, got "
@@ -135,8 +135,8 @@ def record_dataset(
 ) -> Dataset:
     """Play whole episodes one after the other in a single test environment, and write them as a data set.
 
-    The policy is evaluated as by `TrainedAgent.evaluate`. The environment is reset with another seed for each episode,
-    so that every episode can be played again by itself.
+    The policy acts as in `TrainedAgent.evaluate`. The environment is reset with a different seed for each episode, so
+    any single episode can be repeated.
 
     Args:
         agent: The agent that plays.
@@ -188,7 +188,7 @@ def record_dataset(
 def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Read a data set. No code of the data set is executed.
 
-    A file `*.npz` is checked before its arrays are allocated, so a damaged or hostile file takes no more memory than
+    A file `*.npz` is checked before its arrays are allocated, so a damaged or malicious file takes no more memory than
     its size on the disk. Data sets of Minari are read by Minari, which does not check sizes.
 
     Args:
@@ -209,7 +209,7 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
 
 
 def _is_file(name: str) -> bool:
-    """Return whether a data set is a file, and not a data set of Minari."""
+    """Return whether the name of a data set is that of a file; otherwise, it is the id of a data set of Minari."""
     suffix = os.path.splitext(name)[1]
     if suffix not in ("", _SUFFIX):
         raise ConfigError(f"path must be a file with the suffix {_SUFFIX!r}, or, without a suffix, the id of a data "
@@ -277,14 +277,14 @@ def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -
     factory = single_environment(agent, lambda env: env, None)
     options: VecEnv.Options = factory.options
     stack = [functools.partial(FrameStack, num_frames=options.frame_stack)] if options.frame_stack > 1 else []
-    # A restart in the middle of an episode would leave an episode without an end.
+    # Errors are raised, because an environment that is restarted in an episode would leave that episode without an end.
     return dataclasses.replace(factory, options=dataclasses.replace(
         options, frame_stack=1, wrappers=(*options.wrappers, *stack, recorder), on_env_error="raise",
         max_env_restarts=VecEnv.Options.max_env_restarts))
 
 
 def _paths_of(space: AnySpace) -> dict[str, LeafPath]:
-    """Return leaf -> path of the observations, including an action mask."""
+    """Return the path of each leaf in an observation, by name; an action mask in the observation is included."""
     reader = ObservationReader(space)
     paths = {leaf.name: leaf.path for leaf in reader.readings}
     if reader.mask_path is not None:
@@ -319,7 +319,7 @@ def _write_npz(dataset: Dataset, path: Path) -> None:
     arrays[_SHA256] = np.array(_checksum(arrays))
     with put_in_place(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
-            # The time of the member is fixed, so that equal data sets are equal files.
+            # `ZipInfo` has a fixed modification time, so equal data sets are written as identical files.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array, order="C"), (1, 0), allow_pickle=False)
 
@@ -359,7 +359,7 @@ def _leaves(arrays: Arrays, prefix: str) -> list[str]:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of one member after checking that its header agrees with its size."""
+    """Return the array in one member of the archive, after checking that its header agrees with its size."""
     with archive.open(member) as file:
         if (version := np.lib.format.read_magic(file)) != (1, 0):
             raise ValueError(f"{member.filename!r} has the version {version} of the format of arrays, expected (1, 0)")

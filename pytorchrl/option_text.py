@@ -1,4 +1,4 @@
-"""Parse the text of flags into values of the options' types."""
+"""Parse the text values of command-line flags into values of the types that the options declare."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def positive_seconds(text: str) -> float:
 
 
 class _NotThisError(ConfigError):
-    """Error that a reader raises for a text that another reader may be able to read."""
+    """Error that the parser of one form raises for a text that may have another allowed form."""
 
 
 _Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
-    """Return the readers for a type in the order in which to try them: the strictest first, plain text last."""
+    """Return (placeholder, parser) pairs for a type in the order in which to try them: plain text is last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # Text for an enum stays a string. The option's owner parses it, and reports all wrong options in one error.
+            # Text for an enum stays a string: the part with the option converts it, and reports all wrong options.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else

@@ -20,7 +20,7 @@ __all__ = ["plot_comparison", "plot_groups", "plot_runs", "read_curve"]
 
 
 def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y: str = "return_mean") -> None:
-    """Draw one line per run into a PNG file; see `plot_groups`."""
+    """Draw one line per run into a PNG or SVG file; see `plot_groups`."""
     plot_groups({label: [run_dir] for label, run_dir in zip(labels(run_dirs), run_dirs, strict=True)}, output, x=x, y=y)
 
 
@@ -28,16 +28,16 @@ def plot_groups(
     groups: Mapping[str, Sequence[Path]], output: Path, *, x: str = "env_steps", y: str = "return_mean",
     statistic: Statistic = iqm, smoothing: float = 0.0, confidence: float = 0.95,
 ) -> None:
-    """Draw one line per group of runs into a PNG file, with a band that shows the confidence interval.
+    """Draw one line per group of runs into a PNG or SVG file, with a band that shows the confidence interval.
 
     Args:
         groups: Label -> directories of runs on one task. A group with a single run has no band.
-        output: The file: SVG if its name ends in `.svg`, else PNG.
+        output: Path of the file. Its format is SVG if its name ends in `.svg`, otherwise PNG.
         x: Name of a number in the records, for the horizontal axis.
         y: Name of another number in the records, for the vertical axis.
         statistic: The statistic over runs that the line shows.
         smoothing: Width of the window in which each run is smoothed, as a fraction of the curve.
-        confidence: Confidence of the intervals.
+        confidence: Confidence level of the intervals, in (0, 1).
 
     Raises:
         ConfigError: A directory has no record with both numbers, the file cannot be written, or matplotlib is missing.
@@ -60,14 +60,14 @@ def plot_groups(
 def plot_comparison(
     groups: Mapping[str, Array], output: Path, *, confidence: float = 0.95, gap: bool = False, unit: str = "score",
 ) -> None:
-    """Draw the statistics of groups with their intervals, and the performance profiles, into a PNG file.
+    """Draw the statistics of groups with their intervals, and the performance profiles, into a PNG or SVG file.
 
     Args:
         groups: Label -> scores of shape (runs, tasks).
-        output: The file: SVG if its name ends in `.svg`, else PNG.
-        confidence: Confidence of the intervals.
+        output: Path of the file. Its format is SVG if its name ends in `.svg`, otherwise PNG.
+        confidence: Confidence level of the intervals, in (0, 1).
         gap: Whether to draw the optimality gap, which needs normalized scores.
-        unit: Text at the axes of scores.
+        unit: Name of the scores for the label of the axis, such as "score".
 
     Raises:
         ConfigError: The file cannot be written, or matplotlib is missing.
@@ -129,12 +129,12 @@ def _save(figure: Figure, output: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return text in which matplotlib recognizes no formula."""
+    """Escape the dollar signs in a text, so that matplotlib does not draw parts of the text as formulas."""
     return text.replace("$", r"\$")
 
 
 def labels(run_dirs: Sequence[Path]) -> list[str]:
-    """Return a label for each run: the last components of its path, with the fewest that make all labels different."""
+    """Return a label for each run: the last components of its path, as few as make all labels different."""
     for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
         found = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
         if len(set(found)) == len(set(run_dirs)):

@@ -1,4 +1,4 @@
-"""Find the bottleneck of a run, and the option that would remove it, from the seconds that each level reports.
+"""Find the bottleneck of a run, and the option that would remove it, from the seconds that each part of the work takes.
 
 `pytorchrl.time_shares` finds the bottleneck; this module contains the advice for each part of the work.
 """
@@ -24,10 +24,10 @@ _LARGE_ROLLOUT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Advice about one part of a level's work.
+    """Advice about one part of the work of a level: collection, gradients or update.
 
     Attributes:
-        part: "level/part".
+        part: "level/part", such as "collection/environment".
         option: Name of the option to change, in `pytorchrl.train` and on the command line.
         advice: Instruction to change the option; `{flag}` is its flag and `{value}` its current value.
         when: Function that takes the options in force, and returns whether the rule applies. For each part, the first

@@ -1,8 +1,8 @@
 """Write the arguments of `train` into `run.json`, and build the agent of a saved run.
 
-`run.json` contains two descriptions. `agent` has all options of all parts, also of an agent that was composed in
-Python, and `load` builds the agent from it. `recipe` has only the options that were given to `train`, from which
-`--config` takes its values; older versions wrote no other description.
+`run.json` contains two descriptions. `agent` contains all options of all parts, even if the agent was composed in
+Python; `load` builds the agent from this description. `recipe` contains only the options that were given to `train`;
+`--config` reads it. Older versions wrote only `recipe`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ACTING = ("noise_std",)
 
 
 def describe(registration: Registration, env: object, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments of `train` as JSON; an empty description if the environment is not an id."""
+    """Return the arguments of `train` as JSON; return an empty dictionary if the environment is not an id."""
     if not isinstance(env, str):
         return {}
     return {"algorithm": registration.reference, "env": env,
@@ -122,7 +122,7 @@ def _built(description: object, algorithm: type[Algorithm] | None, find: Find, *
 
 
 def _of_policies(part: Described, change: Callable[[Described], Described]) -> Described:
-    """Return the description of a factory, or of the factories of several policies, after a change."""
+    """Apply `change` to the description of a factory or, with several policies, to that of each policy's factory."""
     options = mapping(part["options"])
     if "policies" not in options:
         return change(part)
@@ -131,7 +131,7 @@ def _of_policies(part: Described, change: Callable[[Described], Described]) -> D
 
 
 def _can_be_built(option: object, find: Find) -> bool:
-    """Return whether an option contains no code, or only code that is found."""
+    """Return whether an option contains no code, or only code that `find` finds."""
     try:
         return not code_in(option) or from_json(option, find) is not None
     except CheckpointError:

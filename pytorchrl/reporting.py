@@ -35,12 +35,12 @@ Status = MetricsDict
 # Texts from environments and exceptions are untrusted. They are truncated here, and JSON escapes control characters.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# `RateWindow` stores the last five intervals between arrivals. Its window spans at least three times the longest.
+# `RateWindow` stores the last five intervals between arrivals. Its window spans at least three times the longest one.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
 def plain(value: Json) -> Json:
-    """Return `value` in JSON's types. Non-finite numbers become None, and objects of unknown types become text."""
+    """Convert `value` to JSON's types. Non-finite numbers become None, and objects of unknown types become text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if value is None or isinstance(value, (bool, int)):
@@ -71,7 +71,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 def description(
     recipe: Mapping[str, object], target_steps: int, seed: int, settings: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the contents of `run.json` for a run that starts now; `settings` has the parts of the run."""
+    """Return the contents of `run.json` for a run that starts now; `settings` describes scheme, agent and learner."""
     return {"format": RUN_FORMAT, "recipe": recipe, "target_steps": target_steps, "seed": seed, **settings,
             "versions": versions(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
@@ -95,9 +95,9 @@ class Recorder:
     Args:
         log_dir: The directory.
         tensorboard: Whether to write TensorBoard files.
-        after: Env steps from which a run is resumed; None: the run is new.
+        after: Env steps at which the run is resumed; None: the run is new.
         resumed: The `state` of the records at the checkpoint from which the run is resumed; later records are removed.
-            None: the run is new, or its checkpoint is of an earlier version.
+            None: the run is new, or an earlier version of the library wrote the checkpoint.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Recorder:
 
     @property
     def state(self) -> dict[str, object]:
-        """The state of the records, for `resumed` of a later process."""
+        """The state of the records, to be passed as `resumed` when the run is resumed."""
         return self._file.state
 
     def write(self, record: Mapping[str, object]) -> None:
@@ -233,7 +233,7 @@ class EpisodeWindow:
 
     @property
     def length_mean(self) -> float | None:
-        """The mean number of env steps; None before the first episode has ended."""
+        """The mean number of env steps of these episodes; None before the first episode has ended."""
         return statistics.fmean(self._lengths) if self._lengths else None
 
     @property
@@ -286,7 +286,7 @@ class Means:
         return {"sums": dict(self._sums), "counts": dict(self._counts), "taken": dict(self._taken)}
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Continue from the `state` of another object."""
+        """Continue from the `state` of another `Means` object."""
         self._sums, self._taken = dict(state["sums"]), dict(state["taken"])
         self._counts = {name: int(count) for name, count in state["counts"].items()}
 
@@ -431,7 +431,7 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Return a progress line, after announcing a `log_dir` that differs from the given one, and a compilation."""
+    """Return a new progress line, which first shows `log_dir`, if it is not `given`, and a notice of compilation."""
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():
         progress.announce(f"run in {log_dir}", keep=True)

@@ -58,7 +58,7 @@ class RunFiles:
         return self._current_traces() != self._traces
 
     def _current_traces(self) -> list[tuple[str, int, int]]:
-        """Return the names, identities and times of `run.json` and the checkpoints, which another run would change."""
+        """Return (name, inode, modification time) of `run.json` and each checkpoint, to detect files of another run."""
         if self._log_dir is None:
             return []
         files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]
@@ -77,8 +77,8 @@ class RunFiles:
             The learner's state in the checkpoint; None if the run is new.
 
         Raises:
-            CheckpointError: No checkpoint can be read or fits the scheme, or the records were changed after it.
-            ConfigError: Another run has used the directory, and is not to be continued or has no checkpoint.
+            CheckpointError: No checkpoint can be read, the newest one does not fit the scheme, or records were changed.
+            ConfigError: Another run has used the directory, and `is_wanted` is false or that run has no checkpoint.
         """
         newest = self.newest_checkpoint() if is_wanted else None
         if newest is not None:
@@ -123,7 +123,7 @@ class RunFiles:
                                   resumed=None if resumed is None else resumed.get("records"))
 
     def newest_checkpoint(self) -> checkpoints.Newest | None:
-        """Return the newest checkpoint that can be read, if there is one, after a check of the records before it.
+        """Return the newest checkpoint that can be read, or None; check the records that were written before it.
 
         Raises:
             CheckpointError: No checkpoint can be read, or the records differ from those at the checkpoint.
@@ -158,7 +158,7 @@ class RunFiles:
         return scheme.save_model(str(self._log_dir / f"{name}.pt"))
 
     def save_last_model(self, scheme: Scheme) -> None:
-        """Write the agent if there is a `log_dir`; a failure is logged, because the agent is still in memory."""
+        """Write the agent if there is a `log_dir`; a failure is only logged, because the agent is still in memory."""
         try:
             if self._log_dir is not None:
                 self.save_model(scheme)
@@ -173,7 +173,7 @@ class RunFiles:
 
         Args:
             env_steps: Env steps of the run so far.
-            scheme: The state of the scheme, which must not change any more.
+            scheme: The state of the scheme. It is not copied, so it must not be changed after this call.
             learner: The state of the learner, which is copied.
             started_at: `time.perf_counter()` at the start of the checkpoint.
             version: Number of updates so far.
@@ -196,11 +196,11 @@ class RunFiles:
             "env_steps": written.env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
 
     def wait(self) -> None:
-        """Wait until the last checkpoint has been written; raise an error that `checkpoint` does not log."""
+        """Wait until the last checkpoint has been written; raise any error except `OSError`, which is only logged."""
         self._writing.wait()
 
     def rate(self, evaluation: Evaluation | None) -> None:
-        """Rate checkpoints by the latest evaluation, if there is one."""
+        """Record the mean return of the latest evaluation, if it is new, to find the best checkpoint."""
         if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
             return
         self._evaluation = evaluation
@@ -227,7 +227,7 @@ class RunFiles:
 
 
 def _check_learner(learner: StateDict) -> None:
-    """Raise an error if a saved state of a learner lacks values or has strange ones, which are used when it starts."""
+    """Raise an error if the saved state of a learner lacks a value, or has a value that a learner cannot use."""
     for name in ("env_steps", "recorded_steps"):
         operator.index(learner[name])
     episodes, means = EpisodeWindow(), Means()
@@ -235,4 +235,4 @@ def _check_learner(learner: StateDict) -> None:
     means.restore(learner.get("means", means.state()))
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError if one is no number
+    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError for other types

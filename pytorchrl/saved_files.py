@@ -1,7 +1,7 @@
 """Write files completely or not at all, and read texts and JSON that may be damaged or come from a stranger.
 
 Only regular files of a limited size are read. A JSON object may have the key `sha256`, the checksum of its other
-entries, which finds changed bits. Commands that only show runs import this module, so it must not import torch.
+entries, which detects changed bits. Commands that only show runs import this module, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def open_no_follow(path: str, flags: int) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Write the names in a folder to the disk."""
+    """Flush the names of the files in a folder to the disk, so that they survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,7 +59,7 @@ def _sync(folder: Path) -> None:
 
 @contextmanager
 def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading. Other files, such as a named pipe or a device, could block for ever.
+    """Open a regular file for reading. Named pipes and devices are refused, because reading them could block forever.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -72,7 +72,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def sha256_of(file: IO[bytes], size: int) -> hashlib._Hash:
-    """Return the SHA-256 of the next `size` bytes of a file, or of what is left of it."""
+    """Return the SHA-256 of the next `size` bytes of a file, or of all bytes that are left if they are fewer."""
     found = hashlib.sha256()
     while size > 0 and (data := file.read(min(size, _CHUNK_BYTES))):
         found.update(data)
@@ -85,7 +85,7 @@ def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> byt
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
-        ValueError: It has more than `largest` bytes.
+        ValueError: The file has more than `largest` bytes.
     """
     with open_regular(path) as file:
         content = file.read(largest + 1)
@@ -116,7 +116,7 @@ def parse_json(text: str | bytes, name: str) -> object:
         return value
     has_checksum = _SHA256 in value
     found = value.pop(_SHA256, None)
-    # A checksum under another name is one whose name was damaged.
+    # If the key of the checksum was damaged, another key has the correct checksum as its value.
     is_damaged = any(
         item == _checksum({name: other for name, other in value.items() if name != key})
         for key, item in value.items() if isinstance(item, str) and len(item) == _DIGITS
@@ -128,7 +128,7 @@ def parse_json(text: str | bytes, name: str) -> object:
 
 
 def parse_value(text: str | bytes, name: str) -> object:
-    """Return the value of a text in JSON; raise `ValueError` if it is none, or is nested more than a hundred times."""
+    """Return the value of a JSON text; raise `ValueError` for other text and for more than a hundred nested levels."""
     try:
         value: object = json.loads(text)
     except RecursionError as error:
@@ -139,7 +139,7 @@ def parse_value(text: str | bytes, name: str) -> object:
 
 
 def check_format(value: Mapping[str, object], newest: int) -> None:
-    """Raise `ValueError` if the number `format` of a file's contents is not from 1 to `newest`; it may be missing."""
+    """Raise `ValueError` if the entry `format` of a file is not an integer from 1 to `newest`; it may be missing."""
     found = value.get("format", newest)
     if type(found) is not int or not 1 <= found <= newest:
         raise ValueError(f"it has the format {found!r}, but this version of pytorchrl reads formats up to {newest}; "

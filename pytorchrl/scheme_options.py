@@ -1,4 +1,4 @@
-"""List the options of the scheme by level, for `train`, the command line and the documentation."""
+"""List the options of the scheme by group, for `train`, the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS: Mapping[str, str] = {
     "runtime": "runtime: processes, devices, seeds and records",
     "supervision": "supervision: lost and hanging workers",
 }
-"""Level of the scheme -> its title in `--help`."""
+"""Group of settings -> its title in `--help`."""
 _GROUP_OF = {"queue": "collection", "recording": "runtime", "process": "runtime"}
 
 
@@ -26,7 +26,7 @@ class SchemeOption:
 
     Attributes:
         name: Name of the setting, the same in `Scheme` and `train`.
-        group: Level of the setting, a key of `GROUPS`.
+        group: Group of the setting in `--help`, a key of `GROUPS`.
         hint: Type of the setting.
         default: Default of the setting.
         help: Description in one or two sentences.
@@ -44,8 +44,8 @@ class SchemeOption:
 def scheme_options() -> list[SchemeOption]:
     """Return the settings of the scheme; `preset`, the name of an architecture, is the first.
 
-    The scheme's `size` is left out, because the storage has an option of the same name. `train` calls the
-    scheme's option `replay_size`.
+    The scheme's setting `size` is left out, because the storage has an option of the same name. In `train`, the
+    scheme's setting is called `replay_size`.
     """
     found = [SchemeOption(
         "preset", "collection", str | None, None,

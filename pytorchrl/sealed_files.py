@@ -1,7 +1,8 @@
 """Write and read sealed files: models and checkpoints with a checksum over the whole file.
 
 A sealed file is a file of `torch.save`, whose contents have the key `sealed`. The comment of its zip archive is the
-SHA-256 of all other bytes. `torch.load(path, weights_only=True)` also reads it. Reading executes nothing.
+SHA-256 of all other bytes. `torch.load(path, weights_only=True)` can also read the file. Reading executes no code from
+the file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
 class _HashedFile:
-    """A file that `torch.save` writes in order. The last two bytes are withheld, because `finish` changes them."""
+    """A file for `torch.save` that hashes what is written. It withholds the last two bytes, which `finish` replaces."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash, self._last = file, hashlib.sha256(), b""
@@ -49,7 +50,7 @@ class _HashedFile:
         self._file.flush()
 
     def finish(self) -> None:
-        """Write the length of the archive's comment, which was 0, and the comment."""
+        """Write the length of the zip comment in place of the withheld bytes, and then the comment."""
         self._put(_COMMENT_BYTES.to_bytes(2, "little"))
         self._file.write(_LABEL + self._hash.hexdigest().encode("ascii"))
 
@@ -119,7 +120,7 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
 
 
 def _verify(file: IO[bytes], name: str) -> bool:
-    """Check the archive and its checksum; return whether it has one.
+    """Check the archive and its checksum; return whether the archive has a checksum.
 
     Raises:
         CheckpointError: The checksum is wrong, or entries are compressed, which `torch.save` never does.
@@ -169,7 +170,7 @@ def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.T
     """Return the acting state in the contents of a model.
 
     Raises:
-        CheckpointError: There is none, it contains numbers that are not finite, or a newer version has saved it.
+        CheckpointError: There is no acting state, it contains NaN or infinity, or a newer version has saved the model.
     """
     try:
         check_format(saved, MODEL_FORMAT)

@@ -1,8 +1,8 @@
-"""Seal the lines of a file of JSON objects, so that a reader finds changed, missing, additional and swapped lines.
+"""Add checksums to the JSON lines of a file, so that a reader detects changed, missing, additional and swapped lines.
 
 The last entry of a sealed line is `"sha256"`, the SHA-256 of the previous line's checksum (an empty text in the first
-sealed line) and of the line before this entry. Lines at the end of a file may be missing, because a killed run ends
-anywhere. Commands that only show runs import this module, so it must not import torch.
+sealed line) and of the line up to this entry. Missing lines at the end of a file are not detected, because a killed run
+may end after any line. Commands that only show runs import this module, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def seal(line: str, previous: str) -> str:
 
     Args:
         line: The text of a JSON object, without a line break.
-        previous: The `seal_of` the previous line; empty in the first line.
+        previous: Checksum of the previous line, from `seal_of`; an empty text for the first line.
     """
     start = line.removesuffix("}") + ("" if line == "{}" else ", ")
     return f'{start}"sha256": "{_digest(previous, start.encode("utf-8"))}"}}\n'
 
 
 def seal_of(line: bytes) -> str:
-    """Return the checksum of a line, or of the end of a line, with its line break; empty if it has none."""
+    """Return the checksum at the end of a line that has its line break; return an empty text if there is none."""
     entry = _ENTRY.fullmatch(line[-ENTRY_BYTES:].removesuffix(b"\n"))
     return "" if entry is None else entry[1].decode("ascii")
 
@@ -37,12 +37,13 @@ def _digest(previous: str, start: bytes) -> str:
 
 
 class LineChecker:
-    """Checker of consecutive lines of a file.
+    """Checker of the checksums of consecutive lines of a file.
 
-    Lines without a checksum, which earlier versions wrote, are sound before the first line with a checksum.
+    Earlier versions wrote lines without checksums. These lines are accepted before the first line with a checksum.
 
     Args:
-        at_start: Whether the first line is that of the file; otherwise, the first line cannot be checked.
+        at_start: Whether the check starts at the first line of the file; otherwise, the first checked line is accepted,
+            because the line before it is unknown.
     """
 
     def __init__(self, *, at_start: bool = True) -> None:
@@ -73,7 +74,7 @@ def check_sealed(content: bytes) -> list[bytes]:
     """Return the complete lines of a file after a check of their checksums.
 
     Raises:
-        ValueError: A line is damaged, or a line before it is missing; the message has its number, from 1.
+        ValueError: A line is damaged, or a line before it is missing; the message names its number, counted from 1.
     """
     checker, lines = LineChecker(), complete_lines(content)
     for number, line in enumerate(lines, start=1):

@@ -31,7 +31,7 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Update with the number of env steps collected so far; the smallest one that reaches the target is stored."""
+        """Take the number of env steps collected so far; the smallest number that reaches the target is stored."""
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
 
@@ -66,8 +66,8 @@ class Due:
         log_every: Env steps between two records; None: 200 records per run.
         eval_every: Env steps between two evaluations; None: never.
         checkpoint_every: Env steps between two checkpoints; None: never.
-        log_every_s: Seconds between two records at most; None: no limit.
-        now: The clock, in seconds.
+        log_every_s: Longest time between two records in seconds; None: no limit.
+        now: Function that returns the time in seconds.
     """
 
     def __init__(

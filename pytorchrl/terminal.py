@@ -41,7 +41,7 @@ class Lines:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module. Its records escape untrusted arguments for every handler."""
+    """Return the logger of a module. The arguments of its records are escaped before any handler prints them."""
     logger = logging.getLogger(name)
     logger.addFilter(_escape)  # a logger adds the same function only once
     return logger
@@ -49,7 +49,7 @@ def get_logger(name: str) -> logging.Logger:
 
 @contextlib.contextmanager
 def silenced(name: str) -> Iterator[None]:
-    """Suppress all warnings, and the messages below errors of the logger `name` of another library."""
+    """Suppress all Python warnings, and messages below level ERROR of another library's logger `name`."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Find the part of a run's work that updates wait for, from the seconds that each level reports.
+"""Find the part of a run's work that updates wait for, from the seconds that each part takes.
 
-The seconds of each level (collection, gradients and update) are in `metrics()["time_s"]`. If two levels take turns,
+`metrics()["time_s"]` has the seconds of each part by level: collection, gradients and update. If two levels take turns,
 each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
 level that is never idle counts.
 
@@ -47,7 +47,7 @@ WORK: Mapping[str, str] = {
 
 def is_async(options: Settings) -> bool:
     """Return whether collection continues while gradients are computed."""
-    return bool(options.get("col_communication") == "asynchronous")  # ASYNC; importing it would import torch
+    return bool(options.get("col_communication") == "asynchronous")  # the value of `ASYNC`, without torch
 
 
 def grads_are_free(options: Settings) -> bool:
@@ -78,10 +78,10 @@ def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     """Return the parts that an update waits for, and the share of the update's time that each part takes.
 
-    If two levels take turns, "idle" of the lower level is the time that the upper level waits minus the time that the
-    lower level works. If two levels run concurrently, only one of them counts. The lower level counts if the
-    share of its time that the upper level spends waiting is above a tenth, and above the idle share of the lower level.
-    Otherwise, the upper level counts.
+    If two levels take turns, the parts of both count. The "idle" time of the lower level is then the time for which the
+    upper level waits, minus the time for which the lower level works. If two levels run concurrently, the parts of only
+    one level count: those of the lower level if the upper level waits for more than a tenth of its time, and for a
+    larger share of its time than the lower level is idle; otherwise, those of the upper level.
 
     Args:
         time_s: Seconds by level and part.

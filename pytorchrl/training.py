@@ -33,9 +33,10 @@ from pytorchrl.sealed_files import MODEL_FORMAT, acting_state_of, read_sealed, s
 from pytorchrl.tracebacks import brief_errors
 from pytorchrl.untyped import MetricsDict, OptionValue
 
-# Options that recipes leave out, because callbacks are code.
+# Options that are not written to `run.json`, because callbacks are code.
 _OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
-# A model may have as many bytes as this factor times its tensors, for example in another precision, plus a constant.
+# Limit of the size of a model file: this factor (for tensors in another precision) times the size of the tensors that
+# the agent expects, plus a constant.
 _MODEL_FACTOR = 2
 _MODEL_BYTES = 1 << 20
 
@@ -58,7 +59,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # a numbered directory is known only now, after `Learner` made it
+    if learner.log_dir is not None:  # only `Learner` knows the path of a numbered directory
         monitored = _monitored(agent.train_envs, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
@@ -128,7 +129,7 @@ def load(
     run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
     trust: bool = False,
 ) -> TrainedAgent:
-    """Return the agent of a run with a `log_dir`, which `train`, `pytorchrl train` or a `Learner` has written.
+    """Return the agent of a run from its directory, the `log_dir` of `train`, `pytorchrl train` or a `Learner`.
 
     Args:
         run_dir: Directory of the run.
@@ -148,7 +149,7 @@ def load(
     path = Path(run_dir) / f"{model}.pt"
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
-    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch's errors of allocation
+    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch could not allocate memory
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
                               f"{type(error).__name__}: {error}") from error
     expected = algorithm_for_acting.acting_state().values()
@@ -206,7 +207,7 @@ class TrainedAgent:
             num_episodes: Number of episodes, at least 1.
             deterministic: Whether the policy takes its best action instead of sampling one.
             seed: Seed of the environments and of sampled actions; None: the seed of the experiment.
-            envs: Other environments with the same spaces.
+            envs: Other environments with the same spaces; None: the test environments of the agent.
 
         Raises:
             ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
@@ -225,7 +226,7 @@ class TrainedAgent:
 
     @functools.cached_property
     def policy(self) -> Policy | dict[str, Policy]:
-        """The best actions of the agent as a `torch.nn.Module`; for several policies, a map from policy to module.
+        """The deterministic policy as a `torch.nn.Module`; with several policies, a mapping from policy to module.
 
         The module takes batches of observations as tensors; see `Policy`.
         """
@@ -265,9 +266,9 @@ class TrainedAgent:
     ) -> tuple[Exported, ...]:
         """Write each policy to a file that works without this library, after comparing its actions with the agent's.
 
-        Half of the observations for the comparison are played in the test environments, the others are drawn from the
-        observation space. Discrete actions must be equal. Continuous actions may differ by 1e-5, or, if some are larger
-        than 1, by 1e-5 of the largest action.
+        Half of the observations for the comparison come from episodes in the test environments, and half are drawn from
+        the observation space. Discrete actions must be equal. Continuous actions may differ by 1e-5 times the largest
+        absolute action, or by 1e-5 if no action is larger than 1.
 
         Args:
             path: The file; with several policies, `<stem>-<policy><suffix>` beside it. None: `policy.onnx`,
@@ -280,9 +281,9 @@ class TrainedAgent:
         Raises:
             ConfigError: The format is unknown, its packages are missing, the file exists, or `path` is None for an
                 agent without a directory.
-            ExportError: The policy cannot be exported, or the file acts differently; no file is left.
+            ExportError: The policy cannot be exported, or the file chooses other actions; the file is then not kept.
         """
-        # Imported here, because torch.export takes long to import, and few programs need it.
+        # The import is inside the method, because torch.export takes long to import, and few programs need it.
         from pytorchrl.export import Exporter, default_name
 
         if path is None and self.log_dir is None:

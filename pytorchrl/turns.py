@@ -1,4 +1,4 @@
-"""Let methods of one object run in turn, although several threads call them."""
+"""Make the methods of an object run one at a time, even if several threads call them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show a trained agent in the window of its environment, or film it with Gymnasium's recorder (extra `video`)."""
+"""Show a trained agent in the window of its environment, or record videos with Gymnasium (extra `video`)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _Env = gym.Env[Any, Any]  # observations and actions of any type
 _Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment. Single games also accept those in `_OF_GAMES`. Those in `_OF_LEARNING` do not
-# affect the frames.
+# Settings of ale-py's vector environment: the settings in `_OF_GAMES` also exist for single games, and the settings in
+# `_OF_LEARNING` do not affect the frames.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
@@ -103,7 +103,7 @@ def refuse_several_agents(agent: TrainedAgent) -> None:
 
 
 def _check_mode(agent: TrainedAgent, mode: str) -> None:
-    """Build and close one environment; raise `ConfigError` if it does not have a render mode."""
+    """Build and close one environment; raise `ConfigError` if it cannot be rendered in the mode `mode`."""
     modes: list[str] = []
 
     def look(env: _Env) -> _Env:
@@ -111,7 +111,7 @@ def _check_mode(agent: TrainedAgent, mode: str) -> None:
         return env
 
     single_environment(agent, look, None)(mode="test", seed=0).close()
-    # Gymnasium itself can show the images of an environment that it makes from an id.
+    # If Gymnasium makes the environment from an id, it can also show the rendered images in a window.
     has_window = not callable(agent.agent.test_envs.options.env_fn) and "rgb_array" in modes
     if mode not in modes and not (mode == "human" and has_window):
         raise ConfigError(f"{agent.agent.test_envs.options.env_fn} cannot be rendered with render_mode={mode!r}; its "
@@ -139,15 +139,15 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
 def single_environment(
     agent: TrainedAgent, recorder: _Wrapper, render_mode: str | None = "rgb_array",
 ) -> EnvFactory:
-    """Return a factory of one test environment, with the recorder inside the wrappers and the preprocessing.
+    """Return a factory of one test environment whose innermost wrapper is `recorder`.
 
     Args:
-        agent: The agent of the environment.
-        recorder: The innermost wrapper.
+        agent: The agent whose test environment is used.
+        recorder: Function that wraps the environment.
         render_mode: Render mode of the environment; None: the environment is not rendered.
 
     Raises:
-        ConfigError: An Atari game has a setting that single games lack.
+        ConfigError: The environments have a setting that a single Atari game lacks.
     """
     factory = agent.agent.test_envs
     options = factory.options
@@ -173,7 +173,7 @@ def _takes_mode(env_fn: EnvFn) -> bool:
 def _single_game(
     options: VecEnv.Options, recorder: _Wrapper, rendering: dict[str, str],
 ) -> dict[str, OptionValue]:
-    """Return the options of a single game, which Gymnasium's wrappers preprocess like a vector environment.
+    """Return the options of a single Atari game that Gymnasium's wrappers preprocess like a vector environment.
 
     Raises:
         ConfigError: Gymnasium's wrappers lack a setting of the vector environment.

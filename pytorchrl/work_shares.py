@@ -1,10 +1,10 @@
-"""Sample the threads of this process while it trains, and find which share of the time each kind of work takes.
+"""Sample the threads of this process while it trains, to find the share of the time that each kind of work takes.
 
 A timer interrupts the main thread two milliseconds after the end of the previous interrupt. At each interrupt, the
-functions that a thread is running, from the outermost to the innermost, determine the kind of work. The sample weighs
-as much as the time since the previous interrupt, so a long call into native code counts with its whole length. The time
-of the interrupts themselves, 1 to 3 % of the run, is left out. Otherwise, all functions run at full speed, so the
-shares need no correction.
+functions that a thread is running, from the outermost to the innermost, determine the kind of work. The weight of the
+sample is the time since the previous interrupt, so a long call into native code counts with its whole duration. The
+time of the interrupts themselves, 1 to 3 % of the run, is left out. Between interrupts, functions run at full speed, so
+the shares need no correction.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _METHODS = {
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
 # Prefix of a file of this package -> kind of work of functions outside this package that the file calls.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
-# Functions of the standard library in which a thread waits for another thread.
+# Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")
 
 
 class _Role:
-    """The part of a function in the classification.
+    """Properties of one function that determine the kind of work that it does.
 
     Attributes:
         kind: Kind of work that the function does, regardless of its caller; None: the kind of its caller.
         calls: Kind of work of the functions outside this package that the function calls; None: the function's kind.
         is_own: Whether the function belongs to this package.
-        is_foreign: Whether the function is neither of this package, nor of NumPy or the standard library.
+        is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
     """
 
     __slots__ = ("calls", "is_foreign", "is_own", "kind")
@@ -122,7 +122,7 @@ class WorkSampler:
 
     @staticmethod
     def is_supported() -> bool:
-        """Return whether this thread is the main thread, on a platform with timers."""
+        """Return whether sampling is possible here: in the main thread, on a platform with `signal.setitimer`."""
         return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
     def shares(self) -> dict[str, float]:
