@@ -117,7 +117,7 @@ class ConfigFile:
     def _take_text(self, entries: dict[str, object], name: str) -> str | None:
         value = entries.pop(name, None)
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{self.where(name)}: {name} must be a text, got {value!r}")
+            raise ConfigError(f"{self.where(name)}: {name} must be a string, got {value!r}")
         return value
 
     def _refuse_unknown(self, algorithm: str, specs: Mapping[str, OptionSpec]) -> None:
@@ -205,7 +205,7 @@ def _parsed(path: str, text: str) -> dict[str, object]:
     try:
         tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError as error:
-        raise ConfigError("TOML files need Python 3.11 or newer, or the package tomli; give the run.json of a run "
+        raise ConfigError("TOML files need Python 3.11 or newer, or the package tomli; use the run.json of a run "
                           "instead") from error
     try:
         return tomllib.loads(text)
@@ -257,8 +257,8 @@ def _value(spec: OptionSpec, raw: object) -> object:
         try:
             return from_json(raw)
         except (LookupError, TypeError, OverflowError) as error:
-            return _Problem(f"nothing can be built from {raw!r:.100}: {error}")
-    return _Problem(f"expected a text, a number, a list or a table, got {raw!r}")
+            return _Problem(f"no value can be built from {raw!r:.100}: {error}")
+    return _Problem(f"expected a string, a number, a list or a table, got {raw!r}")
 
 
 def _toml(name: str, value: object) -> str:

@@ -12,7 +12,7 @@ Numbers, texts, booleans, lists and mappings are their own descriptions. Any oth
 | a tuple in a mapping | `{"__tuple__": [item, ...]}`; outside mappings, a list describes a tuple |
 | a mapping whose keys are not texts | `{"__mapping__": [[key, value], ...]}` |
 | a number that is not finite | `{"__float__": "inf"}` |
-| anything else | `{"__other__": repr}`, from which nothing can be built |
+| anything else | `{"__other__": repr}`, from which no value can be built |
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def from_json(value: object, find: Find | None = None, spaces: Spaces | None = N
         exact: Whether lists stay lists instead of becoming tuples; see `to_json`.
 
     Raises:
-        CheckpointError: The code is not found, or nothing can be built from the description.
+        CheckpointError: The code is not found, or no value can be built from the description.
         ConfigError: An option of a factory is unknown or not allowed.
     """
     if isinstance(value, list):
@@ -165,7 +165,7 @@ def _special(key: str, content: object, find: Find | None, spaces: Spaces | None
     if key == _FLOAT:
         return float(str(content))
     if not isinstance(content, list):
-        raise CheckpointError(f"nothing can be built from {content}")
+        raise CheckpointError(f"no value can be built from {content}")
     if key == _SCHEDULE:
         return schedule_of(content)
     if key == _SPACE:
@@ -217,7 +217,7 @@ def mapping(value: object) -> Mapping[str, object]:
 
 
 def code_in(value: object) -> list[str]:
-    """Return the references to code in a description, and the texts of values from which nothing can be built."""
+    """Return the references to code in a description, and the texts of values that cannot be built."""
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]
     if isinstance(value, dict):

@@ -37,17 +37,17 @@ class LearnerOptions(Options):
         None, help="write a checkpoint before a signal (Ctrl-C, SIGTERM) ends training; none: if checkpoint_every is "
         "given")
     grace_s: float = option(
-        20.0, help="longest time from a signal until its checkpoint is written, in seconds; at most ten more pass "
-        "until the process has ended", low=0.0, exclusive=True)
+        20.0, help="longest time from a signal until the checkpoint is written, in seconds; the process ends at most "
+        "ten seconds later", low=0.0, exclusive=True)
     keep_checkpoints: int = option(2, help="number of newest checkpoints to keep", low=1)
     keep_best_checkpoint: bool = option(
         False, help="also keep the checkpoint that follows the evaluation with the highest mean return")
     keep_checkpoint_every: int | None = option(
         None, help="also keep the first checkpoint at or after each multiple of this number of env steps; none: keep "
-        "no such checkpoints", low=1)
+        "none of these checkpoints", low=1)
     resume: bool = option(
         False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
-    callbacks: tuple[Callback, ...] = option((), help="code that is called at fixed moments of the run")
+    callbacks: tuple[Callback, ...] = option((), help="objects whose methods are called at fixed points of the run")
     on_callback_error: str = option(
         "raise", choices=("raise", "warn"), help="response to an error in a callback: raise ends the run")
     callback_timeout_s: float | None = option(

@@ -41,15 +41,15 @@ class WorkerCounters:
     """The counters of a gradient worker and of the collection workers and replay shards below it."""
 
     rollouts: int = counter(Kind.TOTAL, "Rollouts taken for training or added to replay.")
-    preempted: int = counter(Kind.TOTAL, "Rollouts taken for training or added to replay that were cut short.")
+    preempted: int = counter(Kind.TOTAL, "Preempted rollouts that were taken for training or added to replay.")
     collected_in_use: int = counter(Kind.TOTAL, "Env steps of rollouts taken for training or added to replay.")
     preempted_steps: int = counter(Kind.TOTAL, "Env steps of the rollouts counted by `preempted`.")
-    preempted_episodes: int = counter(Kind.TOTAL, "Episodes that ended in rollouts that were cut short.")
+    preempted_episodes: int = counter(Kind.TOTAL, "Episodes that ended in preempted rollouts.")
     preempted_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `preempted_episodes`.")
     full_episodes: int = counter(Kind.TOTAL, "Episodes that ended in full rollouts.")
     full_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `full_episodes`.")
     preempted_by_worker: defaultdict[int, int] = field(
-        default_factory=_zeros, metadata=_total("Rollouts cut short, by index of the collection worker."))
+        default_factory=_zeros, metadata=_total("Preempted rollouts, by index of the collection worker."))
     env_steps_by_worker: defaultdict[int, int] = field(
         default_factory=_zeros,
         metadata=_total("The env steps counted by `collected_in_use`, by index of the collection worker."))
@@ -70,8 +70,8 @@ class WorkerCounters:
     backward_passes: int = counter(Kind.TOTAL, "Backward passes.")
     microbatch_steps: int = counter(Kind.LARGEST, "Number of samples in the last batch.")
     inference_batches: int = counter(Kind.TOTAL, "Batches of actions that were chosen by central inference.")
-    inference_rows: int = counter(Kind.TOTAL, "Environments for which these batches contained actions.")
-    inference_lag: int = counter(Kind.TOTAL, "Updates between the weights that chose a batch and the newest, in total.")
+    inference_rows: int = counter(Kind.TOTAL, "Environments in all batches of central inference.")
+    inference_lag: int = counter(Kind.TOTAL, "Lags of the weights in all batches of central inference, in updates.")
     collectors: int = counter(Kind.LEVEL, "Collection workers, including the local one if it collects.")
     workers: int = counter(Kind.LEVEL, "Remote collection workers and shards.")
     workers_missing: int = counter(Kind.LEVEL, "Remote collection workers and shards lost and not yet replaced.")

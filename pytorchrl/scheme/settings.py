@@ -298,8 +298,8 @@ def _runtime_kind(reader: Reader, name: str | None, is_remote: bool, is_replay: 
     if not is_replay:
         return RUNTIME_KINDS[name or ("ray" if is_remote else "threads")]
     if name not in (None, "simulated"):
-        reader.problems.append("replay always runs in the simulated runtime, whatever the runtime of the run; leave "
-                               f"out runtime={name!r}")
+        reader.problems.append("a replay always runs in the simulated runtime, even if the recorded run used another "
+                               f"one; leave out runtime={name!r}")
     names = ("schedule_seed", "costs", "placement", "address")
     ignored = [option for option in names if reader.given.pop(option, None)]
     reader.problems += [f"{option} would be ignored: the replayed record determines the order of events"

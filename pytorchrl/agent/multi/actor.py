@@ -33,7 +33,8 @@ class MultiAgentActor(nn.Module):
 
         policies: dict[str, Factory[Actor]] = option(help="Policy -> factory of its actor.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
-        checkpoint: str | None = option(None, help="Saved model of all policies to start from.")
+        checkpoint: str | None = option(
+            None, help="Saved model of all policies, from which weights and normalizers are loaded.")
 
         @property
         def observation_space(self) -> dict[str, dict[str, AnySpace]]:

@@ -92,7 +92,7 @@ class RolloutRows:
             self._allocate_transitions(acting)
         t = self._t
         if t >= self.size:
-            raise RuntimeError(f"the rollout is complete at {self.size} steps; take it first")
+            raise RuntimeError(f"the rollout already has {self.size} steps; call get_all_buffer_data() first")
         row = self._transition_rows[t]
         # An assignment is five times as fast as torch's copy_, and three times as fast as NumPy's copyto.
         row.action[...] = acting.action

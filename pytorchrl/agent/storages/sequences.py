@@ -204,16 +204,16 @@ class SequenceBuffer(PERBuffer):
         least = options.burn_in + options.length
         if size < least:
             raise ConfigError(
-                f"a shard must store at least burn_in + length = {least} steps, got {size}; raise size, or lower "
-                "burn_in or length")
+                f"a replay of sequences must store at least burn_in + length = {least} steps, got {size}; raise size, "
+                "or lower burn_in or length")
         # This is the largest number of rollouts that can contain the steps of one window and its n-step targets.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
             raise ConfigError(
-                f"a shard of size {size} would overwrite a sequence of burn_in {options.burn_in} + length "
+                f"a replay of size {size} would overwrite a sequence of burn_in {options.burn_in} + length "
                 f"{options.length} before the sequence is complete: {num_sources} collectors x {num_envs} environments "
-                f"x {rollouts} rollouts of {options.rollout_size} steps are {needed}; raise size to {needed}, or "
+                f"x {rollouts} rollouts of {options.rollout_size} steps need {needed}; raise size to {needed}, or "
                 "shorten sequences or rollouts")
 
     # Inserting

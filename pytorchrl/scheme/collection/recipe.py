@@ -66,8 +66,8 @@ class CWorkerOptions(Options):
             self._refuse_changed(["inference_batch"], "inference='central'")
             return
         if self.compress_data_to_send:
-            raise ConfigError("inference='central' contradicts compress_data_to_send: rollouts are put together where "
-                              "they are used, and never sent; leave one of them out")
+            raise ConfigError("inference='central' contradicts compress_data_to_send: rollouts are assembled in the "
+                              "process that uses them, and never sent; leave one of the two options out")
         if self.inference_batch is not None and self.inference_batch > min(self.numbers()):
             raise ConfigError(f"inference_batch must not exceed the number of collection workers, got "
                               f"{self.inference_batch} > {min(self.numbers())}")

@@ -164,9 +164,9 @@ class Barrier(_RemoteCollection):
             0.25, low=0.0, high=1.0, exclusive=True, help="Smallest share of a rollout that a preempted worker "
             "collects.")
         on_straggler: str = option(
-            "cut", choices=("cut", "finish"), help="Rest of a preempted rollout: with \"finish\", the worker collects "
-            "it at the start of the next round, so that all workers contribute equally many steps; with \"cut\", slow "
-            "workers contribute fewer steps.")
+            "cut", choices=("cut", "finish"), help="Treatment of a preempted rollout: with \"finish\", the worker "
+            "collects its rest at the start of the next round, so that all workers contribute equally many steps; with "
+            "\"cut\", slow workers contribute fewer steps.")
 
         def __post_init__(self) -> None:
             """Refuse options for preempted workers if no worker is ever preempted."""

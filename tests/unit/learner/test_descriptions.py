@@ -126,7 +126,7 @@ def test_functions_need_an_import():
 
 @pytest.mark.parametrize(("value", "message"), [
     (lambda: 0, "was defined inside a function, so it cannot be imported"), (open, "builtins:open|_io:open|io:open"),
-    (object(), "nothing can be built from <object"),
+    (object(), "no value can be built from <object"),
 ])
 def test_a_value_without_a_place_in_a_module_is_refused_by_name(value, message):
     with pytest.raises(CheckpointError, match=message):

@@ -218,9 +218,9 @@ def test_each_collectors_rollouts_stay_in_one_shard(make_r2d2):
 @pytest.mark.parametrize(("settings", "text"), [
     ({"routing": "least_loaded", **SHARDS}, "routing='least_loaded' would split sequences"),
     ({"routing": "random", **SHARDS}, "routing='random' would split sequences"),
-    ({"size": 12, **SHARDS}, r"a shard must store at least burn_in \+ length = 8 steps, got 6"),
-    ({"size": 60, **SHARDS}, "2 collectors x 2 environments x 3 rollouts of 4 steps are 48"),
-    ({"size": 60, "num_col_workers": 3}, "3 collectors x 2 environments x 3 rollouts of 4 steps are 72"),
+    ({"size": 12, **SHARDS}, r"a replay of sequences must store at least burn_in \+ length = 8 steps, got 6"),
+    ({"size": 60, **SHARDS}, "2 collectors x 2 environments x 3 rollouts of 4 steps need 48"),
+    ({"size": 60, "num_col_workers": 3}, "3 collectors x 2 environments x 3 rollouts of 4 steps need 72"),
 ])
 def test_replay_without_complete_sequences_is_refused(make_r2d2, settings, text):
     with pytest.raises(ConfigError, match=text):

@@ -162,7 +162,7 @@ def test_observations_keep_their_dtypes():
 def test_full_storage_refuses_another_transition():
     storage = started()
     fill(storage, 1, 5)
-    with pytest.raises(RuntimeError, match="take it first"):
+    with pytest.raises(RuntimeError, match=r"call get_all_buffer_data\(\) first"):
         fill(storage, 6, 1)
 
 

@@ -338,11 +338,12 @@ def test_defaults_match_the_paper():
 
 
 def test_a_size_too_small_for_a_sequence_is_refused(build_replay):
-    with pytest.raises(ConfigError, match=r"a shard must store at least burn_in \+ length = 120 steps, got 100"):
+    with pytest.raises(ConfigError, match=r"a replay of sequences must store at least burn_in \+ length = 120 steps, "
+                                          r"got 100"):
         build_replay(SequenceBuffer, 100)
     options = SequenceBuffer.create_factory(1000, rollout_size=50).options
     SequenceBuffer.check_size(options, 4, 1)
-    with pytest.raises(ConfigError, match="2 collectors x 4 environments x 4 rollouts of 50 steps are 1600"):
+    with pytest.raises(ConfigError, match="2 collectors x 4 environments x 4 rollouts of 50 steps need 1600"):
         SequenceBuffer.check_size(options, 4, 2)
 
 
