@@ -6,7 +6,8 @@ The script trains PPO on CartPole-v1 with two asynchronous collection workers an
 seconds after the first checkpoint, it sends a signal to one of Ray's processes, fills Ray's object store, or fills
 `/dev/shm`. A run that goes on for `GOES_ON_S` seconds and collects data in the last `LATE_S` of them has survived;
 it is then ended with SIGTERM. For each case, the script reports outcomes, the time until the end, the last line of the
-error, whether this line names the part, whether the newest checkpoint can be resumed, and what was left behind.
+error, whether this line names the part, whether the newest checkpoint can be resumed, and what was left behind. The
+time until the end counts from the end of the first of Ray's processes.
 The cases that fill memory need root, because they give the run a small `/dev/shm` of its own.
 """
 
@@ -20,6 +21,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -89,6 +91,35 @@ def fill(case: str, run: Run) -> subprocess.Popen[bytes] | None:
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+class FirstEnd(threading.Thread):
+    """A thread that notes when the first of Ray's processes ends: a full `/dev/shm` ends one only when it is used."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(daemon=True)
+        self._pids, self._is_over = list(parts_of(run.process.pid)), threading.Event()
+        self.moment: float | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Look for the processes until one has ended."""
+        while self.moment is None and not self._is_over.wait(0.02):
+            if not all(is_running(pid) for pid in self._pids):
+                self.moment = time.monotonic()
+
+    def stop(self, otherwise: float) -> float:
+        """End the thread, and return when a process has ended; `otherwise` if none has."""
+        self._is_over.set()
+        self.join()
+        return otherwise if self.moment is None else self.moment
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists that is no zombie."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
 def one(case: str) -> dict[str, Any]:
     """Make one run, damage it, and return the outcome."""
     part, _, name = case.removesuffix(LARGE).rpartition(" ")
@@ -104,12 +135,12 @@ def one(case: str) -> dict[str, Any]:
         else:
             pid = next(pid for pid, found in parts_of(run.process.pid).items() if found == part)
             os.kill(pid, SIGNALS[name])
-        sent = time.monotonic()
+        sent, first_end = time.monotonic(), FirstEnd(run)
         has_ended = run.wait(GOES_ON_S - LATE_S)
         shared = shared_used(run) if is_fill and not has_ended else None
         before = steps_of(run)
         has_ended = has_ended or run.wait(LATE_S)
-        seconds = time.monotonic() - sent
+        seconds = time.monotonic() - first_end.stop(sent)
         goes_on = not has_ended and steps_of(run) > before
         if not has_ended:
             run.send(signal.SIGTERM, to_group=False)
@@ -125,7 +156,9 @@ def one(case: str) -> dict[str, Any]:
         lines = [line for line in (run.folder / "stderr").read_text(errors="replace").splitlines() if line.strip()]
         error = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
         return {"case": case, "outcome": "goes on" if goes_on else "ended" if has_ended else "hangs",
-                "seconds": round(seconds, 2) if has_ended else None, "code": code, "error": "" if goes_on else error,
+                "seconds": round(seconds, 2) if has_ended else None, "code": code,
+                "seconds_until_a_part_ended": round(first_end.stop(sent) - sent, 2),
+                "error": "" if goes_on else error,
                 "names_part": part in error or is_fill, "resumes": resumes(run), "left": left,
                 "shared_memory_used": shared}
     finally:
