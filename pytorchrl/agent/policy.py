@@ -20,7 +20,7 @@ Chosen = Any
 
 
 class Policy(nn.Module):
-    """The best actions of a trained policy, with frozen normalizers.
+    """A trained policy as a module that returns the best actions; its normalizers are frozen.
 
     The module takes observations as the environment returns them (after the wrappers of the run), in batches, and
     returns actions as the environment accepts them. It draws no random numbers.
