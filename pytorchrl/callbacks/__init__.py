@@ -1,4 +1,4 @@
-"""Callbacks: code of users that a learner calls at fixed moments of a run."""
+"""Callbacks: code of users that a learner calls on defined events of a run."""
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.search import OptunaPruning, TuneReport
