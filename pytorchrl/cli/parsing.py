@@ -1,4 +1,4 @@
-"""Build argument parsers from the table of options, with errors that suggest the most similar flag."""
+"""Build argument parsers from the declarations of options; errors suggest the most similar flag."""
 
 from __future__ import annotations
 
