@@ -24,7 +24,7 @@ OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
 PREVIOUS = "q/previous"
-"""Key of `rhs` for an additional input of the memory, (E, n + 1): the previous action, one-hot, and its reward."""
+"""Key of `rhs` for an additional input of the memory, (E, n + 1): the previous action, one of n, and its reward."""
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
@@ -138,7 +138,7 @@ class RolloutData:
     done: Tensor
     """(T+1, E) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
-    """Network -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
+    """Network -> (T+1, E, H) float32, the memory before o_t; empty for actors without memory."""
     mask: Tensor | None
     """(T+1, E, n) bool, true where an action is allowed."""
     action: Tensor
@@ -366,7 +366,7 @@ class SequenceBatch(OnePolicyBatch):
     done: Tensor
     """(W+L+n, B) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
-    """Network -> (B, H), the stored state before row 0."""
+    """Network -> (B, H), the stored memory before row 0."""
     action: Tensor
     """(L, B) int64, actions of the L steps in the loss."""
     ret: Tensor

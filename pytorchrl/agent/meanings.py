@@ -34,7 +34,7 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether all of the options are needed together."""
+        """Whether all options in `at` are needed together; otherwise, each of them is enough."""
         return "+" in self.at
 
 

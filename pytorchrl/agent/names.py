@@ -98,7 +98,7 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
         lead: Words before each name in the message.
 
     Raises:
-        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists all options.
+        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the options.
     """
     problems = []
     for name in given:

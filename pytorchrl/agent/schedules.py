@@ -137,7 +137,7 @@ class Computed(Schedule):
 
     function: Callable[[float], float]
     option: str
-    """Name of the option, for messages."""
+    """Name of the option, which error messages contain."""
     low: float | None
     high: float | None
     exclusive: bool

@@ -226,7 +226,7 @@ class SyntheticStorage(Storage):
         """Ignore the observations."""
 
     def current(self) -> ActingRow:
-        """Return empty observations and memory, and `done` for E environments."""
+        """Return empty observations, an empty memory, `done` (E,) without any true entry, and no mask."""
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
@@ -372,7 +372,7 @@ class SyntheticReplay(SyntheticStorage):
         return self._drawn_from.nbytes
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Record the ids and errors, for tests."""
+        """Record the ids and the TD errors, so that tests can read them."""
         self.recorded_errors.append((ids, errors))
 
     @property

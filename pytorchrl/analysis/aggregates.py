@@ -139,7 +139,7 @@ def _difference(statistic: Statistic, scores: Array, baseline: Array) -> Array:
 
 
 def area_under_curve(x: npt.ArrayLike, y: npt.ArrayLike, end: float | None = None) -> float:
-    """Return the area under a learning curve divided by its width, which is the mean of `y` over `x`.
+    """Return the mean of a learning curve: the area under the curve, divided by the width of the curve.
 
     The curve is linear between its points (trapezoidal rule).
 

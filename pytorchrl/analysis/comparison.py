@@ -28,7 +28,7 @@ class Comparison:
     """The result of `compare`.
 
     Attributes:
-        paired: Whether runs with equal seeds were compared.
+        paired: Whether runs with equal seeds were compared with each other.
         difference: The statistic of the scores minus that of the baseline.
         mean_difference: The mean of the scores minus the mean of the baseline.
         improvement: The probability of improvement over the baseline.

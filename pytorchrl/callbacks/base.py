@@ -45,7 +45,7 @@ class TrainingRun(Protocol):
 
 
 class Callback:
-    """Code that a learner calls on defined events of a run; a subclass overrides the methods that it needs.
+    """Code that a learner calls when certain events occur in a run; a subclass overrides the methods that it needs.
 
     All methods are called in the thread that calls `Learner.step`, between two updates. The first argument is the
     learner, which a callback may ask to stop, or to change a parameter of the algorithm.

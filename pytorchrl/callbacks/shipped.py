@@ -56,7 +56,7 @@ class SaveBestModel(Callback):
         self.best = state["best"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Add the highest mean return to the record."""
+        """Add the highest mean return of an evaluation so far to the record."""
         return None if self.best == -math.inf else {"best_return": self.best}
 
 
@@ -65,7 +65,8 @@ class StopAtScore(Callback):
 
     Args:
         score: The score.
-        evaluated: Whether the mean return of evaluations counts; otherwise, that of the last 100 training episodes.
+        evaluated: Whether the mean return of an evaluation counts; otherwise, the mean return of the last 100 training
+            episodes counts.
     """
 
     def __init__(self, score: float, *, evaluated: bool = False) -> None:

@@ -53,7 +53,7 @@ class WandbLog(Callback):
         imported("wandb", "wandb")
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start a run in the tracker, and send it the contents of `run.json`."""
+        """Start a run in the tracker, which also receives the contents of `run.json`."""
         self._run = imported("wandb", "wandb").init(config=settings_of(run), **self._settings)
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
@@ -85,7 +85,7 @@ class MlflowLog(Callback):
         imported("mlflow", "mlflow")
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start a run in the tracker, and send it the contents of `run.json`."""
+        """Start a run in the tracker, which also receives the contents of `run.json`."""
         self._mlflow = mlflow = imported("mlflow", "mlflow")
         if self._experiment is not None:
             mlflow.set_experiment(self._experiment)

@@ -23,7 +23,7 @@ def add_run_dir(parser: Parser) -> None:
 
 
 def add_episode_flags(parser: Parser, environment: str) -> None:
-    """Add the flags for playing episodes; the help of `--seed` calls the environments by the noun `environment`."""
+    """Add the flags for playing episodes; `environment` is the word for the environments in the help of `--seed`."""
     parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
     parser.add_argument("--seed", type=_whole_seed, metavar="INT",
                         help=f"seed of {environment} and actions [the run's seed]")
@@ -40,14 +40,14 @@ def add_agent_flags(parser: Parser) -> None:
 
 
 def load_agent(given: argparse.Namespace) -> TrainedAgent:
-    """Load the agent from the run's directory, as the parsed flags prescribe."""
+    """Load the agent of the run; `given` contains the parsed arguments."""
     if given.algorithm is not None or given.trust:
         make_importable()
     return load(given.run_dir, model=given.model, algorithm=given.algorithm, trust=given.trust)
 
 
 def _whole_seed(text: str) -> int:
-    """Convert an argument to a seed; refuse other values."""
+    """Convert an argument to a seed, a whole number from 0 to 2**63 - 1."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**63 - 1, got {text!r}")
     return int(text)

@@ -19,7 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 12, 28
 
 
 def escape(text: object) -> str:
-    """Return text for HTML and SVG: control and format characters are shown escaped, and `&<>"'` as entities."""
+    """Escape text for HTML and SVG: control and format characters become visible, and `&<>"'` become entities."""
     return html.escape(printable(text), quote=True)
 
 

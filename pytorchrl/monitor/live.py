@@ -65,7 +65,7 @@ def watch(run_dir: Path, *, interval_s: float = 2.0) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Make the terminal deliver each key without Enter; yield its file descriptor, or None if there is no terminal."""
+    """Make keys readable without Enter; yield the terminal's file descriptor, or None if there is no terminal."""
     try:
         import termios
         import tty

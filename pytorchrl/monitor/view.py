@@ -50,13 +50,13 @@ class Lag:
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker of the tree.
+    """One worker of the worker tree.
 
     Attributes:
         name: Its name, such as "GWorker 0/CWorker 3".
         is_collector: Whether it collects; otherwise it computes gradients.
         total: Number of env steps or gradients of the worker that have reached the learner so far.
-        rate: Env steps or gradients per second in the latest window; None if it is not known yet.
+        rate: Env steps or gradients per second in the last 10 seconds or so; None if it is not known yet.
         restarts: Number of times that the worker was lost and replaced.
         lag: Policy lag of its rollouts since the start; None if it is not known.
     """
@@ -101,7 +101,7 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Name -> rate per second: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out; a rate that is not known yet is missing.
-        shares: Level of the worker tree -> part of its work -> share of the level's time in the latest window.
+        shares: Level of the worker tree -> part of its work -> share of the level's time in the last 10 seconds or so.
         waits: The waits of levels of the worker tree, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
         events: Faults, such as replaced workers and skipped updates, in order.
@@ -126,7 +126,7 @@ class RunView:
 
     @property
     def name(self) -> str:
-        """The name of the directory."""
+        """The name of the run's directory."""
         return self.run_dir.name or str(self.run_dir)
 
     @property
@@ -189,7 +189,7 @@ class RunView:
                 number(self.latest, "scheme", "queue", "mean"))
 
     def setting(self, name: str) -> str:
-        """Return a setting of the scheme as text; empty if there is none."""
+        """Return a setting of the scheme as text; empty if the scheme has no such setting."""
         return text(self.run, "scheme", name)
 
     def metric(self, name: str) -> int:
