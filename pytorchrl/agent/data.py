@@ -99,7 +99,7 @@ class Step:
     terminated: np.ndarray
     """(E,) bool; a step that both terminates and truncates an episode counts as terminated only."""
     truncated: np.ndarray
-    """(E,) bool."""
+    """(E,) bool; whether the episode was cut off, for example by a time limit."""
     valid: np.ndarray
     """(E,) bool; false for a step that is not a transition, such as a reset in Gymnasium's autoreset mode NEXT_STEP."""
     first: np.ndarray
@@ -122,7 +122,7 @@ class ActingStep(NamedTuple):
     action: np.ndarray
     """(E, ...) int64 or float32, as drawn from the distribution; these actions are stored."""
     clipped_action: np.ndarray
-    """(E, ...), the actions for the environments."""
+    """(E, ...), the actions that the environments receive, for example clipped to the bounds of the action space."""
     rhs: Arrays
     """Network -> (E, H), the memory after this observation."""
     other: Arrays
@@ -140,7 +140,7 @@ class RolloutData:
     rhs: Obs
     """Network -> (T+1, E, H) float32, the memory before o_t; empty for actors without memory."""
     mask: Tensor | None
-    """(T+1, E, n) bool, true where an action is allowed."""
+    """(T+1, E, n) bool, true where an action is allowed; None without masks."""
     action: Tensor
     """(T, E, ...) int64 or float32, actions as drawn from the distribution."""
     reward: Tensor

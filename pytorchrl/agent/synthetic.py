@@ -33,7 +33,7 @@ _NONE = torch.zeros(0)
 class SyntheticEnvs(VecEnv):
     """Environments whose episodes never end.
 
-    The reward of a step is a unique number, derived from the position of the worker in the tree and a count of steps.
+    The reward of a step is a unique number, which is derived from the indices of the worker and a count of steps.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,7 @@ def required_seeds(
 
 def _required_seeds(effect: float, power: float, confidence: float, *, paired: bool) -> int | None:
     """Return the number of seeds for a difference of `effect` standard deviations; None for more than a million."""
-    low, high = 1, 2  # `low` seeds are too few
+    low, high = 1, 2  # the power with `low` seeds is too low
     while _power(high, effect, confidence, paired=paired) < power:
         low, high = high, 2 * high
         if high > _MOST_SEEDS:

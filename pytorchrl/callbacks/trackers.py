@@ -15,7 +15,7 @@ from pytorchrl.run_directory import RUN_FILE
 
 
 def imported(package: str, extra: str) -> ModuleType:
-    """Return an optional package; raise `ConfigError` with the command that installs it if it is missing."""
+    """Import an optional package; if it is missing, raise `ConfigError` with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

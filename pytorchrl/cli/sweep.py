@@ -59,7 +59,7 @@ def name_of(algorithm: str, env: str, own: Mapping[str, object]) -> str:
 
 
 def finished(place: Path) -> dict[str, float] | None:
-    """Return the summary of a run that has reached its number of env steps; None for other runs."""
+    """Return the summary of a run that has reached its `target_steps`; None for any other run."""
     summary, run = read_object(place / RESULT_FILE), read_object(place / RUN_FILE)
     if not (summary and run) or count(summary, "env_steps") < count(run, "target_steps"):
         return None

@@ -68,7 +68,7 @@ def _add_flags(parser: Parser) -> None:
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
-    """Return a learner, not yet started, for the given flags.
+    """Return a learner for the given flags; it is not started yet.
 
     Raises:
         StartError: An environment does not work.

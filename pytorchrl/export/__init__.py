@@ -40,7 +40,7 @@ def default_name(to: str) -> str:
 
 
 class Exporter:
-    """Writes the policies of an agent to files; each policy is traced only once.
+    """A writer of the policies of an agent to files; each policy is traced only once.
 
     Args:
         acting: The policies of the agent.
@@ -76,7 +76,7 @@ class Exporter:
                 for policy in self._acting.parts}
 
     def _observe(self, checks: int) -> dict[str, list[Observed]]:
-        """Return policy -> at least `checks` observations, half from episodes and half random, and the agent's actions."""
+        """Return policy -> at least `checks` observations, half of them random, with the actions of the agent."""
         played = played_steps(self._acting.players, self._envs, (checks + 1) // 2, self._seed)
         return {
             policy: steps + random_steps(

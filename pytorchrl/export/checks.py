@@ -192,7 +192,7 @@ def played_steps(
 
 
 def restored(reader: ObservationReader, leaves: Arrays, mask: np.ndarray | None) -> Observation:
-    """Return copies of the observations (B, ...) from which a reader reads `leaves` and `mask`; inverse of `read`."""
+    """Return copies of the observations (B, ...) from which `reader` has read `leaves` and `mask`."""
     readings = {leaf.path: leaf for leaf in reader.readings}
 
     def restore(space: AnySpace, path: Path) -> Observation:

@@ -55,7 +55,7 @@ def trace(name: str, policy: Policy) -> Traced:
             program = torch.export.export(
                 policy, args, kwargs, dynamic_shapes=inputs.dynamic_shapes(), strict=False).run_decompositions({})
         except Exception as error:
-            reason = str(error).partition("\n")[0].rstrip(". ")  # the cause contains all lines of the error
+            reason = str(error).partition("\n")[0].rstrip(". ")  # the cause contains the other lines
             raise ExportError(f"torch.export cannot trace the policy {name!r}: {reason}; its networks must not use the "
                               "values of tensors in Python, and must accept batches of any size") from error
         return Traced(program, tuple(inputs.named()), tuple(output_names(policy)), describe(name, policy, inputs))
@@ -131,7 +131,7 @@ class Format:
 
     Attributes:
         suffix: Suffix of its files.
-        packages: Packages that writing and checking a file needs.
+        packages: Packages that are needed to write and check a file.
         write: Function that writes a traced policy to a path.
         open: Function that reads a file and returns the policy.
     """

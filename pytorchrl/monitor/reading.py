@@ -129,7 +129,7 @@ def number(record: object, *path: str) -> float | None:
         return None
     try:
         found = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # the whole number has hundreds of digits
         return None
     return found if math.isfinite(found) else None
 

@@ -67,7 +67,7 @@ document.getElementById("rows").innerHTML=text;document.getElementById("note").t
 
 
 def policy(script: str) -> str:
-    """Return a content security policy: `script`, inline styles, embedded media and requests to this server only."""
+    """Return a content security policy: only `script`, inline styles, embedded media and this server are allowed."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
             "media-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'")

@@ -268,7 +268,7 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
 
 
 def _before(records: Sequence[Record]) -> Record:
-    """Return the newest record that is at least a window older than the latest record, or else the oldest record.
+    """Return the newest record that is `_WINDOW_S` older than the latest record, or else the oldest record.
 
     The result is empty, which stands for the start of the run, if there is only one record, or if the run was resumed
     in between, because the counts of a resumed run start at 0 again.
