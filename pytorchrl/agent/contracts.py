@@ -41,8 +41,9 @@ def check_terms(
 
     Args:
         algorithm: The algorithm.
-        returned: Result of the method: name -> term of the loss, and name -> additional measure.
-        like: (B,) or (L, B), log-probabilities of the batch; terms and measures have this shape and dtype.
+        returned: Result of the method: name -> term of the loss, and name -> measure, a statistic that is only logged.
+        like: (B,), or (L, B) for sequences of length L, log-probabilities of the batch; terms and measures must have
+            this shape and dtype.
         weights: Name -> weight of each term.
 
     Returns:
@@ -87,11 +88,11 @@ def check_per_sample(part: object, method: str, value: object, like: Tensor) -> 
 
 
 def check_target_groups(algorithm: UserPart, networks: Mapping[str, object]) -> None:
-    """Raise `ContractError` if `target_groups` of a replay algorithm names a group for which the actor has no network.
+    """Raise `ContractError` if `target_groups` of a replay algorithm names a group that has no network in the actor.
 
     Args:
         algorithm: The algorithm.
-        networks: The networks of the actor: group -> network.
+        networks: The networks of the actor: parameter group -> network.
     """
     if unknown := [name for name in algorithm.target_groups if name not in networks]:
         raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; "
@@ -105,7 +106,7 @@ def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | Seq
     Args:
         algorithm: The algorithm.
         returned: Result of the method.
-        batch: The batch; its `ret`, (B,) or (L, B), has the shape of the errors.
+        batch: The batch; the TD errors must have the shape of `batch.ret`, (B,), or (L, B) for sequences of length L.
 
     Raises:
         ContractError: Names, shapes or types are wrong.
@@ -215,7 +216,8 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
     """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` rows; return the features (rows, F).
 
     Raises:
-        ContractError: The result is not a pair of features (rows, F) and states with the names and shapes of `rhs`.
+        ContractError: The result is not a pair of features (rows, F) and memory states; `rhs` contains the names and
+            shapes that these states must have.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
         raise violation(actor, method, _described(returned),
@@ -289,7 +291,7 @@ def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> N
 
 
 def check_rollout(algorithm: object, rollout: RolloutData, needed: Sequence[str]) -> None:
-    """Raise `ContractError` if an algorithm's `finish_rollout` did not add all entries that the storage needs."""
+    """Raise `ContractError` if `finish_rollout` of an algorithm did not add all entries `needed` to `rollout.other`."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
                         f"{', '.join(missing)} there too, which the storage needs; call "
@@ -303,7 +305,7 @@ def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray)
         storage: The replay storage.
         drawn: The result of `draw`, which should be a pair: rows, (B,) integers, and weights, (B,) floats.
         count: B, the number of requested rows.
-        drawable: (size,) bool, whether each row can be drawn.
+        drawable: (capacity,) bool, whether each row of the storage can be drawn.
     """
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
         raise violation(storage, "draw()", _described(drawn), "rows and weights, two arrays")
@@ -318,7 +320,7 @@ def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray)
 
 def _check_tensor(part: object, method: str, name: str, value: object, shape: Sequence[int], dtype: torch.dtype | None,
                   meaning: str) -> None:
-    """Raise `ContractError` unless a value is a tensor with the given shape and dtype; None means any float dtype."""
+    """Raise `ContractError` unless a value is a tensor with this shape and dtype; a dtype of None: any float dtype."""
     if not isinstance(value, Tensor) or value.shape != torch.Size(shape) or not (
             value.is_floating_point() if dtype is None else value.dtype == dtype):
         wanted = "a floating-point dtype" if dtype is None else f"dtype {_plain(dtype)}"

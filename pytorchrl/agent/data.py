@@ -24,13 +24,13 @@ OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
 PREVIOUS = "q/previous"
-"""Key of `rhs` whose value (E, n + 1) is an input of the memory: the previous action, one-hot, and its reward."""
+"""Key of `rhs` for an additional input of the memory, (E, n + 1): the previous action, one of n, and its reward."""
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
 Parameters = Mapping[str, Any]
-"""Name -> current value of an updatable option: a float, or in a compiled loss a tensor ()."""
+"""Name -> current value of an updatable option: a float, or in a compiled loss a scalar tensor."""
 
 
 class DataKind(Enum):
@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards (E,) of a step into `rhs`, the states for the next step, if the memory has rewards as input."""
+    """Write the rewards (E,) of a step into `rhs`, the memory of the next step, if the memory has rewards as input."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -99,7 +99,7 @@ class Step:
     terminated: np.ndarray
     """(E,) bool; a step that both terminates and truncates an episode counts as terminated only."""
     truncated: np.ndarray
-    """(E,) bool."""
+    """(E,) bool; whether the episode was cut off, for example by a time limit."""
     valid: np.ndarray
     """(E,) bool; false for a step that is not a transition, such as a reset in Gymnasium's autoreset mode NEXT_STEP."""
     first: np.ndarray
@@ -122,7 +122,7 @@ class ActingStep(NamedTuple):
     action: np.ndarray
     """(E, ...) int64 or float32, as drawn from the distribution; these actions are stored."""
     clipped_action: np.ndarray
-    """(E, ...), the actions for the environments."""
+    """(E, ...), the actions that the environments receive, for example clipped to the bounds of the action space."""
     rhs: Arrays
     """Network -> (E, H), the memory after this observation."""
     other: Arrays
@@ -138,11 +138,11 @@ class RolloutData:
     done: Tensor
     """(T+1, E) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
-    """Network -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
+    """Network -> (T+1, E, H) float32, the memory before o_t; empty for actors without memory."""
     mask: Tensor | None
-    """(T+1, E, n) bool, true where an action is allowed."""
+    """(T+1, E, n) bool, true where an action is allowed; None without masks."""
     action: Tensor
-    """(T, E, ...) int64 or float32, as drawn."""
+    """(T, E, ...) int64 or float32, actions as drawn from the distribution."""
     reward: Tensor
     """(T, E) float32, rewards, transformed by `reward_transform`."""
     terminated: Tensor
@@ -185,8 +185,8 @@ class RolloutData:
         valid = self.valid.numpy() if isinstance(self.valid, Tensor) else self.valid
         return int(np.count_nonzero(valid))  # faster than the sum of a small tensor
 
-    def map(self, function: Callable[[Any], object]) -> RolloutData:  # `function` also takes packed arrays
-        """Return a copy with `function` applied to every tensor, array or packed array."""
+    def map(self, function: Callable[[Any], object]) -> RolloutData:  # `function` also takes encoded arrays
+        """Return a copy with `function` applied to every tensor, array or encoded array (`Packed`)."""
         def apply(value: object) -> Any:  # the type of the result depends on the field
             if value is None:
                 return None
@@ -194,7 +194,7 @@ class RolloutData:
         return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
-        """Return the rollout as NumPy arrays that share memory with the tensors; only sending copies the data."""
+        """Return the rollout as NumPy arrays that share memory with the tensors; nothing is copied."""
         return self.map(lambda tensor: tensor.numpy())
 
 
@@ -230,7 +230,7 @@ def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list
 
 
 class OnePolicyBatch:
-    """The interface that `Batch`, `ReplayBatch` and `SequenceBatch` share with `MultiBatch`."""
+    """The interface that batches of one policy share with `MultiBatch`, a batch of several policies."""
 
     __slots__ = ()
     num_samples: int
@@ -243,18 +243,18 @@ class OnePolicyBatch:
 
 @dataclass(slots=True)
 class Batch(OnePolicyBatch):
-    """Samples for one gradient: (B, ...) tensors, or (L, B, ...) sequences for actors with memory."""
+    """Samples for one gradient: (B, ...) tensors, or (L, B, ...) sequences of L steps for actors with memory."""
 
     obs: Obs
     """Leaf -> (B, ...)."""
     done: Tensor
     """(B,) bool; whether each observation is the first of its episode."""
     rhs: Obs
-    """Network -> (B, H), the state before the first row."""
+    """Network -> (B, H), the memory before the first row."""
     mask: Tensor | None
     """(B, n) bool, true where an action is allowed."""
     action: Tensor
-    """(B, ...) int64 or float32, as drawn."""
+    """(B, ...) int64 or float32, actions as drawn from the distribution."""
     valid: Tensor | None
     """(B,) bool, or None if all samples are valid."""
     logp: Tensor
@@ -275,7 +275,7 @@ class Batch(OnePolicyBatch):
     """Whether `advantage` is already normalized, over this batch or over a larger batch that contains it."""
 
     def split(self, num_parts: int) -> Iterator[Batch]:
-        """Split a batch of rows, which are all valid, into batches of views whose sizes differ by at most one."""
+        """Split a batch without invalid samples into `num_parts` batches of views; their sizes differ by at most 1."""
         def cut(tensor: Tensor) -> tuple[Tensor, ...]:
             return torch.tensor_split(tensor, num_parts)
 
@@ -326,7 +326,7 @@ class ReplayBatch(OnePolicyBatch):
     action: Tensor
     """(B, ...) int64 or float32, actions a, as the algorithm chose them."""
     ret: Tensor
-    """(B,) float32, R, the discounted sum of the m <= n rewards after o."""
+    """(B,) float32, R, the discounted sum of the m rewards after o; m is at most `n_step` of the storage."""
     discount: Tensor
     """(B,) float32, the factor of the value at `next_obs` in a target: gamma^m, or 0 after a termination."""
     next_obs: Obs
@@ -366,11 +366,11 @@ class SequenceBatch(OnePolicyBatch):
     done: Tensor
     """(W+L+n, B) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
-    """Network -> (B, H), the stored state before row 0."""
+    """Network -> (B, H), the stored memory before row 0."""
     action: Tensor
     """(L, B) int64, actions of the L steps in the loss."""
     ret: Tensor
-    """(L, B) float32, R, the discounted sum of the m <= n rewards after o."""
+    """(L, B) float32, R, the discounted sum of the m rewards after o; m is at most `n_step` of the storage."""
     discount: Tensor
     """(L, B) float32, gamma^m, with m as in `ret`, or 0 after a termination."""
     next_row: Tensor
@@ -407,4 +407,4 @@ class BatchStorage(Protocol):
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
     ) -> Iterator[BatchOfKind]:
-        """Return batches of the class that belongs to the storage's kind of data."""
+        """Return an iterator of batches; their class depends on the storage's kind of data, such as `ReplayBatch`."""

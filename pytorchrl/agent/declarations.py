@@ -245,7 +245,7 @@ def _members(hint: object) -> tuple[object, ...]:
 
 
 def _enum_of(hint: object) -> type[enum.Enum] | None:
-    """Return the enum class in an annotation, which may be a union; None if there is no enum in it."""
+    """Return the enum class in an annotation, which may be a union; None if the annotation contains no enum."""
     types_ = (member for member in _members(hint) if isinstance(member, type))
     return next((member for member in types_ if issubclass(member, enum.Enum)), None)
 

@@ -1,4 +1,4 @@
-"""Store all parameters of a group in one vector, which is sent, averaged, clipped and updated as one tensor."""
+"""Store each parameter group in one vector, which is sent, averaged, clipped and updated as one tensor."""
 
 from __future__ import annotations
 

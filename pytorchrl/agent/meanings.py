@@ -1,4 +1,4 @@
-"""Describe the meaning of a foreign option name as options of this package, for `names_elsewhere`."""
+"""Describe what an option name from another library means in this package; `names_elsewhere` is the table of names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOMES = MappingProxyType({
     "algorithm": "algorithm", "actor": "actor", "rollouts": "storage of rollouts", "replay": "replay storage",
     "environments": "vector of environments", "scheme": "scheme", "learner": "learner",
 })
-"""Kind of part that has an option -> noun in messages; `replay` is for storages that draw transitions repeatedly."""
+"""Kind of part -> its name in messages; `rollouts` and `replay` are the two kinds of storages."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether all of the options are needed together."""
+        """Whether all options in `at` are needed together; otherwise, each of them is enough."""
         return "+" in self.at
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return one `Here` for each of `places`, in order of preference; all have the same note."""
+    """Return a meaning (`Here`) for each option in `places`, in order of preference; all have the same note."""
     return tuple(Here(place, note) for place in places)
 
 

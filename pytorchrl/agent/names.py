@@ -21,9 +21,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Owner's name for an option -> (key of `HOMES`, the part's name for the option).
+"""Name of an option as the user writes it -> (key of `HOMES`, name of the option in its part).
 
-`train` and the command line rename some options.
+The two names differ for options that `train` and the command line rename.
 """
 
 # With difflib's default cutoff of 0.6, `config` would match `col_in_flight`.
@@ -37,7 +37,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
     Args:
         name: The unknown name, with `-` or `_` between words.
-        known: The owner's options.
+        known: The options that exist where the user gave the name.
         show: Function that formats an option as the user writes it, for example as a flag.
     """
     name = name.replace("-", "_")
@@ -52,7 +52,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
 
 def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return "; did you mean ...?" if the owner has an equivalent of the foreign option `name`, else ""."""
+    """Return "; did you mean ...?" if `name` is an option of another library with an equivalent in `known`, else ""."""
     for here in ELSEWHERE.get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)
@@ -60,7 +60,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the owner's names for the options in `here`; empty if `here` needs all options and one is missing."""
+    """Return the names in `known` of the options in `here`; empty if `here` needs all options and one is missing."""
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 
@@ -90,16 +90,15 @@ def _plain(note: str) -> str:
 
 
 def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no option") -> None:
-    """Refuse names that are not options of their owner; the error lists all such names.
+    """Refuse names that are not in `known`; the error lists all such names.
 
     Args:
         given: The names that the user gave.
-        known: The owner's options.
+        known: The options that exist.
         lead: Words before each name in the message.
 
     Raises:
-        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the owner's
-            options.
+        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the options.
     """
     problems = []
     for name in given:

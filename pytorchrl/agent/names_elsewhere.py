@@ -383,7 +383,7 @@ _SAMPLE_FACTORY: dict[str, tuple[Here, ...]] = {
     "env_framestack": at("environments.frame_stack"),
     "env_frameskip": no_option("environments and their wrappers skip frames, see `env_kwargs` and `wrappers`"),
 }
-# Names of options of this package, for parts that lack the option or use a different name for it.
+# These are options of this package. The entries serve parts that lack the option or use a different name for it.
 _OWN: dict[str, tuple[Here, ...]] = {
     "num_envs": _ENVS,
     "num_steps": _ROLLOUT,
@@ -408,7 +408,7 @@ _OWN: dict[str, tuple[Here, ...]] = {
     "device": at("scheme.device"),
     "seed": at("scheme.seed"),
 }
-# Common words for networks, which users try first.
+# Users try these common words for networks before they know the name of the option.
 _COMMON: dict[str, tuple[Here, ...]] = {
     **dict.fromkeys(("net", "encoder", "extractor", "backbone"), at(
         "actor.feature_extractor", note="a function of a space that builds a network")),
@@ -418,7 +418,7 @@ _COMMON: dict[str, tuple[Here, ...]] = {
 
 ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType(
     {**_COMMON, **_OWN, **_SAMPLE_FACTORY, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_PREDECESSORS})
-"""Name in another library, or in another part of this package -> meanings, in order of preference."""
+"""Name of an option in another library or in another part of this package -> meanings, in order of preference."""
 
 OF_OTHER_LIBRARIES = tuple(sorted({*_PREDECESSORS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL, *_SAMPLE_FACTORY}))
 """The names from other libraries; all other names in `ELSEWHERE` are names of this package."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class DrawnNoise:
-    """Noise that was drawn before a loss is computed. It takes the place of the loss's generator.
+    """Noise that is drawn before a loss is computed. The loss uses it in place of a random generator.
 
     Attributes:
         draws: The tensors, in the order in which the loss uses them.
@@ -19,7 +19,7 @@ class DrawnNoise:
 
 
 class NoiseRecorder:
-    """A source of noise that records the shape of each draw, and then takes the place of the loss's generator.
+    """A source of noise that draws from a generator and records the shape of each draw.
 
     Attributes:
         generator: The generator of the noise.

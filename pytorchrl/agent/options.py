@@ -72,7 +72,7 @@ class Options:
         _refuse_conflicts(cls)
 
     def __post_init__(self) -> None:
-        """Convert each value to the form in which it is stored, then check each field; report all problems at once."""
+        """Convert each value to the form in which it is stored, and check it; report all problems in one error."""
         problems = []
         for name, declaration in self.declarations().items():
             value = getattr(self, name)

@@ -20,7 +20,7 @@ Chosen = Any
 
 
 class Policy(nn.Module):
-    """The best actions of a trained policy, with frozen normalizers.
+    """A trained policy as a module that returns the best actions; its normalizers are frozen.
 
     The module takes observations as the environment returns them (after the wrappers of the run), in batches, and
     returns actions as the environment accepts them. It draws no random numbers.
@@ -64,8 +64,8 @@ class Policy(nn.Module):
             obs: A tensor (B, ...), or, for Dict and Tuple spaces, nested dictionaries and tuples of tensors.
             memory: The memory before these observations; None: `initial_memory`. To start a new episode in one row, set
                 the row to zero.
-            mask: (B, n) bool, true where an action is allowed, for environments that return masks in `info`. A mask in
-                the observations, the leaf `action_mask`, is read from there.
+            mask: (B, n) bool, true where an action is allowed, for environments that return masks in `info`. If the
+                observations contain a mask, as the leaf `action_mask`, the argument is not needed.
 
         Returns:
             Actions (B, ...), int64 or, for a Box, float32. A policy with memory returns a pair of actions and the

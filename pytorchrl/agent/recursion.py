@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 _FEW = 8
-"""Number of columns up to which Python's numbers are faster than one NumPy operation per step."""
+"""Number of columns up to which a loop over Python floats is faster than one NumPy operation per step."""
 
 
 def backward_recursion(delta: np.ndarray, decay: np.ndarray) -> np.ndarray:

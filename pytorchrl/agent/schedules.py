@@ -43,7 +43,7 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
     "cosine": lambda start, end, x: start + (end - start) * (1.0 - math.cos(math.pi * x)) / 2.0,
     "exponential": lambda start, end, x: start * (end / start) ** x,
 })
-"""Name -> function of start, end and the completed fraction of the steps, from 0 to 1."""
+"""Name of a shape -> function of the start, the end and the completed fraction of the steps, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Computed(Schedule):
 
     function: Callable[[float], float]
     option: str
-    """Name of the option, for messages."""
+    """Name of the option, which error messages contain."""
     low: float | None
     high: float | None
     exclusive: bool

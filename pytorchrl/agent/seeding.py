@@ -50,7 +50,7 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
 
 
 def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """Return a new, seeded torch generator, to be used instead of torch's global generator."""
+    """Return a new, seeded torch generator, for use in place of torch's global generator."""
     return torch.Generator(device=device).manual_seed(seed)
 
 

@@ -33,7 +33,7 @@ _NONE = torch.zeros(0)
 class SyntheticEnvs(VecEnv):
     """Environments whose episodes never end.
 
-    The reward of a step is a unique number, derived from the position of the worker in the tree and a count of steps.
+    The reward of a step is a unique number, which is derived from the indices of the worker and a count of steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class SyntheticEnvs(VecEnv):
         return {}, None
 
     def step(self, action: np.ndarray) -> Step:
-        """Return E numbered steps; episodes never end."""
+        """Return one step of E environments, whose rewards are unique numbers; episodes never end."""
         numbers = self._first + self._num_steps + np.arange(self._num_envs)
         self._num_steps += self._num_envs
         no = np.zeros(self._num_envs, bool)
@@ -226,11 +226,11 @@ class SyntheticStorage(Storage):
         """Ignore the observations."""
 
     def current(self) -> ActingRow:
-        """Return empty observations and memory, and `done` for E environments."""
+        """Return empty observations, an empty memory, `done` (E,) without any true entry, and no mask."""
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Store the numbers of the E steps."""
+        """Store the unique numbers of E steps, which are the rewards in `step`."""
         self._rows.append(step.reward)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
@@ -310,7 +310,7 @@ class SyntheticReplay(SyntheticStorage):
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`."""
+        """Restore the step numbers in the result of `state_dict`."""
         super().load_state_dict(state)
         self.inserted = [part.numpy() for part in state["inserted"]]
         self._drawn_from = state["drawn_from"].numpy()
@@ -372,7 +372,7 @@ class SyntheticReplay(SyntheticStorage):
         return self._drawn_from.nbytes
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Record the ids and errors, for tests."""
+        """Record the ids and the TD errors, so that tests can read them."""
         self.recorded_errors.append((ids, errors))
 
     @property

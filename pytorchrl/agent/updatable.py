@@ -70,10 +70,10 @@ class Updatable:
         return {name: schedule.parts() for name, schedule in self.schedules.items()}
 
     def load_schedules(self, state: Mapping[str, Sequence[str | float]]) -> None:
-        """Restore a `schedules_state()`.
+        """Restore the schedules that `schedules_state` returned.
 
         Raises:
-            WeightsError: The state names a function as a schedule, and the options do not contain this function.
+            WeightsError: A schedule in the state is a function that the options do not contain.
         """
         self.schedules = {name: self._restored(name, parts) for name, parts in state.items()}
 

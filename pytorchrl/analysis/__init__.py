@@ -1,6 +1,6 @@
 """Statistics over runs: aggregates of scores, confidence intervals, comparisons, and summaries of learning curves.
 
-Everything here reads scores or the directories of runs, and imports SciPy when it is first needed.
+The functions read scores or the directories of runs. SciPy is imported only when a function needs it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Summarize scores of several runs on several tasks by one number.
 
 Scores are arrays of shape (..., runs, tasks). A one-dimensional array contains the runs of one task. Every function
-reduces the last two axes, so a statistic of many resamples is computed in one call. Sources: Agarwal et al., "Deep
-reinforcement learning at the edge of the statistical precipice" (NeurIPS 2021), for all statistics but the median, mean
-and area.
+reduces the last two axes, so a statistic of many resamples is computed in one call. All statistics except the median,
+the mean and the area are from Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice"
+(NeurIPS 2021).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_scores(scores: npt.ArrayLike, name: str = "scores") -> Array:
     """Return scores as a float64 array of shape (..., runs, tasks).
 
     Raises:
-        ConfigError: The scores are not a rectangle of finite numbers, or there are none.
+        ConfigError: The scores are not a rectangular array of finite numbers, or there are none.
     """
     try:
         array = np.asarray(scores, dtype=np.float64)
@@ -82,7 +82,7 @@ def median(scores: npt.ArrayLike) -> Array:
 
 
 def optimality_gap(scores: npt.ArrayLike, target: float = 1.0) -> Array:
-    """Return the mean amount by which scores miss a target; scores above the target count as the target.
+    """Return the mean amount by which scores fall short of a target; scores above the target count as the target.
 
     Args:
         scores: Array of shape (..., runs, tasks), usually of normalized scores.
@@ -139,7 +139,7 @@ def _difference(statistic: Statistic, scores: Array, baseline: Array) -> Array:
 
 
 def area_under_curve(x: npt.ArrayLike, y: npt.ArrayLike, end: float | None = None) -> float:
-    """Return the area under a learning curve divided by its width, which is the mean of `y` over `x`.
+    """Return the mean of a learning curve: the area under the curve, divided by the width of the curve.
 
     The curve is linear between its points (trapezoidal rule).
 
@@ -164,7 +164,7 @@ def area_under_curve(x: npt.ArrayLike, y: npt.ArrayLike, end: float | None = Non
 
 
 def normalize(scores: npt.ArrayLike, references: Sequence[tuple[float, float]]) -> Array:
-    """Return scores in which, for each task, the low reference is 0 and the high reference is 1.
+    """Return scores that are rescaled linearly for each task: the low reference becomes 0, and the high reference 1.
 
     Args:
         scores: Array of shape (..., runs, tasks).
@@ -181,4 +181,4 @@ def normalize(scores: npt.ArrayLike, references: Sequence[tuple[float, float]]) 
 
 
 STATISTICS: Mapping[str, Statistic] = {"iqm": iqm, "median": median, "mean": mean}
-"""Name -> statistic, as on the command line."""
+"""Name of a statistic on the command line -> function that computes it."""

@@ -13,18 +13,18 @@ from pytorchrl.errors import ConfigError
 
 METHODS = ("t", "percentile")
 Indices = npt.NDArray[np.intp]
-# The number of resampled scores that are in memory at the same time.
+# At most about this many resampled scores are in memory at the same time.
 _SCORES_AT_ONCE = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A statistic with its confidence interval; all three have the shape of the statistic.
+    """A statistic with its confidence interval; `value`, `low` and `high` have the shape of the statistic.
 
     Attributes:
         value: The statistic of the scores.
-        low: Lower end of the interval; NaN if there are fewer than two runs, which show no variation.
-        high: Upper end of the interval.
+        low: Lower end of the interval; NaN if there are fewer than two runs, because one run shows no variation.
+        high: Upper end of the interval; NaN in the same case.
     """
 
     value: Array
@@ -36,7 +36,7 @@ class Estimate:
         return f"{value} [{low}, {high}]" if np.isfinite(self.low) else value
 
     def as_dict(self) -> dict[str, float]:
-        """Return the value, low and high as numbers."""
+        """Return the value and both ends of the interval as floats; the statistic must be a single number."""
         return {"value": float(self.value), "low": float(self.low), "high": float(self.high)}
 
 
@@ -46,18 +46,18 @@ def estimate(
 ) -> Estimate:
     """Return a statistic of scores and its confidence interval.
 
-    A resample draws, for each task, as many runs as there are, with replacement and independently of other tasks. The
-    statistic is computed for all resamples.
+    A resample draws, for each task, as many runs as the task has, with replacement and independently of other tasks.
+    The statistic is computed for all resamples.
 
     - `method="percentile"`: The interval lies between two quantiles of the resampled statistics. This interval is too
       short for few runs: the variance of a resample is (n - 1) / n of the unbiased variance, and quantiles of the
       resamples do not account for the uncertainty of the variance itself.
     - `method="t"`: The interval is the statistic plus and minus the standard error times a quantile of Student's t
       distribution. The variance of the resampled statistics, multiplied by n / (n - 1), is the squared standard error.
-      The degrees of freedom follow from the contributions of the tasks to the variance (Satterthwaite's formula), which
-      are found from the covariance of the resampled statistic with the number of times that each run was drawn (the
-      infinitesimal jackknife; Efron, "Estimation and accuracy after model selection", 2014). For the mean of one task,
-      this is the interval of the t test.
+      The degrees of freedom follow from the contributions of the tasks to the variance (Satterthwaite's formula). These
+      contributions are computed from the covariance of the resampled statistic with the number of times that each run
+      was drawn (the infinitesimal jackknife; Efron, "Estimation and accuracy after model selection", 2014). For the
+      mean of one task, this is the interval of the t test.
 
     Args:
         statistic: A function that reduces the last two axes of its arguments, such as `iqm`.

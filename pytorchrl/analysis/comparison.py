@@ -28,7 +28,7 @@ class Comparison:
     """The result of `compare`.
 
     Attributes:
-        paired: Whether runs with equal seeds were compared.
+        paired: Whether runs with equal seeds were compared with each other.
         difference: The statistic of the scores minus that of the baseline.
         mean_difference: The mean of the scores minus the mean of the baseline.
         improvement: The probability of improvement over the baseline.
@@ -77,17 +77,18 @@ def compare(
         paired=paired,
         difference=compared,
         mean_difference=estimated(difference(mean), by_pairs=paired),
-        # The probability compares each run with each run of the baseline, so its runs are not pairs.
+        # The probability compares each run with every run of the baseline, so the runs are not resampled in pairs.
         improvement=_with_exact_end(estimated(probability_of_improvement, by_pairs=False, low=0.0, high=1.0),
                                     min(len(first), len(second)) * first.shape[1], confidence),
         p_value=p_value, seeds_needed=seeds_needed)
 
 
 def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
-    """Return an interval of a probability whose width is not 0 if the estimate is 0 or 1.
+    """Return the estimate of a probability, with an exact interval if the estimated probability is 0 or 1.
 
-    No resample varies if all runs are better, or all are worse, than all runs of the baseline. The interval is then the
-    exact binomial interval (Clopper-Pearson) of disjoint pairs of runs, all of which had the same result.
+    If all runs are better than all runs of the baseline, or all are worse, then all resamples have the same result, and
+    the width of the bootstrap interval is 0. The exact binomial interval (Clopper-Pearson) of disjoint pairs of runs
+    replaces it.
 
     Args:
         found: The probability and its interval.
@@ -107,10 +108,11 @@ def required_seeds(
 ) -> int:
     """Return the number of seeds with which a t test detects a difference of two means.
 
-    The power is computed from the noncentral t distribution, with equal standard deviations and numbers of seeds.
+    The power is computed from the noncentral t distribution. Both sets of runs are assumed to have the same standard
+    deviation and the same number of seeds.
 
     Args:
-        difference: The difference of the two means that is to be detected, in units of the score.
+        difference: The difference of the two means that the test should detect, in units of the score.
         std: The standard deviation of the score over seeds; if `paired`, of the difference of two runs with equal
             seeds.
         power: The probability of detecting the difference.
@@ -138,7 +140,7 @@ def required_seeds(
 
 def _required_seeds(effect: float, power: float, confidence: float, *, paired: bool) -> int | None:
     """Return the number of seeds for a difference of `effect` standard deviations; None for more than a million."""
-    low, high = 1, 2  # `low` seeds are too few
+    low, high = 1, 2  # the power with `low` seeds is too low
     while _power(high, effect, confidence, paired=paired) < power:
         low, high = high, 2 * high
         if high > _MOST_SEEDS:
@@ -154,7 +156,7 @@ def _power(seeds: int, effect: float, confidence: float, *, paired: bool) -> flo
     from scipy import stats
     freedom, shift = (seeds - 1, effect * seeds**0.5) if paired else (2 * seeds - 2, effect * (seeds / 2)**0.5)
     limit = stats.t.isf((1.0 - confidence) / 2, freedom)
-    if shift > limit + 30.0:  # the noncentral distribution is not accurate so far out, and the power is 1
+    if shift > limit + 30.0:  # the power is 1, but SciPy computes it inaccurately here
         return 1.0
     return float(stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift))
 
@@ -170,6 +172,6 @@ def _test(scores: Array, baseline: Array, confidence: float, *, paired: bool) ->
     if std <= 1e-12 * max(np.abs(first).max(), np.abs(second).max()):  # rounding errors are not variation
         return np.nan, None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # scores that are almost equal lose precision
+        warnings.simplefilter("ignore", RuntimeWarning)  # SciPy warns about lost precision if scores are almost equal
         result = stats.ttest_rel(first, second) if paired else stats.ttest_ind(first, second, equal_var=False)
     return float(result.pvalue), _required_seeds(abs(gap) / std, 0.8, confidence, paired=paired) if gap else None

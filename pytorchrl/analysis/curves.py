@@ -10,7 +10,7 @@ from pytorchrl.analysis.aggregates import Array, Statistic, iqm
 from pytorchrl.analysis.bootstrap import Estimate, estimate
 from pytorchrl.errors import ConfigError
 
-# A step that is longer than this multiple of the median length of steps is a plateau; see `without_steps`.
+# A constant stretch that is longer than this multiple of the median length is a plateau; see `without_steps`.
 _PLATEAU = 5.0
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -42,11 +42,11 @@ def on_grid(curves: Sequence[Curve], points: int = 200) -> tuple[Array, Array]:
 
 
 def without_steps(curve: Curve) -> Curve:
-    """Return a curve without the records that repeat a value because no further episode had ended.
+    """Return a curve without records that repeat the previous value because no episode has ended since.
 
-    Several updates are recorded while the same rollout is used, so a mean return is a staircase over env steps. Of each
-    step, the first record is kept. The last record is kept, too, if the step is longer than five times the median
-    length of steps: such a plateau is real, for example at the highest possible return.
+    Several updates are recorded while the same rollout is used, so a curve of mean returns has stretches of constant
+    value. The first record of each stretch is kept. The last record is kept, too, if the stretch is longer than five
+    times the median length of the stretches: such a plateau is real, for example at the highest possible return.
     """
     xs, ys = np.asarray(curve[0], dtype=np.float64), np.asarray(curve[1], dtype=np.float64)
     changes = np.flatnonzero(np.diff(ys)) + 1
@@ -63,8 +63,8 @@ def smooth(values: Array, window: float) -> Array:
 
     Args:
         values: Array of shape (points, ...).
-        window: Width of the window as a fraction of all points, from 0 (no smoothing) to below 1. At both ends of the
-            grid, the window is cut, symmetrically, so the first and the last value stay as they are.
+        window: Width of the window as a fraction of all points, from 0 (no smoothing) to below 1. Near both ends
+            of the grid, the window is narrower, but still symmetric, so the first and the last value do not change.
 
     Raises:
         ConfigError: `window` is out of range.
@@ -92,7 +92,7 @@ def summarize_curves(
         curves: The curves of runs of one task.
         statistic: A statistic such as `iqm`.
         smoothing: Width of the window in which each curve is smoothed; see `smooth`.
-        confidence: The fraction of intervals that contain the true value, for each position by itself.
+        confidence: The fraction of intervals that contain the true value, at each position separately.
         points: Number of positions.
 
     Returns:

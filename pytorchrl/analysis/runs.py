@@ -25,7 +25,7 @@ from pytorchrl.run_directory import (
 from pytorchrl.saved_files import parse_value, read_bytes, read_json
 from pytorchrl.sealed_lines import check_sealed
 
-# Settings that do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
+# These settings do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
             "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
             "log_every", "eval_every", "eval_episodes"}
@@ -73,7 +73,9 @@ class Scores:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Return the description of the run in a directory; records without any other file are a run without settings.
+    """Return the description of the run in a directory.
+
+    A directory that contains records but no other file of a run is a run without settings.
 
     Raises:
         ConfigError: The directory contains no run.
@@ -98,7 +100,7 @@ def read_run(run_dir: Path) -> Run:
 
 
 def _settings_of_parts(agent: Mapping[str, object]) -> dict[str, object]:
-    """Return the options of an agent that was composed in Python, its algorithm and its environment."""
+    """Return the options, the algorithm and the environment of an agent that was composed in Python."""
     settings: dict[str, object] = {}
     for part in agent.values():
         settings |= mapping(mapping(part).get("options"))
@@ -118,7 +120,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str
         by: Names of the settings by which to group; None: all in which runs differ.
 
     Raises:
-        ConfigError: No run has a setting of that name.
+        ConfigError: No run has a setting that `by` names.
     """
     if by is None:
         by = ["algorithm", *_differing(runs)]
@@ -156,7 +158,7 @@ def read_scores(
 ) -> dict[str, Scores]:
     """Return the scores of groups of runs.
 
-    All runs on a task are scored at the same position, by default the smallest last position of these runs.
+    All runs on a task are scored at the same position, by default at the end of the shortest of these runs.
 
     Args:
         groups: Label -> runs.
@@ -164,7 +166,7 @@ def read_scores(
         y: Name of the value in the records.
         score: "last": the value at the position, interpolated between records; "area": the mean of the value up to the
             position, see `area_under_curve`.
-        at: The position at which all runs are scored.
+        at: The position at which all runs are scored; None: the default.
 
     Raises:
         ConfigError: Groups have different tasks, tasks of a group have different numbers of runs, runs have no records,

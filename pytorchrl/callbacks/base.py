@@ -45,7 +45,7 @@ class TrainingRun(Protocol):
 
 
 class Callback:
-    """Code that a learner calls at fixed moments of a run; a subclass overrides the methods that it needs.
+    """Code that a learner calls when certain events occur in a run; a subclass overrides the methods that it needs.
 
     All methods are called in the thread that calls `Learner.step`, between two updates. The first argument is the
     learner, which a callback may ask to stop, or to change a parameter of the algorithm.
@@ -55,7 +55,7 @@ class Callback:
         """Check, before anything starts, that the callback fits the run; raise `ConfigError` if it does not."""
 
     def on_start(self, run: TrainingRun) -> None:
-        """Respond to the start: all workers are running, and no update has been made since."""
+        """Respond to the start or resumption of a run, after all workers have started and before the first update."""
 
     def on_step(self, run: TrainingRun, info: Mapping[str, float]) -> None:
         """Respond to a step, that is, to `updates_per_step` updates.
@@ -66,7 +66,7 @@ class Callback:
         """
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
-        """Respond to the result of an evaluation; the record that contains it follows."""
+        """Respond to the result of an evaluation, before the record that contains this result is written."""
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Respond to a record, before it is written to `metrics.jsonl`.
@@ -83,7 +83,7 @@ class Callback:
         """Respond to a checkpoint that has just been written."""
 
     def on_worker_lost(self, run: TrainingRun, count: int) -> None:
-        """Respond to lost workers, a few times per second at most.
+        """Respond to the loss and replacement of workers; called at most a few times per second.
 
         Args:
             run: The learner.
@@ -106,20 +106,20 @@ class Callback:
         return {}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore a `state()`; called before `on_start` if a run is resumed."""
+        """Restore the numbers that `state` returned; called before `on_start` if a run is resumed."""
 
 
 class Callbacks:
-    """The callbacks of one learner, which are called in their order.
+    """The callbacks of one learner; for each event, they are called one after the other.
 
     Args:
-        callbacks: The callbacks.
+        callbacks: The callbacks, in the order in which they are called.
         is_fatal: Whether an error in a callback ends the run; otherwise, it is logged.
         run: The learner.
         timeout_s: Longest time of one call in seconds; a longer call counts as an error. None: no limit.
 
     Attributes:
-        stop_reason: Reason for which a callback or the user requested to stop; None: no request.
+        stop_reason: The reason that a callback or the user gave for a request to stop; None: no request.
     """
 
     def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun,
@@ -139,7 +139,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def respond_to(self, hook: str) -> bool:
-        """Return whether any callback has its own method of this name."""
+        """Return whether any callback overrides the method that `hook` names."""
         return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
                    for callback in self._callbacks)
 
@@ -147,7 +147,7 @@ class Callbacks:
         """Call a method of all callbacks, and return the results.
 
         Raises:
-            CallbackError: A callback raised an error, and errors are fatal. The others have been called nevertheless.
+            CallbackError: A callback raised an error, and errors are fatal. The other callbacks are called anyway.
         """
         results, first = [], None
         for callback in self._callbacks:
@@ -185,14 +185,14 @@ class Callbacks:
         return states
 
     def load_state(self, states: Sequence[Mapping[str, float]]) -> None:
-        """Restore a `state()` if the run has as many callbacks as before; otherwise, callbacks start anew."""
+        """Restore the states of all callbacks from a checkpoint; if the number of callbacks differs, restore none."""
         if len(states) == len(self._callbacks):
             for callback, state in zip(self._callbacks, states, strict=True):
                 with _exits_named(callback, "load_state"):
                     callback.load_state(state)
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
-        """Call `on_evaluation` if the result is new."""
+        """Call `on_evaluation` if there is an evaluation and it is not the previous one."""
         if evaluation is not None and evaluation is not self._evaluation:
             self._evaluation = evaluation
             self.call("on_evaluation", evaluation)

@@ -23,7 +23,8 @@ class Trial(Protocol):
 class OptunaPruning(Callback):
     """Report the mean return of the training episodes to an Optuna trial, and stop the run if the trial is pruned.
 
-    Call `raise_if_pruned` after training (extra `optuna`). The step of a report is the number of env steps.
+    Call `raise_if_pruned` after training. The step of a report is the number of env steps. This callback needs the
+    extra `optuna`.
 
     Args:
         trial: The `optuna.Trial`.
@@ -36,7 +37,7 @@ class OptunaPruning(Callback):
         """Whether the trial was pruned."""
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Report the mean return."""
+        """Report the mean return to the trial, and request a stop if the trial is pruned."""
         if run.return_mean is not None and run.env_steps > self._reported:
             self._reported = run.env_steps
             self._trial.report(run.return_mean, run.env_steps)
@@ -52,17 +53,20 @@ class OptunaPruning(Callback):
 
 
 class TuneReport(Callback):
-    """Report the numbers of each record to Ray Tune (extra `tune`); create it inside the function that Tune runs."""
+    """Report the numbers of each record to Ray Tune (extra `tune`).
+
+    Create the callback inside the function that Tune runs.
+    """
 
     def __init__(self) -> None:
         self._report: Callable[[dict[str, float]], None] = lambda metrics: None
 
     def check(self, run: TrainingRun) -> None:
-        """Refuse a missing package."""
+        """Raise `ConfigError` if Ray Tune is not installed."""
         self._report = imported("ray.tune", "tune").report
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Report a record, once there is a mean return."""
+        """Report the numbers of a record to Ray Tune, unless no training episode has ended yet."""
         if run.return_mean is not None:
             self._report(numbers_of(record))
         return None

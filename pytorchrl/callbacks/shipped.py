@@ -14,7 +14,7 @@ from pytorchrl.scheme import Evaluation
 
 
 def check_number(name: str, value: object, low: float = -math.inf) -> float:
-    """Return a number; raise `ConfigError` if it is not finite or below `low`."""
+    """Return `value`; raise `ConfigError` unless it is a finite number that is not below `low`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < low:
         bound = "" if low == -math.inf else f" >= {low:g}"
         raise ConfigError(f"{name} must be a finite number{bound}, got {value!r}")
@@ -37,7 +37,7 @@ class SaveBestModel(Callback):
         """Highest mean return of an evaluation so far."""
 
     def check(self, run: TrainingRun) -> None:
-        """Refuse a run without a directory."""
+        """Raise `ConfigError` if the run has no `log_dir` for the model."""
         if run.log_dir is None:
             raise ConfigError("SaveBestModel writes a model, so it needs a log_dir")
 
@@ -56,7 +56,7 @@ class SaveBestModel(Callback):
         self.best = state["best"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Add the highest mean return to the record."""
+        """Add the highest mean return of an evaluation so far to the record."""
         return None if self.best == -math.inf else {"best_return": self.best}
 
 
@@ -65,7 +65,8 @@ class StopAtScore(Callback):
 
     Args:
         score: The score.
-        evaluated: Whether the mean return of evaluations counts; otherwise, that of the last 100 training episodes.
+        evaluated: Whether the mean return of an evaluation counts; otherwise, the mean return of the last 100 training
+            episodes counts.
     """
 
     def __init__(self, score: float, *, evaluated: bool = False) -> None:
@@ -97,15 +98,15 @@ class StopOnPlateau(Callback):
         self._best, self._best_at = -math.inf, 0.0
 
     def state(self) -> dict[str, float]:
-        """Return the highest mean return and its number of env steps; see `Callback`."""
+        """Return the highest mean return, and the number of env steps at which it was reached; see `Callback`."""
         return {"best": self._best, "best_at": self._best_at}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore a `state()`; see `Callback`."""
+        """Restore the numbers that `state` returned; see `Callback`."""
         self._best, self._best_at = state["best"], state["best_at"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Compare the mean return with the highest one so far."""
+        """Request a stop if the mean return has not improved for `patience` env steps."""
         if run.return_mean is not None:
             if run.return_mean > self._best + self._min_improvement:
                 self._best, self._best_at = run.return_mean, run.env_steps
@@ -122,12 +123,12 @@ class CsvLog(Callback):
     """
 
     def check(self, run: TrainingRun) -> None:
-        """Refuse a run without a directory."""
+        """Raise `ConfigError` if the run has no `log_dir` for the file."""
         if run.log_dir is None:
             raise ConfigError("CsvLog writes a file, so it needs a log_dir")
 
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Write the file."""
+        """Write `metrics.csv`."""
         assert run.log_dir is not None
         lines = (run.log_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         rows = [numbers_of(json.loads(line)) for line in lines]

@@ -1,4 +1,4 @@
-"""Limit the time of code of a user that runs in the learner's thread."""
+"""Limit the time that a user's code may take in the learner's thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 @contextlib.contextmanager
 def time_limit(timeout_s: float | None, name: str) -> Iterator[None]:
-    """Log where the code in the block is if it takes too long, and raise an error there.
+    """Interrupt the code in the `with` block if it takes too long: log its stack, and raise an error in it.
 
     Only the main thread can be interrupted. In another thread, and in native code that does not return to Python, the
     error is raised when the block ends.
@@ -46,7 +46,7 @@ def time_limit(timeout_s: float | None, name: str) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if text:
             raise TimeoutError(text)
-        if callable(found):  # the alarm of another library
+        if callable(found):  # the alarm belongs to another library, so call its handler
             found(number, frame)
 
     found = signal.signal(signal.SIGALRM, interrupt) if is_main else None

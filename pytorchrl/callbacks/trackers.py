@@ -15,7 +15,7 @@ from pytorchrl.run_directory import RUN_FILE
 
 
 def imported(package: str, extra: str) -> ModuleType:
-    """Return an optional package; raise `ConfigError` with the command that installs it if it is missing."""
+    """Import an optional package; if it is missing, raise `ConfigError` with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -49,21 +49,21 @@ class WandbLog(Callback):
         self._run: _WandbRun | None = None
 
     def check(self, run: TrainingRun) -> None:
-        """Refuse a missing package."""
+        """Raise `ConfigError` if the package `wandb` is not installed."""
         imported("wandb", "wandb")
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start a run of the tracker with the settings of the run."""
+        """Start a run in the tracker, which also receives the contents of `run.json`."""
         self._run = imported("wandb", "wandb").init(config=settings_of(run), **self._settings)
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Send a record."""
+        """Send the numbers of a record to the tracker."""
         assert self._run is not None, "there is no record before the start"
         self._run.log(numbers_of(record), step=run.env_steps)
         return None
 
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Finish the run of the tracker."""
+        """Finish the run in the tracker."""
         if self._run is not None:
             self._run.finish()
 
@@ -81,11 +81,11 @@ class MlflowLog(Callback):
         self._mlflow: ModuleType | None = None
 
     def check(self, run: TrainingRun) -> None:
-        """Refuse a missing package."""
+        """Raise `ConfigError` if the package `mlflow` is not installed."""
         imported("mlflow", "mlflow")
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start a run of the tracker with the settings of the run."""
+        """Start a run in the tracker, which also receives the contents of `run.json`."""
         self._mlflow = mlflow = imported("mlflow", "mlflow")
         if self._experiment is not None:
             mlflow.set_experiment(self._experiment)
@@ -94,17 +94,17 @@ class MlflowLog(Callback):
             mlflow.log_dict(settings, RUN_FILE)
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Send a record."""
+        """Send the numbers of a record to the tracker."""
         assert self._mlflow is not None, "there is no record before the start"
         self._mlflow.log_metrics(numbers_of(record), step=run.env_steps)
         return None
 
     def on_error(self, run: TrainingRun, error: BaseException) -> None:
-        """Mark the run of the tracker as failed."""
+        """Mark the run in the tracker as failed."""
         if self._mlflow is not None:
             self._mlflow.end_run(status="FAILED")
 
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Finish the run of the tracker."""
+        """Finish the run in the tracker."""
         if self._mlflow is not None and self._mlflow.active_run() is not None:
             self._mlflow.end_run()

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error = as_error(ended, arguments[0]) if ends_in_users_code(ended) else ended
         return _code_of(ended) if error is ended else _report(error, debug=debug)
     except BrokenPipeError:
-        # Standard output is a closed pipe. Unless it is redirected, Python raises the error again at exit.
+        # Standard output is a closed pipe. Redirect it, because Python would otherwise raise the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - every error becomes a line and an exit code

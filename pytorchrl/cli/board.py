@@ -1,4 +1,4 @@
-"""Implement `pytorchrl board RUNS_DIR`: list runs on a page of this machine."""
+"""Implement `pytorchrl board RUNS_DIR`: serve a web page that lists runs."""
 
 from __future__ import annotations
 

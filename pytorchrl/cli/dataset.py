@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _progress(num_episodes: int) -> Callable[[int, int], None]:
-    """Return a function that prints the number of episodes so far, at most once per interval."""
+    """Return a function that prints the number of episodes so far, at most once in `_INTERVAL_S` seconds."""
     last = time.monotonic()
 
     def report(episodes: int, steps: int) -> None:

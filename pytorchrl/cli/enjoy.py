@@ -1,4 +1,4 @@
-"""Implement `pytorchrl enjoy RUN_DIR`: play episodes with a trained agent, and show or film others."""
+"""Implement `pytorchrl enjoy RUN_DIR`: play episodes with a trained agent, and show or film other episodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _render(agent: TrainedAgent, given: argparse.Namespace) -> tuple[float, ...]:
-    """Show or film episodes if that is asked for, and return their returns; otherwise, return an empty tuple.
+    """Show or film episodes if `--render` is given, and return their returns; otherwise, return an empty tuple.
 
     These episodes are not those of the evaluation, whose environments are stepped together and cannot be rendered.
     """

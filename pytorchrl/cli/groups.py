@@ -25,7 +25,7 @@ _NAMED = re.compile(r"([A-Za-z0-9][\w.+-]*)=(.+)", re.DOTALL)
 
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `groups_of` takes."""
+    """Add the arguments RUNS and `--by`, which `groups_of` turns into groups of runs."""
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="RUN_DIR or NAME=PATTERN, see below")
     parser.add_argument("--by", type=_names, metavar="NAME,...",
                         help="settings by which runs are grouped, or `run` for one group per run [all that differ]")
@@ -39,7 +39,7 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
         by: Settings by which runs are grouped; None: all in which they differ; ["run"]: one group per run.
 
     Raises:
-        ConfigError: There is no such run, both forms are mixed, or `by` is given with names of groups.
+        ConfigError: A directory contains no run, the two forms of words are mixed, or `by` is given with NAME=PATTERN.
     """
     named = [(found[1], found[2]) for word in words if (found := _NAMED.fullmatch(word)) and not Path(word).exists()]
     if not named:
@@ -56,7 +56,7 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
 
 
 def _paths(words: Sequence[str]) -> list[Path]:
-    """Return the directories that match the words, each once."""
+    """Return the directories that the words name, which may be patterns; list each directory once."""
     found: dict[Path, Path] = {}
     for word in words:
         path = Path(word).expanduser()

@@ -1,4 +1,4 @@
-"""Build argument parsers from the table of options, with errors that suggest the most similar flag."""
+"""Build argument parsers from the declarations of options; errors suggest the most similar flag."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: Map from each option of the command to (owner, name of the option in its owner), for suggestions. None:
-            only flags are suggested.
+        known: Map from each option of the command to (kind of part, name of the option in its part), for suggestions.
+            None: only flags are suggested.
         options: Arguments of `argparse.ArgumentParser`.
     """
 
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
 def titles() -> dict[str, str]:
     """Return group of options -> its title in `--help`, which lists the groups in this order."""
-    # Imported here because it imports torch, which commands that only read files do not need.
+    # This module is imported here because it imports torch, which commands that only read files do not need.
     from pytorchrl.scheme_options import GROUPS
 
     return {"learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",

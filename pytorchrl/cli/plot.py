@@ -1,4 +1,4 @@
-"""Implement `pytorchrl plot RUNS...`: draw learning curves as a PNG."""
+"""Implement `pytorchrl plot RUNS...`: draw learning curves into a PNG or SVG file."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _measure(learner: Learner, seconds: float) -> MetricsDict:
     while time.perf_counter() < warm or scheme.version < _WARM_UP_UPDATES:
         learner.step()
     sampler = work_shares.WorkSampler()
-    # The work of other processes cannot be sampled, and that of the simulated runtime takes virtual time.
+    # The work of other processes cannot be sampled, and the work of the simulated runtime takes virtual time.
     is_sampled = scheme.runtime is not None and scheme.runtime.name == "threads" and sampler.is_supported()
     before, start = scheme.metrics() | {"env_steps": scheme.env_steps}, time.perf_counter()
     with sampler if is_sampled else contextlib.nullcontext():

@@ -11,7 +11,7 @@ from pytorchrl.training import TrainedAgent, load
 
 
 def count(text: str) -> int:
-    """Return a number of episodes or checks, at least 1, for argparse."""
+    """Convert an argument to a number of episodes or checks; refuse numbers below 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
@@ -23,7 +23,7 @@ def add_run_dir(parser: Parser) -> None:
 
 
 def add_episode_flags(parser: Parser, environment: str) -> None:
-    """Add the flags of playing episodes. `environment` is the noun for the environments whose seed is chosen."""
+    """Add the flags for playing episodes; `environment` is the word for the environments in the help of `--seed`."""
     parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
     parser.add_argument("--seed", type=_whole_seed, metavar="INT",
                         help=f"seed of {environment} and actions [the run's seed]")
@@ -31,7 +31,7 @@ def add_episode_flags(parser: Parser, environment: str) -> None:
 
 
 def add_agent_flags(parser: Parser) -> None:
-    """Add the flags that tell `load_agent` how to load the agent."""
+    """Add the flags that `load_agent` reads, except the run's directory."""
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
     parser.add_argument("--algorithm", metavar="MODULE:CLASS",
                         help="class of the run's algorithm, to import if it is your own")
@@ -40,14 +40,14 @@ def add_agent_flags(parser: Parser) -> None:
 
 
 def load_agent(given: argparse.Namespace) -> TrainedAgent:
-    """Load the agent of the run that the arguments name."""
+    """Load the agent of the run; `given` contains the parsed arguments."""
     if given.algorithm is not None or given.trust:
         make_importable()
     return load(given.run_dir, model=given.model, algorithm=given.algorithm, trust=given.trust)
 
 
 def _whole_seed(text: str) -> int:
-    """Return a seed for argparse."""
+    """Convert an argument to a seed, a whole number from 0 to 2**63 - 1."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**63 - 1, got {text!r}")
     return int(text)

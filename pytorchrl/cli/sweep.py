@@ -1,4 +1,4 @@
-"""Make the runs of a sweep, one after the other."""
+"""Execute the runs of a sweep, one after the other."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _DEFAULT_DIRECTORY = "runs/sweep"
 
 def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
         train_once: Callable[[argparse.Namespace], int]) -> int:
-    """Make all runs that have not finished yet, print a table of all runs, and return the exit code.
+    """Execute all runs that have not finished yet, print a table of all runs, and return the exit code.
 
     An interrupted sweep continues if it is started again: finished runs are skipped, and the interrupted run is resumed
     from its newest checkpoint.
 
     Args:
         given: The parsed arguments, which are common to all runs.
-        runs: The swept options of each run.
-        train_once: Function that makes one run and returns the exit code.
+        runs: For each run, name -> value of the options that the sweep varies.
+        train_once: Function that executes one run and returns the exit code.
 
     Raises:
-        ConfigError: A swept option is given as a flag, too, or `overwrite` would replace finished runs.
+        ConfigError: A swept option is given as a flag, too, or `overwrite` or `resume` is set.
     """
     if both := [name for name in runs[0] if name in vars(given)]:
         raise ConfigError(f"{', '.join(both)} is swept by the configuration; remove the flag, or the entry of [sweep]")
@@ -59,7 +59,7 @@ def name_of(algorithm: str, env: str, own: Mapping[str, object]) -> str:
 
 
 def finished(place: Path) -> dict[str, float] | None:
-    """Return the summary of a run that has reached its number of env steps; None for other runs."""
+    """Return the summary of a run that has reached its `target_steps`; None for any other run."""
     summary, run = read_object(place / RESULT_FILE), read_object(place / RUN_FILE)
     if not (summary and run) or count(summary, "env_steps") < count(run, "target_steps"):
         return None

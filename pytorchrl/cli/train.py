@@ -1,4 +1,4 @@
-"""Implement `pytorchrl train ALGORITHM --env ID ...`."""
+"""Implement `pytorchrl train ALGORITHM --env ID ...`: train an agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytorchrl.reporting import by_policy, to_json
 from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
-# Arguments of the command itself, which are not options of `train`.
+# These arguments belong to the command itself. All other arguments are options of the function `train`.
 _OWN = ("algorithm", "env", "json", "debug", "watch", "config", "save_config", "dry_run", "sweep")
 _WITHOUT_VALUE = ("--json", "--debug", "--watch", "--help", "--help-all", "--dry-run")
 
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def train_once(given: argparse.Namespace) -> int:
-    """Make one run and return the exit code."""
+    """Execute one run and return the exit code."""
     if given.watch:
         check_watching(vars(given).get("log_dir"))
         vars(given).setdefault("progress", False)
@@ -68,7 +68,7 @@ def _add_flags(parser: Parser) -> None:
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
-    """Return a learner, not yet started, for the given flags.
+    """Return a learner for the given flags; it is not started yet.
 
     Raises:
         StartError: An environment does not work.
@@ -84,7 +84,7 @@ def learner_of(given: argparse.Namespace) -> Learner:
 
 
 def options_of(given: argparse.Namespace) -> dict[str, object]:
-    """Return the options of `train` among the parsed arguments."""
+    """Return the parsed arguments that are options of the function `train`, by name."""
     return {name: value for name, value in vars(given).items() if name not in _OWN}
 
 

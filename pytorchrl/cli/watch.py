@@ -16,7 +16,7 @@ from pytorchrl.monitor.screen import check_rich
 from pytorchrl.option_text import positive_seconds
 from pytorchrl.run_directory import RUN_FILE
 
-# Time that the view gets to show the last frame after the end of training, and then to end.
+# After training, the process of the view has this many seconds to show the last frame, and as many to end.
 _LAST_FRAME_S = 5.0
 
 
@@ -57,7 +57,7 @@ def check_watching(log_dir: object) -> None:
 
 @contextlib.contextmanager
 def watching(run_dir: Path) -> Iterator[None]:
-    """Show a run of this process in its terminal, from a process of its own, which costs the run no time."""
+    """Show this process's run in the terminal, from a separate process, so that the run is not slowed down."""
     process = subprocess.Popen([sys.executable, "-m", "pytorchrl", "watch", "--wait", str(run_dir)])
     try:
         yield

@@ -40,11 +40,11 @@ def default_name(to: str) -> str:
 
 
 class Exporter:
-    """Writes the policies of an agent to files; each policy is traced only once.
+    """A writer of the policies of an agent to files; each policy is traced only once.
 
     Args:
         acting: The policies of the agent.
-        envs: Factory of the environments that are played to check the files.
+        envs: Factory of the environments in which observations are collected to check the files.
         seed: Seed of the observations with which files are checked.
     """
 
@@ -76,7 +76,7 @@ class Exporter:
                 for policy in self._acting.parts}
 
     def _observe(self, checks: int) -> dict[str, list[Observed]]:
-        """Return policy -> at least `checks` observations, half of them played, with the actions of the agent."""
+        """Return policy -> at least `checks` observations, half of them random, with the actions of the agent."""
         played = played_steps(self._acting.players, self._envs, (checks + 1) // 2, self._seed)
         return {
             policy: steps + random_steps(
@@ -88,7 +88,7 @@ class Exporter:
         if name not in self._traced:
             self._policies[name] = self._acting.parts[name].policy()
             self._traced[name] = trace(name, self._policies[name])
-        # The name begins with a dot and contains the process, so that nobody mistakes the file for a checked one.
+        # The name begins with a dot and contains the process id, so that nobody mistakes the file for a checked file.
         partial = path.with_name(f".{path.stem}-{os.getpid()}{form.suffix}")
         try:
             found = compare(write(self._traced[name], form, partial), self._policies[name], steps)

@@ -52,7 +52,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a check.
+    """The result of comparing an exported policy with the agent.
 
     Attributes:
         num_observations: Number of compared observations.
@@ -93,7 +93,7 @@ def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> C
 def random_steps(player: Player, spaces_: RawSpaces, count: int, seed: int) -> list[Observed]:
     """Return `count` observations, drawn from the observation space, with the actions of the agent.
 
-    For a policy with memory, they form sequences, in which episodes start at random.
+    For a policy with memory, the observations form sequences, in which new episodes start at random steps.
     """
     rng = np.random.default_rng(seed)
     memory = player.initial_memory(count)
@@ -138,7 +138,7 @@ def _random_mask(
 
 
 class _OnePolicy:
-    """Environments with a single policy, with the interface of environments with several."""
+    """Environments with a single policy, with the interface of environments that have several policies."""
 
     def __init__(self, envs: VecEnv) -> None:
         self._envs = envs
@@ -173,7 +173,7 @@ def played_steps(
             for policy, player in players.items():
                 chosen = player.choose(obs[policy], memory[policy], first[policy], mask[policy])
                 memory[policy], actions[policy] = chosen.rhs, chosen.clipped_action
-                # `restored` copies the observations, because environments may write the next ones into the same memory.
+                # `restored` copies the observations, because environments may write later ones into the same arrays.
                 steps[policy].append(Observed(
                     restored(player.reader, obs[policy], mask[policy]),
                     None if player.reader.has_mask or mask[policy] is None else np.array(mask[policy]),
@@ -192,7 +192,7 @@ def played_steps(
 
 
 def restored(reader: ObservationReader, leaves: Arrays, mask: np.ndarray | None) -> Observation:
-    """Return copies of the observations (B, ...) from which a reader reads `leaves` and `mask`; inverse of `read`."""
+    """Return copies of the observations (B, ...) from which `reader` has read `leaves` and `mask`."""
     readings = {leaf.path: leaf for leaf in reader.readings}
 
     def restore(space: AnySpace, path: Path) -> Observation:

@@ -19,7 +19,7 @@ from pytorchrl.export.inputs import Inputs, describe, example_inputs, output_nam
 from pytorchrl.terminal import silenced
 
 DESCRIPTION = "policy"
-"""Name of the description in the metadata of a file."""
+"""Key in the metadata of an exported file under which the description of the policy is stored."""
 
 OpenPolicy = Callable[[Inputs], list[np.ndarray]]
 """An exported policy: a function from inputs to the action and the entries of the next memory."""
@@ -55,7 +55,7 @@ def trace(name: str, policy: Policy) -> Traced:
             program = torch.export.export(
                 policy, args, kwargs, dynamic_shapes=inputs.dynamic_shapes(), strict=False).run_decompositions({})
         except Exception as error:
-            reason = str(error).partition("\n")[0].rstrip(". ")  # the error itself, the cause, has many more lines
+            reason = str(error).partition("\n")[0].rstrip(". ")  # the cause contains the other lines
             raise ExportError(f"torch.export cannot trace the policy {name!r}: {reason}; its networks must not use the "
                               "values of tensors in Python, and must accept batches of any size") from error
         return Traced(program, tuple(inputs.named()), tuple(output_names(policy)), describe(name, policy, inputs))
@@ -131,7 +131,7 @@ class Format:
 
     Attributes:
         suffix: Suffix of its files.
-        packages: Packages that writing and checking a file needs.
+        packages: Packages that are needed to write and check a file.
         write: Function that writes a traced policy to a path.
         open: Function that reads a file and returns the policy.
     """
@@ -147,7 +147,7 @@ FORMATS = {
     "torch": Format(".pt2", (), _write_torch, _open_torch),
     "safetensors": Format(".safetensors", ("safetensors",), _write_safetensors, _open_safetensors),
 }
-"""Name -> format."""
+"""Name of a format -> the format."""
 
 
 def format_of(name: str) -> Format:
@@ -169,7 +169,7 @@ def format_of(name: str) -> Format:
 
 def write(traced: Traced, form: Format, path: Path) -> OpenPolicy:
     """Write a policy to a file, and return the policy as read from this file."""
-    # Torch's exporters warn of matters that users cannot change.
+    # Torch's exporters emit warnings about which users can do nothing.
     with silenced("torch.onnx"):
         form.write(traced, path)
         return form.open(path)

@@ -1,6 +1,6 @@
-"""Describe a traced program as JSON, from which a few lines of plain torch compute it.
+"""Describe a traced program as JSON, so that a few lines of plain torch can run it.
 
-The description is a list of operations. Each has a `name` for its result, an operator `op` such as
+The description is a list of operations. Each operation has a `name` for its result, an operator `op` such as
 `aten.addmm.default`, and arguments. `{"value": name}` stands for an input, a stored tensor or an earlier result, and
 `{"torch": name}` stands for an attribute of torch, such as a dtype.
 """
@@ -18,11 +18,11 @@ from torch.export import ExportedProgram
 from pytorchrl.errors import ExportError
 
 Encoded: TypeAlias = Union[bool, int, float, str, "list[Encoded]", "dict[str, str]", None]
-"""An argument of an operation."""
+"""An argument of an operation, as a value of JSON."""
 
 
 class Operation(TypedDict):
-    """One operation."""
+    """One operation of a graph: the name of its result, an operator of torch, and the arguments."""
 
     name: str
     op: str
@@ -31,7 +31,7 @@ class Operation(TypedDict):
 
 
 class Graph(TypedDict):
-    """The description of a program."""
+    """The description of a traced program: its operations, in order, and the names of its results."""
 
     operations: list[Operation]
     results: list[str]
@@ -68,7 +68,7 @@ def graph_of(program: ExportedProgram, inputs: Sequence[str]) -> tuple[Graph, di
 
 
 def run_graph(graph: Graph, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the results of a described program; `tensors` contains its tensors and inputs by name."""
+    """Return the results of the program that `graph` describes; `tensors` contains its tensors and inputs by name."""
     values: dict[str, object] = dict(tensors)
 
     def decoded(item: Encoded) -> object:

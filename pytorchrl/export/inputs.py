@@ -16,7 +16,7 @@ from pytorchrl.agent.env.aliases import AnySpace, Observation
 from pytorchrl.agent.policy import Policy, RawObs
 
 _EXAMPLES = 3
-"""Number of observations with which policies are traced. With 1 or 2, graphs could be made for this number only."""
+"""Batch size with which policies are traced; a graph that is traced with 1 or 2 may work only for this batch size."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Inputs:
                 **mask}
 
     def arguments(self) -> tuple[tuple[RawObs, ...], dict[str, Tensor]]:
-        """Return the positional arguments and the keyword arguments of `Policy.forward`, without optional ones."""
+        """Return the positional and the keyword arguments of `Policy.forward`, without an absent memory or mask."""
         memory = ({name: torch.as_tensor(state) for name, state in self.memory.items()},) if self.memory else ()
         mask = {} if self.mask is None else {"mask": torch.as_tensor(self.mask)}
         return (_map_leaves(torch.as_tensor, self.obs), *memory), mask
 
     def dynamic_shapes(self) -> dict[str, object]:
-        """Return the argument `dynamic_shapes` of `torch.export.export`, with a batch of any size."""
+        """Return the argument `dynamic_shapes` of `torch.export.export` that allows batches of any size."""
         batch = {0: torch.export.Dim("batch", min=1)}
         memory = {"memory": dict.fromkeys(self.memory, batch)} if self.memory else {}
         mask = {} if self.mask is None else {"mask": batch}
@@ -69,7 +69,7 @@ def sample(space: AnySpace, count: int, seed: int) -> Observation:
 
 
 def mask_size(space: AnySpace) -> int:
-    """Return the width of masks of a Discrete or MultiDiscrete space."""
+    """Return n, the number of entries of an action mask for a Discrete or MultiDiscrete space; 0 for other spaces."""
     return int(np.sum(getattr(space, "nvec", getattr(space, "n", 0))))
 
 

@@ -1,8 +1,9 @@
-"""Serve a list of runs on this machine: read-only, on 127.0.0.1, with a report of each run made when it is asked for.
+"""Serve a read-only web page on 127.0.0.1 that lists runs; the report of a run is made when it is requested.
 
-A request names a run by its path below the directory of runs. The path is looked up in the list of runs that were
-found, and never joined to a directory, so that it cannot lead elsewhere. Requests with another Host header, such as
-those of a foreign page whose name was pointed at 127.0.0.1, are refused.
+A request names a run by its path below the directory of runs. The server looks the path up in the list of runs that it
+found, and never joins the path to a directory, so a request cannot reach other files. Requests whose Host header
+names a different host are refused. Such requests could come from a foreign web page whose host name resolves to
+127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SCRIPT = TOGGLE + REFRESH
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """Return path below `root` -> directory of each run, up to three levels deep; symbolic links are not followed."""
+    """Return path below `root` -> directory of each run, at most three directories deep; ignore symbolic links."""
     return dict(sorted(_runs_below(root, root, _DEPTH))[:_MOST_RUNS])
 
 
@@ -46,7 +47,7 @@ def _runs_below(root: Path, folder: Path, depth: int) -> Iterator[tuple[str, Pat
 
 
 class Board(ThreadingHTTPServer):
-    """The server; `serve_forever` runs it, and `server_port` is its port.
+    """The HTTP server of the page; `serve_forever` runs the server, and `server_port` is its port.
 
     Args:
         root: The directory of runs.
@@ -71,11 +72,11 @@ class Board(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The values of the Host header that are answered."""
+        """The values of the Host header that the server accepts."""
         return frozenset(f"{name}:{self.server_port}" for name in (ADDRESS, "localhost"))
 
     def views(self) -> list[tuple[str, RunView]]:
-        """Return (path below the root, view) of every run; readers are kept, so that only new records are parsed."""
+        """Return (path below the root, view) of every run; only records that no earlier call has read are parsed."""
         with self._lock:
             runs = find_runs(self.root)
             self._readers = {key: self._readers.get(key) or Reader(run_dir) for key, run_dir in runs.items()}
@@ -107,13 +108,13 @@ def _row(key: str, view: RunView) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET requests for the list, its rows, and the report of one run."""
+    """Handler of GET requests for the page with the list, for the rows of the list, and for the report of one run."""
 
     server: Board
     server_version, sys_version = "pytorchrl", ""
 
     def do_GET(self) -> None:
-        """Answer one request."""
+        """Answer one GET request."""
         if self.headers.get("Host", "") not in self.server.hosts:
             self._send(HTTPStatus.FORBIDDEN, "this board answers only requests to 127.0.0.1 and localhost")
             return
@@ -140,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, "no such run")
 
     def _send(self, status: HTTPStatus, body: str, *, script: str | None = None) -> None:
-        """Send a text, or a page if `script` is given."""
+        """Send an answer: plain text if `script` is None; otherwise HTML, in which only `script` may run."""
         data = body.encode("utf-8", errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", f"text/{'plain' if script is None else 'html'}; charset=utf-8")

@@ -19,12 +19,12 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 12, 28
 
 
 def escape(text: object) -> str:
-    """Return text for HTML and SVG: control and format characters are shown escaped, and `&<>"'` as entities."""
+    """Escape text for HTML and SVG: control and format characters become visible, and `&<>"'` become entities."""
     return html.escape(printable(text), quote=True)
 
 
 def curves(lines: Sequence[tuple[str, Points]], x_name: str) -> str:
-    """Return a chart with one line per (label, points); a line keeps its color if another line has no points."""
+    """Return a chart with one line per (label, points); the color of a line depends only on its position in `lines`."""
     points = [point for _, line in lines for point in line]
     if not points:
         return '<p class="none">no data</p>'
@@ -71,7 +71,7 @@ def sparkline(points: Points) -> str:
 
 
 def histogram(bins: Sequence[tuple[int, int]]) -> str:
-    """Return a bar for each (smallest lag, count); see `lags.binned` for the bins."""
+    """Return a bar for each bin, given as (smallest lag, count); the bins are 0, 1, 2 to 3, 4 to 7, and so on."""
     total = sum(count for _, count in bins)
     if not total:
         return '<p class="none">no data</p>'
@@ -83,7 +83,7 @@ def histogram(bins: Sequence[tuple[int, int]]) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Return a horizontal bar for each (label, share in [0, 1], figure)."""
+    """Return a horizontal bar for each row (label, share in [0, 1], text after the bar)."""
     return '<div class="bars">' + "".join(
         f'<span class="label">{escape(label)}</span><span class="track"><span class="bar" '
         f'style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></span></span>'
@@ -92,7 +92,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Return one bar per level, divided into its parts, with a legend of all parts that take one percent or more."""
+    """Return a bar for each level of the worker tree, divided into its parts of at least one percent, with a legend."""
     rows = []
     for level, parts in shares.items():
         found = sorted(((part, share) for part, share in parts.items() if share >= 0.01), key=lambda one: -one[1])
@@ -121,7 +121,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(points: Points, most: int = _MOST_POINTS) -> Points:
-    """Return at most about `most` points: the smallest and the largest value of each of equally long pieces."""
+    """Reduce a curve to about `most` points: keep the smallest and the largest value of each of equally long pieces."""
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / most)

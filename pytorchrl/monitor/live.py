@@ -15,17 +15,17 @@ from pytorchrl.monitor.reading import check_run
 from pytorchrl.monitor.screen import check_rich, frame
 from pytorchrl.monitor.view import Reader
 
-# Lines of a frame that is not shown in a terminal, so that every worker is shown.
+# A frame that is printed only once may have this many lines, which is enough for every worker.
 _PAGE_LINES = 1000
 
 
 def show_once(run_dir: Path, *, width: int | None = None, stream: IO[str] | None = None) -> None:
-    """Write one frame.
+    """Print the view of a run once.
 
     Args:
         run_dir: The directory of the run.
-        width: Number of columns; None: that of the terminal, or 80.
-        stream: The stream; None: standard output.
+        width: Number of columns; None: the width of the terminal, or 80 without a terminal.
+        stream: The stream to which the view is printed; None: standard output.
 
     Raises:
         ConfigError: The directory contains no run, or rich is missing.
@@ -39,9 +39,9 @@ def show_once(run_dir: Path, *, width: int | None = None, stream: IO[str] | None
 
 
 def watch(run_dir: Path, *, interval_s: float = 2.0) -> None:
-    """Redraw the run every `interval_s` seconds, until it ends or the user presses q or Ctrl-C.
+    """Redraw the view of a run every `interval_s` seconds, until the run ends or the user presses q or Ctrl-C.
 
-    The last frame stays in the terminal.
+    The last view stays in the terminal.
 
     Raises:
         ConfigError: The directory contains no run, or rich is missing.
@@ -65,7 +65,7 @@ def watch(run_dir: Path, *, interval_s: float = 2.0) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Let single keys be read from the terminal; yield its file descriptor, or None if there is no terminal."""
+    """Make keys readable without Enter; yield the terminal's file descriptor, or None if there is no terminal."""
     try:
         import termios
         import tty

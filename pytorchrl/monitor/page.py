@@ -1,6 +1,7 @@
-"""Write one self-contained HTML page about one or more runs: no network, no files beside it.
+"""Write a self-contained HTML page about one or more runs, which needs no network and no other files.
 
-Every text of a run is escaped by `charts.escape`; the page's policy allows only its own script.
+Every text of a run is escaped by `charts.escape`. The content security policy of the page allows only the script of the
+page.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pytorchrl.monitor.view import Lag, RunView
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 _MOST_MEDIA, _MOST_MEDIA_BYTES = 4, 16 << 20
 _MOST_WORKERS, _MOST_EVENTS = 200, 200
-# Curves of a single run's other numbers, beside the return.
+# The page shows these curves, (title, path of the number in a record), after the curve of the training return.
 _CURVES = (
     ("evaluation: mean return", ("evaluation", "return_mean")), ("env steps per second", ("env_steps_per_s",)),
     ("policy lag since the start: mean", ("policy_lag", "mean")), ("queued train batches", ("scheme", "queue", "mean")))
 
 
 def write_report(views: Sequence[RunView], output: Path) -> None:
-    """Write the page about these runs to a file.
+    """Write the HTML page about the given runs to a file.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -39,7 +40,7 @@ def write_report(views: Sequence[RunView], output: Path) -> None:
 
 
 def report(views: Sequence[RunView]) -> str:
-    """Return the page about these runs."""
+    """Return the HTML page about the given runs."""
     names = _labels(views)
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     sections = [_curves(views, names), *(_run(view, name) for view, name in zip(views, names, strict=True))]
@@ -47,13 +48,13 @@ def report(views: Sequence[RunView]) -> str:
 
 
 def document(title: str, body: str, script: str, note: str = "") -> str:
-    """Return a whole page.
+    """Return a complete HTML page.
 
     Args:
         title: The title, which is escaped here.
         body: HTML.
-        script: The script; its policy allows no other.
-        note: HTML beside the title.
+        script: The script; the content security policy of the page allows no other script.
+        note: HTML next to the title.
     """
     return ("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -64,12 +65,12 @@ def document(title: str, body: str, script: str, note: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: frozenset[int] = frozenset()) -> str:
-    """Return a table of escaped texts.
+    """Return an HTML table, in which all texts are escaped.
 
     Args:
         header: The column names; empty: no header.
-        rows: The texts.
-        numbers: Columns that are aligned to the right.
+        rows: The texts of each row.
+        numbers: Indices of the columns that are aligned to the right.
     """
     def line(tag: str, cells: Sequence[str]) -> str:
         return "<tr>" + "".join(f'<{tag}{" class=n" if place in numbers else ""}>{escape(cell)}</{tag}>'
@@ -133,7 +134,7 @@ def _figures(view: RunView) -> list[tuple[str, str]]:
 
 
 def _flow(view: RunView) -> str:
-    """Return the tree from left to right: boxes, and the rates on the edges between them."""
+    """Return the worker tree as HTML, from left to right: boxes, and the rates on the edges between the boxes."""
     rates, workers = view.rates, view.metric("workers")
     collectors = f"{workers - view.metric('workers_missing')} of {workers} remote" if workers else "in this process"
     queued, size, mean = view.queue
@@ -199,7 +200,7 @@ def _events(view: RunView) -> str:
 
 
 def _settings(view: RunView) -> str:
-    """Return the versions and the settings; nested values as JSON."""
+    """Return the versions and the settings as HTML; nested values are shown as JSON."""
     def rows(values: Record) -> list[tuple[str, str]]:
         return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
     given = mapping(view.run, "recipe", "options")
@@ -210,7 +211,7 @@ def _settings(view: RunView) -> str:
 
 
 def _media(view: RunView) -> str:
-    """Return the newest videos of the run's directory, embedded as data."""
+    """Return the newest videos in the run's directory as HTML with embedded data; empty if there are none."""
     try:
         found = sorted((path for path in view.run_dir.rglob("*") if path.suffix.lower() in _MEDIA and path.is_file()
                         and not path.is_symlink() and path.stat().st_size <= _MOST_MEDIA_BYTES),
@@ -228,7 +229,7 @@ def _media(view: RunView) -> str:
 
 
 def state_of(view: RunView) -> str:
-    """Return the state of a run as HTML."""
+    """Return the state of a run, such as "running", as HTML."""
     return f'<b class="{view.state}">{view.state}</b>'
 
 

@@ -1,6 +1,6 @@
 """Read the files of a run while the run may still be writing them.
 
-A reader tolerates what a killed or running writer leaves: files that do not exist yet, and an incomplete last line.
+Files may be missing, and the last line may be incomplete, because the run is still writing them or was killed.
 The contents are untrusted: a value of an unexpected type is treated as missing.
 """
 
@@ -19,7 +19,7 @@ Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
 
 _TAIL_BYTES = 1 << 20
-# Of larger files, only the last part is read, so that a huge file does not fill the memory.
+# Only the last part of a larger file is read, so that a huge file does not fill the memory.
 _MOST_BYTES = 256 << 20
 
 
@@ -33,12 +33,12 @@ def check_run(run_dir: Path) -> None:
 
 
 def read_object(path: Path) -> Record:
-    """Return the contents of `run.json` or `result.json`; empty if the file is missing, damaged or something else."""
+    """Return the contents of `run.json` or `result.json`; empty if the file is missing, damaged or another file."""
     return read_checked(path)[0]
 
 
 def read_checked(path: Path) -> tuple[Record, str]:
-    """Return the JSON object in a file, and the problem with the file; a missing file is empty without a problem."""
+    """Return the JSON object in a file, and an error message; the message is empty if the file is sound or missing."""
     try:
         found = mapping(read_json(path))
         if path.name == RUN_FILE:
@@ -56,13 +56,13 @@ def is_cut(result: Record, num_bytes: int) -> bool:
 
 
 class Records:
-    """The records of a run; each call of `read` returns those that were written since the previous call.
+    """The records of a run; each call of `read` returns the records that were written since the previous call.
 
-    If the file was replaced or became shorter, as when a run is resumed, reading begins again.
+    If the file was replaced or became shorter, for example because the run was resumed, `read` starts over.
 
     Args:
         run_dir: The directory of the run.
-        only_latest: Whether the first call may skip all but the last megabyte, for callers that need no whole curve.
+        only_latest: Whether the first call may skip all but the last megabyte, for callers that do not draw curves.
     """
 
     def __init__(self, run_dir: Path, *, only_latest: bool = False) -> None:
@@ -71,9 +71,9 @@ class Records:
         self.written_at: float | None = None
         """Time of the latest write, in seconds since the epoch by the clock of the file system; None: no file."""
         self.has_restarted = False
-        """Whether the latest call of `read` began again, so that earlier records no longer count."""
+        """Whether the latest call of `read` started over; if so, the records of earlier calls are not valid."""
         self.num_bytes = 0
-        """Size of the complete lines at the latest call of `read`."""
+        """Size of the file in bytes at the latest call of `read`, without an incomplete last line."""
         self.num_damaged = 0
         """Number of lines that differ from their checksums or are not JSON objects."""
         self._checker = LineChecker()
@@ -116,42 +116,42 @@ class Records:
 
 
 def item(record: object, *path: str) -> object:
-    """Return the value at a path of keys; None if there is none."""
+    """Return the value at a path of keys in nested objects; None if there is no value."""
     for key in path:
         record = record.get(key) if isinstance(record, dict) else None
     return record
 
 
 def number(record: object, *path: str) -> float | None:
-    """Return the finite number at a path of keys; None if there is none."""
+    """Return the finite number at a path of keys; None if there is no such number."""
     value = item(record, *path)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         found = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # the whole number has hundreds of digits
         return None
     return found if math.isfinite(found) else None
 
 
 def count(record: object, *path: str) -> int:
-    """Return the number at a path of keys as a whole number; 0 if there is none."""
+    """Return the number at a path of keys, truncated to a whole number; 0 if there is no number."""
     return int(number(record, *path) or 0)
 
 
 def text(record: object, *path: str) -> str:
-    """Return the text or number at a path of keys as text; empty if there is none."""
+    """Return the string or number at a path of keys as a string; empty if there is neither."""
     value = item(record, *path)
     return str(value) if isinstance(value, (str, int, float)) else ""
 
 
 def mapping(record: object, *path: str) -> Record:
-    """Return the object at a path of keys; empty if there is none."""
+    """Return the JSON object at a path of keys; empty if there is no object."""
     value = item(record, *path)
     return value if isinstance(value, dict) else {}
 
 
 def rows(record: object, *path: str) -> list[object]:
-    """Return the list at a path of keys; empty if there is none."""
+    """Return the list at a path of keys; empty if there is no list."""
     value = item(record, *path)
     return value if isinstance(value, list) else []

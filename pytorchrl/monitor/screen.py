@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDE = 130
-# Colors of states and of the parts of a level's time.
+# These are the colors of states, and of the parts in the time bar of a level of the worker tree.
 _STATE = {"running": "bold green", "ended": "bold blue", "silent": "bold red", "starting": "bold yellow"}
 _PARTS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 def check_rich() -> None:
-    """Raise `ConfigError`, which names the extra, if rich is not installed."""
+    """Raise `ConfigError`, which names the extra `cli`, if rich is not installed."""
     try:
         import rich  # noqa: F401
     except ImportError:
@@ -34,9 +34,9 @@ def check_rich() -> None:
 
 
 def frame(view: RunView, width: int, height: int) -> RenderableType:
-    """Return one frame for a terminal with this number of columns and lines.
+    """Return the contents of a terminal with `width` columns and `height` lines.
 
-    If not all workers fit, the ones with replacements and the slowest ones are shown.
+    If not all workers fit, replaced workers and the slowest workers are preferred.
     """
     from rich.console import Group
     from rich.table import Table
@@ -63,7 +63,7 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def _table(*columns: tuple[str, str], title: str = "") -> Table:
-    """Return a table; each column is (header, "left" or "right")."""
+    """Return an empty table; each column is given as (header, alignment), with "left" or "right" as alignment."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title or None, title_justify="left",
@@ -114,7 +114,7 @@ def _bottleneck(view: RunView) -> Text:
 
 
 def _flow(view: RunView) -> Table:
-    """Return the tree from the update worker down, with the rates on its edges."""
+    """Return the worker tree from the update worker down, with the rates on its edges."""
     rates = view.rates
     table = _table(("", "left"), ("", "left"), title="tree")
     updates = compact(rates.get("updates"))
@@ -169,7 +169,7 @@ def _workers(view: RunView, most: int) -> Table:
 
 
 def _fitting(workers: Sequence[Worker], most: int) -> list[Worker]:
-    """Return at most `most` workers in their order, preferring replaced workers and then slow ones."""
+    """Return at most `most` workers, in order; prefer gradient workers, then replaced workers, then slow workers."""
     order = sorted(range(len(workers)), key=lambda place: (
         workers[place].is_collector, -workers[place].restarts, workers[place].rate or 0.0))
     kept = set(order[:most])

@@ -49,7 +49,7 @@ details{{margin:.5rem 0}}summary{{cursor:pointer}}video,img{{max-width:100%}}
 @media (max-width:1000px){{svg text{{font-size:15px}}}}@media (max-width:520px){{svg text{{font-size:17px}}}}
 """
 
-# The choice lasts as long as the page; a page without scripts follows the system.
+# The choice between light and dark lasts until the page is closed. Without scripts, the page follows the system.
 TOGGLE = """
 document.getElementById("theme").addEventListener("click",function(){
 var root=document.documentElement,set=root.dataset.theme;
@@ -57,7 +57,7 @@ var dark=set?set==="dark":matchMedia("(prefers-color-scheme:dark)").matches;
 root.dataset.theme=dark?"light":"dark";});
 """
 
-# The table is replaced by one that the server has escaped.
+# The script replaces the table by a new table, whose texts the server has escaped.
 REFRESH = """
 setInterval(function(){if(document.hidden)return;
 fetch("/rows").then(function(answer){return answer.ok?answer.text():Promise.reject();}).then(function(text){
@@ -67,7 +67,7 @@ document.getElementById("rows").innerHTML=text;document.getElementById("note").t
 
 
 def policy(script: str) -> str:
-    """Return a content security policy that allows this script, inline styles and embedded media, and nothing else."""
+    """Return a content security policy: only `script`, inline styles, embedded media and this server are allowed."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
             "media-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'")

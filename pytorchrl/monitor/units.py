@@ -1,4 +1,4 @@
-"""Write numbers, times and shares for people."""
+"""Format numbers, durations and shares for display."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compact(value: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in whole percent."""
+    """Return a share, from 0 to 1, in whole percent."""
     return f"{share:.0%}"
 
 

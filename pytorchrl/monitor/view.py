@@ -26,11 +26,13 @@ from pytorchrl.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 
 # Rates and time shares cover the records of this many seconds before the latest record.
 _WINDOW_S = 10.0
-# A level waits noticeably if it waits for more than this share of its time.
+# The wait of a level of the worker tree is shown if it takes at least this share of the time of the level.
 _MIN_WAIT_SHARE = 0.05
-# A queue is full if its mean level is at least this share of its size; one batch is taken out at each count.
+# A queue counts as full if its mean length is at least this share of its size. The share is below 1, because the
+# length is measured whenever a batch has just been removed.
 _FULL = 0.9
-# A run is silent if no record arrives for this many times its longest recent interval between records.
+# A run is silent if the time since its last record exceeds both `_SILENT_S` seconds and `_SILENT_FACTOR` times the
+# longest of its recent intervals between records.
 _SILENT_FACTOR, _SILENT_S = 5.0, 30.0
 
 _LEVELS = ("collection", "gradients", "update")
@@ -39,7 +41,7 @@ _WHO = {"collection": "collection workers", "gradients": "gradient workers", "up
 
 @dataclass(frozen=True)
 class Lag:
-    """A summary of lags, in updates."""
+    """Mean, 90th percentile and maximum of policy lags or gradient lags, in updates."""
 
     mean: float
     p90: float
@@ -48,14 +50,14 @@ class Lag:
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker of the tree.
+    """One worker of the worker tree.
 
     Attributes:
         name: Its name, such as "GWorker 0/CWorker 3".
         is_collector: Whether it collects; otherwise it computes gradients.
-        total: Env steps or gradients so far that reached the learner.
-        rate: Env steps or gradients per second in the latest window; None if it is not known yet.
-        restarts: Replacements of the worker after a loss.
+        total: Number of env steps or gradients of the worker that have reached the learner so far.
+        rate: Env steps or gradients per second in the last 10 seconds or so; None if it is not known yet.
+        restarts: Number of times that the worker was lost and replaced.
         lag: Policy lag of its rollouts since the start; None if it is not known.
     """
 
@@ -69,7 +71,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Wait:
-    """A level that waits: who waits, for whom, and the share of its time."""
+    """The wait of a level of the worker tree: who waits, for whom or what, and for which share of the level's time."""
 
     who: str
     whom: str
@@ -78,7 +80,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened between two records."""
+    """A fault that was counted between two records, such as the replacement of a lost worker."""
 
     env_steps: int
     seconds: float
@@ -99,12 +101,12 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Name -> rate per second: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out; a rate that is not known yet is missing.
-        shares: Level -> part -> share of the level's time in the latest window.
-        waits: Levels that wait, the longest wait first.
-        bottleneck: A sentence; empty before the first update.
-        events: Replacements and skipped updates, in order.
+        shares: Level of the worker tree -> part of its work -> share of the level's time in the last 10 seconds or so.
+        waits: The waits of levels of the worker tree, the longest wait first.
+        bottleneck: A sentence that says which work limits the run; empty before the first update.
+        events: Faults, such as replaced workers and skipped updates, in order.
         records: All records that were read, for curves.
-        problems: A sentence about each damaged file, whose damaged contents are left out.
+        problems: A sentence about each damaged file; the view leaves out the damaged contents.
     """
 
     run_dir: Path
@@ -124,7 +126,7 @@ class RunView:
 
     @property
     def name(self) -> str:
-        """The name of the directory."""
+        """The name of the run's directory."""
         return self.run_dir.name or str(self.run_dir)
 
     @property
@@ -139,32 +141,32 @@ class RunView:
 
     @property
     def env_steps(self) -> int:
-        """Env steps that reached the learner."""
+        """Number of env steps that have reached the learner."""
         return count(self.result, "env_steps") or count(self.latest, "env_steps")
 
     @property
     def target_steps(self) -> int:
-        """Env steps of the whole run."""
+        """Number of env steps after which the run ends."""
         return count(self.run, "target_steps")
 
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return of the last 100 training episodes."""
+        """Mean raw return of the last 100 training episodes; None before an episode has ended."""
         return number(self.latest, "return_mean")
 
     @property
     def eval_return(self) -> float | None:
-        """Mean raw return of the latest evaluation."""
+        """Mean raw return of the latest evaluation; None before the first evaluation."""
         return number(self.latest, "evaluation", "return_mean")
 
     @property
     def policy_lag(self) -> Lag | None:
-        """The policy lag of all data."""
+        """The policy lag since the start of the run; None if the latest record does not contain it."""
         return _lag(item(self.latest, "policy_lag"))
 
     @property
     def grad_lag(self) -> Lag | None:
-        """The lag of gradients."""
+        """The gradient lag in the latest record; None if the record does not contain it."""
         return _lag(item(self.latest, "scheme", "grad_lag"))
 
     @property
@@ -182,16 +184,16 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """Train batches that are queued now, the size of the queue, and the mean level."""
+        """(Queued train batches, size of the queue, mean number of queued train batches, or None if it is unknown)."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 
     def setting(self, name: str) -> str:
-        """Return a setting of the scheme as text; empty if there is none."""
+        """Return a setting of the scheme as text; empty if the scheme has no such setting."""
         return text(self.run, "scheme", name)
 
     def metric(self, name: str) -> int:
-        """Return a counter of the scheme."""
+        """Return a counter of the scheme in the latest record; 0 if the record lacks this counter."""
         return count(self.latest, "scheme", name)
 
     def curve(self, *path: str) -> list[tuple[float, float]]:
@@ -205,7 +207,7 @@ class Reader:
 
     Args:
         run_dir: The directory of the run, which `reading.check_run` accepts.
-        only_latest: Whether to keep only the latest records, for callers that need no whole curve.
+        only_latest: Whether to keep only the latest records, for callers that do not draw curves.
     """
 
     def __init__(self, run_dir: Path, *, only_latest: bool = False) -> None:
@@ -227,7 +229,7 @@ class Reader:
         return replace(view_of(self._run_dir, run, result, self._records, age_s), problems=problems)
 
     def _problem(self, result: Record) -> str:
-        """Return the problem with the records; empty if there is none."""
+        """Return a sentence that says how `metrics.jsonl` is damaged; empty if it is not."""
         source, path = self._source, str(self._run_dir / METRICS_FILE)
         if source.num_damaged:
             return f"{path!r} is damaged: lines that differ from their checksums were left out: {source.num_damaged}"
@@ -266,7 +268,7 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
 
 
 def _before(records: Sequence[Record]) -> Record:
-    """Return the newest record that is at least a window older than the latest record, or else the oldest record.
+    """Return the newest record that is `_WINDOW_S` older than the latest record, or else the oldest record.
 
     The result is empty, which stands for the start of the run, if there is only one record, or if the run was resumed
     in between, because the counts of a resumed run start at 0 again.
@@ -330,12 +332,12 @@ def _shares(before: Record, latest: Record) -> dict[str, dict[str, float]]:
 def _bottleneck(shares: Mapping[str, Mapping[str, float]], settings: Record) -> str:
     try:
         return time_shares.bottleneck(shares, settings)[2]
-    except (KeyError, ValueError):  # no update yet, or a record of another version
+    except (KeyError, ValueError):  # there is no update yet, or another version wrote the record
         return ""
 
 
 def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: Record) -> tuple[Wait, ...]:
-    """Return the waits of each level; each part of the waiting time has its own cause."""
+    """Return the waits that take at least `_MIN_WAIT_SHARE` of the time of their level, the longest wait first."""
     data = "batches from the replay workers" if settings.get("num_replay_workers") else "rollouts"
     level, size = number(latest, "scheme", "queue", "mean") or 0.0, number(settings, "queue_size")
     is_full = settings.get("col_communication") == "asynchronous" and size and level >= _FULL * size
@@ -349,7 +351,7 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
 
 
 def _events(records: Sequence[Record]) -> tuple[Event, ...]:
-    """Return the increases of counters of faults between consecutive records."""
+    """Return an event for each fault counter that increased between two consecutive records."""
     names = (("workers_restarted", "lost workers replaced"), ("envs_restarted", "environments restarted"),
              ("updates_skipped_nan", "updates skipped as not finite"))
     found: list[Event] = []
