@@ -94,7 +94,7 @@ class ShardStates:
                 self._states[index] = state
 
     def confirm(self, header: Rollout) -> None:
-        """Count a rollout that a shard has added, and store its header for the learner's statistics."""
+        """Count a rollout that a shard has added; store its header, which has no data, for the learner's statistics."""
         with self._lock:
             self.added += header.num_env_steps
             self._headers.append(header)

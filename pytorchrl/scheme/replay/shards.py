@@ -104,7 +104,9 @@ class Shards:
                 and any(state.mass > 0.0 for state in self.states))
 
     def poll(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for a confirmation, process all that have arrived, and replace lost shards.
+        """Process the rollouts that shards have confirmed, and replace lost shards.
+
+        If there is no confirmation yet, the method waits up to `timeout_s` seconds for the first.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.
