@@ -1,7 +1,7 @@
-"""Watch the processes of a local Ray instance: Ray notices the loss of its own parts after a minute, or never.
+"""Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
 Ray's parts are the GCS (the directory of all workers), the raylet (which starts workers and has the object store) and
-the agents of the raylet. A part that has ended is an error. A part that was stopped (SIGSTOP) is continued.
+the agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) is continued.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ logger = get_logger(__name__)
 _PARTS = {"gcs_server": "GCS", "raylet": "raylet", "ray::DashboardA": "dashboard agent",
           "ray::RuntimeEnv": "runtime environment agent", "log_monitor": "log monitor"}
 _INTERVAL_S = 0.5
-# A part that is stopped for this number of checks in a row is continued. The first checks do not count, so that Ctrl-Z
-# and `fg`, which stop and continue all processes at about the same time, have no effect.
+# A part that is stopped at this number of checks in a row is continued. One check is not enough: Ctrl-Z and `fg` stop
+# and continue all processes at about the same time, so a check shortly after `fg` may still find a stopped part.
 _MAX_STOPPED = 4
 
 

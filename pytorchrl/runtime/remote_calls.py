@@ -1,6 +1,6 @@
-"""The calls that this process has made to worker processes, and the connections over which it made them.
+"""The calls that this process has made to worker processes, and the connections to these processes.
 
-No thread is needed to receive the answers: one of the threads that wait for an answer reads the answers of all workers,
+No separate thread receives the answers: one of the threads that wait for an answer reads the answers of all workers,
 and wakes the other waiting threads.
 """
 
@@ -46,7 +46,7 @@ class RemoteCall:
         self._outcome: Outcome[Value] | None = None
 
     def settle(self, answer: Message | WorkerLostError) -> None:
-        """Store the answer, or the reason why there will be none."""
+        """Store the answer, or the error because of which no answer will arrive."""
         if isinstance(answer, Message):
             self._answer = answer
         else:
@@ -92,7 +92,8 @@ class RemoteCalls:
         self._peers: dict[str, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
         self._numbers = itertools.count()
-        # Held by the thread that reads answers. If Ctrl-C prevents its release, the same thread can acquire it again.
+        # The thread that reads answers has this lock. If Ctrl-C prevents the release of the lock, the same thread can
+        # acquire it again.
         self._reading = threading.RLock()
         self._is_reading = False
         self._changed = threading.Condition()

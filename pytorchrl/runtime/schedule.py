@@ -33,7 +33,7 @@ class Ended(BaseException):
 
 
 class Signal:
-    """A condition that tasks can wait for, and the tasks that wait until a change is announced."""
+    """A condition variable for tasks: `Schedule.notify` wakes the tasks that wait for it."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Task, int]] = []
@@ -52,7 +52,7 @@ class Task:
     def __init__(self, name: str, owner: object) -> None:
         self.name, self.owner = name, owner
         self.thread = threading.current_thread()
-        self.baton = threading.Lock()  # unlocked while the baton is being passed to this task
+        self.baton = threading.Lock()  # released to wake the task's thread; see `wake`
         self.baton.acquire()
         self.num_waits = 0  # a wake-up contains the number of its wait; wake-ups for earlier waits are ignored
         self.waits_for = ""  # description of the current wait; empty while the task can run
@@ -61,7 +61,7 @@ class Task:
         self.since = time.perf_counter()
 
     def wake(self) -> None:
-        """Wake the task, so that it checks whether it has the baton; an unnecessary call does no harm."""
+        """Wake the task's thread, which checks whether the task may run; an unnecessary call has no effect."""
         if self.baton.locked():
             with contextlib.suppress(RuntimeError):  # another thread has just released the lock
                 self.baton.release()
@@ -91,8 +91,8 @@ class Schedule:
         self.tasks: list[Task] = [self._driver]
         self._ties = random.Random(seed)
         self._order = itertools.count()
-        # (moment, tie, order, entry, whether the entry is the timeout of a wait). An entry is a task with the number of
-        # its wait, or a function to call.
+        # (moment, random number that breaks ties, order, entry, whether the entry is the timeout of a wait). An entry
+        # is a task with the number of its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised by the driver when it resumes
@@ -219,7 +219,7 @@ class Schedule:
             self._park("its turn", [], self.now, is_timeout=None)
 
     def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, is_timeout: bool | None) -> None:
-        """Pass the baton to the next task; return after a notification or at the deadline."""
+        """Let other tasks run until one of `signals` is notified, or until the deadline."""
         task = self.current
         if threading.current_thread() is not task.thread:
             raise RuntimeError(f"{threading.current_thread().name} waits in the simulated runtime, but {task.name} is "
