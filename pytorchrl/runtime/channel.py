@@ -197,7 +197,7 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send a packet, together with the numbers of released blocks and the files of blocks that the reader lacks."""
+        """Send a packet, with the numbers of released blocks and the descriptors of blocks that the reader lacks."""
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)

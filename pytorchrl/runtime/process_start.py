@@ -173,7 +173,7 @@ class _Server:
                 return None
 
     def _handle(self, client: socket.socket) -> tuple[str, str, socket.socket] | None:
-        """Handle one request of a client; the return value is that of `serve`."""
+        """Handle one request of a client; in a worker's process, return its address, name and socket, else None."""
         try:
             packet, files, _, _ = socket.recv_fds(client, _PACKET_BYTES, 1)
         except OSError:
@@ -253,7 +253,7 @@ def serve(address: str, run: Callable[[str, socket.socket], None]) -> None:
         if forked is not None:
             _become_worker(address, *forked, run=run)
     finally:
-        os._exit(0)  # without the clean-up of modules, which takes a third of a second
+        os._exit(0)  # skip the clean-up of modules, which takes a third of a second
 
 
 def _import_all() -> None:

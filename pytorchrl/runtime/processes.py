@@ -80,7 +80,7 @@ class ProcessRuntime(Runtime):
                     resources: Mapping[str, float]) -> Handle[W]:
         """Start `cls(**params)` in a new process, with one torch thread for each requested CPU, and at least one."""
         address, server = new_address(), self._connect()
-        # The factories and classes of a user may be defined in a script, which other processes cannot import.
+        # Unlike pickle, cloudpickle also sends classes of the user's script, which other processes cannot import.
         pickled = cloudpickle.dumps((cls, dict(params)), protocol=5)
         server.fork(address, name)
         self._calls.call(address, name, START, "", Start(

@@ -44,7 +44,7 @@ class Connection:
         directory: Directory of a Ray instance that this process starts; None: the process joins a cluster.
 
     Attributes:
-        problem: A sentence about a process of Ray that has ended; "" while all of them run.
+        problem: A sentence about a process of Ray that has ended; "" if none has ended.
     """
 
     current: ClassVar[Connection | None] = None
@@ -58,7 +58,7 @@ class Connection:
 
     @property
     def problem(self) -> str:
-        """A sentence about a process of Ray that has ended; "" while all of them run."""
+        """A sentence about a process of Ray that has ended; "" if none has ended."""
         return "" if self._watch is None else self._watch.problem
 
     @property
@@ -106,7 +106,8 @@ class Connection:
         seen = list[str]()
         while True:
             began = now()
-            # Paths of sockets are limited to 107 bytes, so this directory has a short name. The reaper removes it.
+            # Paths of sockets are limited to 107 bytes, so this directory has a short name. The process that
+            # `start_reaper` starts removes the directory.
             connection = cls(tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None))
             try:
                 connection._start(ray)

@@ -234,7 +234,7 @@ class RayRuntime(Runtime):
 
     @property
     def _problem(self) -> str:
-        """A sentence about a process of Ray that has ended; "" while all of them run."""
+        """A sentence about a process of Ray that has ended; "" if none has ended."""
         return "" if self._connection is None else self._connection.problem
 
     @property

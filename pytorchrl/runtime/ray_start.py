@@ -23,7 +23,7 @@ _UMASK = "PYTORCHRL_UMASK"
 
 @contextlib.contextmanager
 def private_start(ray: ModuleType) -> Iterator[None]:
-    """Make `ray.init` in the block start only needed processes, which other users and machines cannot reach.
+    """Make `ray.init` in the block start only processes that a run needs and that only this user and machine can reach.
 
     Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible for all users, so these
     folders rely on the permissions of the enclosing directory. Ray's function `resolve_ip_for_localhost` is replaced,

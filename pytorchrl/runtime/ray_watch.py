@@ -49,13 +49,13 @@ def _children(parent: int) -> list[int]:
 
 
 class Watch:
-    """A thread that watches the parts of the Ray instance that this process has started (Linux only).
+    """A thread that watches the parts (GCS, raylet, agents) of the Ray instance that this process started, on Linux.
 
     Args:
         on_lost: Function that receives a sentence about a part that has ended. It is called at most once.
 
     Attributes:
-        problem: The sentence; "" while all parts run.
+        problem: The sentence that `on_lost` received; "" while all parts run.
     """
 
     def __init__(self, on_lost: Callable[[str], None]) -> None:
@@ -102,7 +102,7 @@ class Watch:
             self._on_lost(self.problem)
 
     def _continue(self, pid: int, name: str) -> None:
-        """Continue a part that has been stopped for several checks in a row."""
+        """Continue a part of Ray if it was stopped (SIGSTOP) at several checks in a row."""
         with contextlib.suppress(OSError):  # the part has ended
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             self._stopped[pid] = self._stopped.get(pid, 0) + 1 if fields[0] == "T" else 0

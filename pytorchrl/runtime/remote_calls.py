@@ -139,9 +139,9 @@ class RemoteCalls:
         return self._peer(address, "").channel is not None
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Receive answers until `is_over()` or for `timeout_s` seconds; return the last value of `is_over()`.
+        """Receive answers until `is_over()` is true, for at most `timeout_s` seconds; return whether it is true.
 
-        Answers that have arrived already are received first, even if `is_over()` or `timeout_s` is 0.
+        Answers that have arrived already are received first, even if `is_over()` is true or `timeout_s` is 0.
         """
         deadline = time.monotonic() + min(timeout_s, _LONGEST_WAIT_S)
         self._turn(is_over, 0.0)

@@ -1,8 +1,8 @@
 """Run tasks on a virtual clock, one at a time, in an order that depends only on a seed.
 
-A task is a thread that runs only while it has the baton. When a task has to wait, it passes the baton to the task that
-is due first in virtual time; a seeded generator breaks ties. Therefore no two tasks run concurrently, and neither a
-debugger nor a print statement nor a slow machine changes the order.
+A task is a thread, and only one task runs at a time. When the running task has to wait, the task that is due first in
+virtual time runs next; a seeded generator breaks ties. Therefore, neither a debugger nor a print statement nor a slow
+machine changes the order.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Schedule:
         # is a task with the number of its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
-        self._interruption: BaseException | None = None  # raised by the driver when it resumes
+        self._interruption: BaseException | None = None  # the driver raises it when it resumes
         self._digest = hashlib.blake2b(digest_size=16)
         self.after_event: Callable[[], None] | None = None
         self.num_events = 0
@@ -248,9 +248,9 @@ class Schedule:
         self.check_running()
 
     def _swap(self, task: Task, chosen: Task) -> None:
-        """Pass the baton to `chosen`, and wait until `task` has it again.
+        """Let the task `chosen` run, and wait until `task` may run again.
 
-        `current` is the task that has the baton; the lock `Task.baton` only wakes a task's thread.
+        The task that may run is `current`; the lock `Task.baton` only wakes a task's thread.
         """
         self.current = chosen
         while self.current is not task:

@@ -141,7 +141,7 @@ def _taker_of(kind: type) -> Take:
 
 def _is_plain(kind: type) -> bool:
     """Return whether a dataclass is pickled by its fields only."""
-    if getattr(kind, "__new__", None) is not object.__new__:  # as in exceptions
+    if getattr(kind, "__new__", None) is not object.__new__:  # exceptions have their own `__new__`
         return False
     own = [vars(base) for base in kind.__mro__[:-1]]
     names = {name for names in own for name in names} & {"__reduce__", "__reduce_ex__", "__getnewargs__",

@@ -68,9 +68,9 @@ class Inserter:
         return self._router.choose(rollout.worker, free, staying)
 
     def poll(self, timeout_s: float) -> None:
-        """Process the rollouts that shards have confirmed, and replace lost shards.
+        """Process the confirmations of shards that have added a rollout, and replace lost shards.
 
-        If there is no confirmation yet, the method waits up to `timeout_s` seconds for the first.
+        If no confirmation has arrived, the method waits up to `timeout_s` seconds for the first.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.

@@ -52,7 +52,7 @@ class Sampler:
 
     Attributes:
         versions: (K, 2) int64, versions of the latest batch taken; see `Sample`.
-        num_waiting: Number of batches that were waiting when the latest batch was taken.
+        num_waiting: Number of further batches that had arrived when the latest batch was taken.
         num_pending: Number of batches that were in flight when the latest batch was taken.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
             arrived ("fetch"), and to send priorities ("priorities").
@@ -119,7 +119,7 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
+        """Return, for each batch taken since the last call, how many further batches had arrived at that time."""
         levels, self._levels = tuple(self._levels), []
         return levels
 

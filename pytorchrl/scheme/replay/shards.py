@@ -104,9 +104,9 @@ class Shards:
                 and any(state.mass > 0.0 for state in self.states))
 
     def poll(self, timeout_s: float) -> None:
-        """Process the rollouts that shards have confirmed, and replace lost shards.
+        """Process the confirmations of shards that have added a rollout, and replace lost shards.
 
-        If there is no confirmation yet, the method waits up to `timeout_s` seconds for the first.
+        If no confirmation has arrived, the method waits up to `timeout_s` seconds for the first.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.
@@ -185,7 +185,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
+        """Return, for each batch taken since the last call, how many further batches had arrived at that time."""
         return self.sampler.take_levels()
 
     @property
@@ -207,7 +207,7 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Number of batches that were waiting when the latest batch was taken."""
+        """Number of further batches that had arrived when the latest batch was taken."""
         return self.sampler.num_waiting
 
     @property
