@@ -110,7 +110,7 @@ class Recording(Journal):
         self.depth += 1
 
     def note(self, *event: object) -> None:
-        """Record an event. Events after `release` are ignored: they are incomplete, and not needed to repeat the run."""
+        """Record an event. Events after `release` are ignored: they are incomplete and not needed to repeat the run."""
         if not self._released:
             self._events.append(event)
 
