@@ -209,7 +209,7 @@ class NcclCollective:
             self._busy.release()
 
     def _abort(self) -> None:
-        """Leave both groups; only the holder of the lock may call this method."""
+        """Leave both groups; only the holder of the lock `_busy` may call this method."""
         self._left.set()
         self._gloo.close()
         if self._group is not None:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 _FORK, _KILL, _END = range(3)
 _PACKET_BYTES = 4096
-# Interval in seconds at which the server checks whether the driver is alive. The closed connection to the driver is not
-# enough: a process that the driver has forked may keep the connection open.
+# Interval in seconds at which the server checks whether the driver is alive. The connection to the driver does not show
+# this reliably: a process that the driver has forked may keep it open.
 _INTERVAL_S = 1.0
 _END_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15

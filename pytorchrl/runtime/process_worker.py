@@ -1,4 +1,4 @@
-"""The process of a worker: one thread reads messages and runs signals; the main thread runs all other calls."""
+"""The process of a worker: one thread reads messages and runs urgent calls; the main thread runs all other calls."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Host:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """Run a method of the worker immediately; if the worker is not built yet, return None, and run it later."""
+        """Run a method immediately; if the worker is not built yet, return None, and run the method later."""
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))

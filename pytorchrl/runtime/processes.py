@@ -192,7 +192,7 @@ def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, i
 
 
 def _allow_files() -> None:
-    """Raise the number of files that this process may open, as far as the system allows without privileges."""
+    """Raise the limit on open files of this process, as far as the system allows without privileges."""
     import resource  # only Unix has this module
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -114,7 +114,7 @@ class Host:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, *args: object, **kwargs: object) -> object:
-        """Run a method of the worker immediately; if the worker is not built yet, return None, and run it later."""
+        """Run a method immediately; if the worker is not built yet, return None, and run the method later."""
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))

@@ -26,7 +26,7 @@ _EXIT = "Terminate the process"
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start a reaper for this process, in a separate session that Ctrl-C and a closing terminal do not affect."""
+    """Start a process that runs `main` for this process, in a session of its own, which Ctrl-C does not affect."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)

@@ -46,7 +46,7 @@ class RemoteCall:
         self._outcome: Outcome[Value] | None = None
 
     def settle(self, answer: Message | WorkerLostError) -> None:
-        """Store the answer, or the error because of which no answer will arrive."""
+        """Store the answer, or the error that prevents an answer."""
         if isinstance(answer, Message):
             self._answer = answer
         else:

@@ -55,7 +55,7 @@ class ShardStates:
 
     Attributes:
         changed: The event; a waiting sampler clears it.
-        added: Number of env steps that shards have confirmed. The inserter updates it.
+        added: Number of env steps in the rollouts that shards have added and confirmed. The inserter updates it.
         trained: Number of env steps sampled, multiplied by the number of passes over a batch. The sampler updates it.
         lost: (shard, incarnation, error) for each shard that the sampler found to be lost, until the inserter has
             handled the loss.

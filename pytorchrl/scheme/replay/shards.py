@@ -217,7 +217,7 @@ class Shards:
 
     @property
     def added(self) -> int:
-        """Number of env steps that shards have confirmed."""
+        """Number of env steps in the rollouts that shards have added and confirmed."""
         return self._states.added
 
     @property

@@ -43,7 +43,7 @@ class Versions:
         self._begin += max(0, int(np.searchsorted(firsts, first_row, "right")) - 1)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return (`collected`, `sent`) of the rollout of each row in `rows` (N,), as (N, 2) int64; see `add`."""
+        """Return the versions `collected` and `sent` (see `add`) of each row in `rows` (N,), as (N, 2) int64."""
         blocks = self._blocks[:, self._begin:self._end]
         places = np.searchsorted(blocks[0], rows, "right") - 1
         assert places.min(initial=0) >= 0, "the rollout of a row was never added, or its versions were discarded"
