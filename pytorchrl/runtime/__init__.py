@@ -41,7 +41,7 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
     Ray is imported and started only when the first worker starts.
 
     Args:
-        options: The `Options` of one of the runtimes in `RUNTIMES`, or a subclass of them.
+        options: An instance of the class `Options` of one of the runtimes in `RUNTIMES`, or of a subclass.
         seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.

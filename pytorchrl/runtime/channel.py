@@ -33,19 +33,21 @@ from pytorchrl.runtime.wire import (
 )
 
 Content: TypeAlias = bytes | tuple[int, int]
-"""Bytes of arrays, or the number of a block and the size in bytes."""
+"""Bytes of arrays, or (number of the block of shared memory that contains them, their size in bytes)."""
 Head: TypeAlias = tuple[Value, ...]
 """Content of a packet: plain values."""
 
-# Up to this size, arrays are part of the packet, because a block of shared memory would take longer.
+# Up to this size in bytes, arrays are part of the packet, because a block of shared memory would take longer.
 LARGEST_ENCLOSED = 4096
-# Larger packets are written into a block. The kernel's limit is that of `net.core.wmem_default`, usually 212,992 bytes.
+# Larger packets, in bytes, are written into a block. The kernel's own limit for a packet is `net.core.wmem_default`,
+# usually 212,992 bytes.
 _LARGEST_PACKET = 32768
-# A channel numbers at most this many structures; further structures are part of each message.
+# A channel sends at most this many structures of values (see `wire`) once, and then refers to them by their numbers.
+# The definition of any further structure is part of each message.
 _MOST_STRUCTURES = 1000
 _UNNUMBERED = -1
-_MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel's limit per packet
-_MARSHAL_VERSION = 2  # later versions look for objects that occur twice, which takes longer
+_MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel sends at most 253 descriptors with a packet
+_MARSHAL_VERSION = 2  # later versions of the format look for objects that occur twice, which takes longer
 
 _pool = BlockPool()
 
@@ -128,7 +130,7 @@ class Channel:
         self._sending, self._counting = threading.Lock(), threading.Lock()
         self._numbers: dict[Structure, int] = {}
         self._known: set[int] = set()  # numbers of the structures that the other process knows
-        self._builders: dict[int, Build] = {}  # by the numbers of the other process
+        self._builders: dict[int, Build] = {}  # keys: the numbers that the other process uses
         self._mapped = MappedBlocks()
         self._sent: set[int] = set()  # blocks that the other process has mapped
         self._used: Counter[int] = Counter()  # blocks that the other process has not released
@@ -167,7 +169,7 @@ class Channel:
             self._known.add(layout)
 
     def _layout_of(self, structure: Structure) -> tuple[int, bytes]:
-        """Return the number of a structure, and its definition unless the other process knows it."""
+        """Return the number of a structure, and its definition, which is b"" if the other process knows it."""
         number = self._numbers.get(structure, _UNNUMBERED)
         if number == _UNNUMBERED and len(self._numbers) < _MOST_STRUCTURES:
             number = self._numbers[structure] = len(self._numbers)
@@ -195,7 +197,7 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Write a packet, with the numbers of released blocks and the blocks that the other process does not know."""
+        """Send a packet, with the numbers of released blocks and the descriptors of blocks that the reader lacks."""
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)

@@ -66,7 +66,7 @@ class GlooCollective:
 
     Attributes:
         size, device: See `Collective`.
-        store: The store at which the ranks meet.
+        store: The key-value store of torch through which the ranks connect to each other.
         gpus: The identity of each rank's GPU; empty if a rank has none.
 
     Raises:
@@ -157,7 +157,7 @@ class NcclCollective:
     """Group of ranks that each have a GPU of their own: NCCL adds tensors on the GPUs, and gloo does everything else.
 
     Args:
-        gloo: Connection of the same ranks.
+        gloo: Gloo group of the same ranks.
         group: NCCL group of the same ranks.
         device: The GPU of the caller.
         timeout_s: Seconds after which a sum fails.
@@ -169,7 +169,8 @@ class NcclCollective:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, which are on the ranks' GPUs, computed in place by all-reduce."""
-        # A lost rank makes NCCL wait for ever, but gloo reports it. So the ranks first wait for each other with gloo.
+        # If a rank is lost, NCCL waits forever, but gloo raises an error. Therefore, the ranks first wait for each
+        # other with gloo.
         self._gloo.gather(torch.zeros(1))
         with self._busy:
             try:
@@ -190,7 +191,8 @@ class NcclCollective:
             if time.monotonic() > deadline:
                 return f"it is not complete after {self._timeout_s:g} s"
             time.sleep(_NCCL_LOOK_INTERVAL_S)
-        # Let the current stream use the sum, or raise the error of a failed sum; only a wait with a timeout raises it.
+        # Make the current CUDA stream wait for the sum. With a timeout, this call also raises the error of a failed
+        # sum.
         work.wait(timedelta(seconds=self._timeout_s))
         return ""
 
@@ -207,7 +209,7 @@ class NcclCollective:
             self._busy.release()
 
     def _abort(self) -> None:
-        """Leave both groups; only the holder of the lock may call this method."""
+        """Leave both groups; only the holder of the lock `_busy` may call this method."""
         self._left.set()
         self._gloo.close()
         if self._group is not None:
@@ -257,7 +259,10 @@ def propose_address(*, is_local: bool) -> tuple[str, int]:
 
 
 def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> FromTorch:
-    """Return the store at which ranks meet; rank 0 listens on the given address only if it is the loopback address."""
+    """Return the key-value store of torch through which the ranks of a group connect to each other.
+
+    Rank 0 listens on `address` only, if this is the loopback address, and otherwise on all addresses of its host.
+    """
     if rank or address != _LOOPBACK:
         return _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
     with socket.socket() as listening:
@@ -272,7 +277,7 @@ def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta
 
 
 def gloo_options(address: str, timeout: timedelta) -> FromTorch:
-    """Return the options of a gloo group whose ranks listen on the loopback address if they meet there."""
+    """Return the options of a gloo group; its ranks listen on `address` only, if this is the loopback address."""
     options = _gloo.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [_gloo.ProcessGroupGloo.create_device(hostname=address) if address == _LOOPBACK else
@@ -281,7 +286,7 @@ def gloo_options(address: str, timeout: timedelta) -> FromTorch:
 
 
 def suits_nccl(gpus: Sequence[str]) -> bool:
-    """Return whether several ranks each have a GPU of their own; see `GlooCollective.gpus`."""
+    """Return whether there are several ranks, each with a GPU of its own; `gpus`: see `GlooCollective.gpus`."""
     return len(gpus) > 1 and len(set(gpus)) == len(gpus)
 
 

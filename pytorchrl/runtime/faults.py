@@ -155,7 +155,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def _short(target: str) -> str:
-    """Return the short form of a worker's name, and any other target unchanged."""
+    """Return the short form of a target that is a worker's name; return any other target unchanged."""
     name = _NAME.fullmatch(target)
     if name is None:
         return target

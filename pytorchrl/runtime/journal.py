@@ -64,7 +64,7 @@ class Journal:
         return None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
-        """Return the next event of this kind that concerns `index`; None if no order is enforced."""
+        """Return the next event of this kind that concerns the worker `index`; None if no order is enforced."""
         return None
 
     def take(self) -> Part | None:
@@ -110,7 +110,7 @@ class Recording(Journal):
         self.depth += 1
 
     def note(self, *event: object) -> None:
-        """Record an event. Events after `release` are ignored: they are incomplete, and no replay needs them."""
+        """Record an event. Events after `release` are ignored: they are incomplete and not needed to repeat the run."""
         if not self._released:
             self._events.append(event)
 
@@ -247,7 +247,7 @@ class Replaying(Journal):
         return self._events[0] if self._events else None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
-        """Return the next recorded event of this kind that concerns `index`; None if there is none."""
+        """Return the next recorded event of this kind that concerns the worker `index`; None if there is none."""
         return next((event for event in self._events if event[:2] == (kind, index)), None)
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ WORKER_BYTES = 180 * 10**6
 Measured on Linux with torch's CPU build: 179 to 180 MB for collection workers and for gradient workers.
 """
 FORKED_WORKER_BYTES = 16 * 10**6
-"""Minimum private memory in bytes of a worker process without Ray, which shares all other memory with its siblings.
+"""Minimum private memory in bytes of a worker process without Ray, which shares all other memory with other workers.
 
 Measured in the same way as `WORKER_BYTES`.
 """

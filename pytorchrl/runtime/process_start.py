@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 _FORK, _KILL, _END = range(3)
 _PACKET_BYTES = 4096
-# Interval in seconds at which the server checks whether the driver is alive, for the case that a process which the
-# driver has forked keeps the driver's connection to the server open.
+# Interval in seconds at which the server checks whether the driver is alive. The connection to the driver does not show
+# this reliably: a process that the driver has forked may keep it open.
 _INTERVAL_S = 1.0
 _END_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -47,7 +47,7 @@ class Place:
 
 
 here: Place | None = None
-"""The place of this process; None in the driver."""
+"""The place of this process in the tree of processes; None in the driver."""
 
 
 def new_address() -> str:
@@ -107,7 +107,7 @@ class ForkServer:
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
 
     def fork(self, address: str, name: str) -> None:
-        """Start a worker process that listens at `address`. If this fails, connections to the address are closed."""
+        """Start a worker process that listens at `address`; if the start fails, connections to `address` are closed."""
         with listen(address) as listener:
             files = array.array("i", [listener.fileno()])
             self._send((_FORK, address, self._own, name), [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
@@ -136,11 +136,7 @@ class ForkServer:
 
 
 class _Server:
-    """The loop of the fork server, which has a single thread.
-
-    Attributes:
-        forked: In a fork: the address, name and listening socket of the worker.
-    """
+    """The loop of the fork server, which has a single thread."""
 
     def __init__(self, driver: socket.socket, listener: socket.socket) -> None:
         self._driver, self._listener = driver, listener
@@ -153,7 +149,10 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not wake `select`
 
     def serve(self) -> tuple[str, str, socket.socket] | None:
-        """Fork workers until the driver ends. Return a worker's address, name and socket in its process, else None."""
+        """Fork workers until the driver ends, and return None.
+
+        In the process of a worker, return the worker's address, name and listening socket instead.
+        """
         while True:
             files = [self._listener.fileno(), self._woken.fileno(), *self._clients]
             ready, _, _ = select.select(files, [], [], _INTERVAL_S)
@@ -174,7 +173,7 @@ class _Server:
                 return None
 
     def _handle(self, client: socket.socket) -> tuple[str, str, socket.socket] | None:
-        """Handle one request."""
+        """Handle one request of a client; in a worker's process, return its address, name and socket, else None."""
         try:
             packet, files, _, _ = socket.recv_fds(client, _PACKET_BYTES, 1)
         except OSError:
@@ -210,7 +209,7 @@ class _Server:
     def _reap(self) -> None:
         """Forget workers that have ended, and kill the processes that these workers had started."""
         while (ended := _ended()) is not None:
-            _kill(ended)  # while the id is not free, the group can only be that of the worker
+            _kill(ended)  # until `waitpid` frees the id, no other group can have it
             os.waitpid(ended, 0)
             own, _ = self._workers.pop(ended, ("", ""))
             for pid, (_, parent) in self._workers.items():
@@ -225,7 +224,7 @@ class _Server:
 
 
 def _ended() -> int | None:
-    """Return the id of a child that has ended and was not waited for."""
+    """Return the id of a child process that has ended and was not waited for; None if there is none."""
     with contextlib.suppress(ChildProcessError):
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return None if found is None else found.si_pid
@@ -242,7 +241,7 @@ def serve(address: str, run: Callable[[str, socket.socket], None]) -> None:
 
     Args:
         address: Address of the server.
-        run: Function of a worker's name and its listening socket that runs the worker, in a fork.
+        run: Function that runs a worker in its process, given the worker's name and its listening socket.
     """
     driver = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -254,7 +253,7 @@ def serve(address: str, run: Callable[[str, socket.socket], None]) -> None:
         if forked is not None:
             _become_worker(address, *forked, run=run)
     finally:
-        os._exit(0)  # without the clean-up of modules, which takes a third of a second
+        os._exit(0)  # skip the clean-up of modules, which takes a third of a second
 
 
 def _import_all() -> None:

@@ -1,4 +1,4 @@
-"""The process of a worker: one thread reads messages and executes urgent calls; the main thread executes all others."""
+"""The process of a worker: one thread reads messages and runs urgent calls; the main thread runs all other calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Start:
 
 
 class _Host:
-    """A worker, which is built by the first message."""
+    """The worker of this process, which is built when its first message arrives."""
 
     def __init__(self) -> None:
         self._worker: object = None
@@ -70,13 +70,13 @@ class _Host:
                 getattr(worker, name)(*args, **kwargs)
 
     def call(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """Run a call."""
+        """Run a method of the worker; if the worker could not be built, raise the error of its constructor."""
         if self._failure is not None:
             raise self._failure
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """Run a signal, or keep it until the worker is built."""
+        """Run a method immediately; if the worker is not built yet, return None, and run the method later."""
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))
@@ -154,7 +154,7 @@ def _as_sent(error: BaseException) -> tuple[bytes, str]:
     text = "".join(traceback.format_exception(error))
     try:
         pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)  # an error whose constructor has other parameters cannot be restored
+        cloudpickle.loads(pickled)  # this fails if the constructor of the error needs other arguments
     except Exception:  # noqa: BLE001 - an error of any class may refuse to be pickled
         pickled = cloudpickle.dumps(WorkerError(f"{type(error).__name__}: {error}"))
     return pickled, text

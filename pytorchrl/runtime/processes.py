@@ -1,4 +1,4 @@
-"""Run workers as processes on this machine, without Ray. Data cross in shared memory."""
+"""Run workers as processes on this machine, without Ray. The processes exchange data through shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# Each worker needs a connection, and each block of shared memory in use needs one or two file descriptors.
+# Number of files that this process should be able to open. Each worker needs a connection, and each block of shared
+# memory in use needs one or two file descriptors.
 _NUM_FILES = 65536
 
 
@@ -77,9 +78,9 @@ class ProcessRuntime(Runtime):
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` in a new process, with as many torch threads as it requests CPUs, but at least one."""
+        """Start `cls(**params)` in a new process, with one torch thread for each requested CPU, and at least one."""
         address, server = new_address(), self._connect()
-        # The factories and classes of a user may be defined in a script, which other processes cannot import.
+        # Unlike pickle, cloudpickle also sends classes of the user's script, which other processes cannot import.
         pickled = cloudpickle.dumps((cls, dict(params)), protocol=5)
         server.fork(address, name)
         self._calls.call(address, name, START, "", Start(
@@ -173,11 +174,15 @@ def platform_problem() -> str:
 
 
 _runtimes: WeakValueDictionary[str, ProcessRuntime] = WeakValueDictionary()
-"""Address of a fork server -> the runtime of this process, which each pickled copy of the runtime becomes again."""
+"""Address of a fork server -> the runtime with which this process uses the server. Unpickling the runtime in this
+process returns this object."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Return the runtime by which this process calls the workers of a fork server; None: a new runtime."""
+    """Return the runtime with which this process uses the fork server at the address `server`.
+
+    If there is no such runtime, or if `server` is None, return a new runtime.
+    """
     runtime = _runtimes.get(server or "")
     if runtime is None:
         runtime = ProcessRuntime(options, seed=seed, is_recording=is_recording)
@@ -187,7 +192,7 @@ def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, i
 
 
 def _allow_files() -> None:
-    """Raise the number of files that this process may open, as far as the system allows without privileges."""
+    """Raise the limit on open files of this process, as far as the system allows without privileges."""
     import resource  # only Unix has this module
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 """The connection of this process to a Ray instance, which all runtimes of the process share.
 
-The first runtime starts or joins a Ray instance, and the last one that closes leaves it. A Ray instance that the user
-has started or joined is used, but never left.
+The first runtime starts or joins a Ray instance, and the last runtime to close leaves it. If the user has started or
+joined a Ray instance, the runtimes use this instance, but do not leave it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ logger = get_logger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 # Seconds to wait for the reaper, which usually ends Ray's remaining processes within a tenth of a second.
 _REAP_TIMEOUT_S = 5.0
-# A start that fails after this time was slow, and is tried again; an error in less time has another cause.
+# A start that fails after at least this many seconds was slow, and is tried once more. An earlier error has another
+# cause.
 _SLOW_START_S = 10.0
 # Number of lines of Ray's logs in the error of a start that failed, and the largest number of characters of a line.
 _LOG_LINES, _LOG_WIDTH = 3, 300
@@ -44,7 +45,7 @@ class Connection:
         directory: Directory of a Ray instance that this process starts; None: the process joins a cluster.
 
     Attributes:
-        problem: A sentence about a part of Ray that has ended; "" while all parts run.
+        problem: A sentence about a process of Ray that has ended; "" if none has ended.
     """
 
     current: ClassVar[Connection | None] = None
@@ -58,12 +59,12 @@ class Connection:
 
     @property
     def problem(self) -> str:
-        """A sentence about a part of Ray that has ended; "" while all parts run."""
+        """A sentence about a process of Ray that has ended; "" if none has ended."""
         return "" if self._watch is None else self._watch.problem
 
     @property
     def is_watched(self) -> bool:
-        """Whether a part of Ray that ends is noticed immediately: Ray's parts are processes of this machine."""
+        """Whether this process watches Ray's processes, and notices immediately if one ends; see `ray_watch`."""
         return self._watch is not None
 
     @classmethod
@@ -106,7 +107,8 @@ class Connection:
         seen = list[str]()
         while True:
             began = now()
-            # Paths of sockets are limited to 107 bytes, so this directory has a short name. The reaper removes it.
+            # Paths of sockets are limited to 107 bytes, so this directory has a short name. The process that
+            # `start_reaper` starts removes the directory.
             connection = cls(tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None))
             try:
                 connection._start(ray)
@@ -140,14 +142,14 @@ class Connection:
         atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:
-        """Tell the reaper why Ray may end this process: some of Ray's functions do so if the raylet has ended."""
+        """Send `problem` to the reaper, which prints it if Ray's native code then ends this process."""
         if self._reaper is not None and self._reaper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._reaper.stdin.write(problem.encode() + b"\n")
                 self._reaper.stdin.flush()
 
     def leave(self, ray: ModuleType) -> None:
-        """Leave Ray, if no other runtime of this process uses the connection; end a Ray instance of this process."""
+        """Leave Ray, and end it if this process started it, unless another runtime still uses the connection."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -168,8 +170,8 @@ class Connection:
                 self._reaper.communicate(b"\n", timeout=_REAP_TIMEOUT_S)
 
     def _kill(self) -> None:
-        """Kill the processes of a Ray instance that has lost a part, because `ray.shutdown` would wait for the part."""
-        if self._directory is not None:  # otherwise, the instance belongs to somebody else
+        """Kill Ray's processes after one of them has ended, because `ray.shutdown` would wait for that process."""
+        if self._directory is not None:  # without a directory, this process did not start Ray, and must not kill it
             kill_processes(self._directory, os.getsid(0), os.getpid())
 
 
@@ -195,7 +197,7 @@ def last_lines(directory: str) -> str:
 
 
 def _log_message(data: Mapping[str, list[str]], **options: bool) -> None:
-    """Log a message of Ray; the errors of this library name lost workers."""
+    """Log a message of Ray instead of printing it; errors of this library already name workers that are lost."""
     logger.info("%s", Lines("\n".join(data.get("lines", []))))
 
 

@@ -1,4 +1,4 @@
-"""The Ray actor that contains a worker, and what its answers contain beside the values of the calls.
+"""The Ray actor that contains a worker, and the answers that it sends.
 
 This module does not import Ray. The class of the actor is sent to other processes by name, so they import this module.
 """
@@ -29,14 +29,14 @@ _RECORDS = "pytorchrl_log_records"
 
 
 class WorkerLog(logging.Handler):
-    """Collects the warnings and errors that this library logs in a worker, until an answer takes them to the caller."""
+    """Collects the warnings and errors that this library logs in a worker, until an answer sends them to the caller."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._records: deque[tuple[str, int, str]] = deque(maxlen=_MAX_RECORDS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record as text."""
+        """Store a log record as text."""
         self._records.append((record.name, record.levelno, self.format(record)))
 
     def take(self) -> LogRecords:
@@ -48,7 +48,7 @@ class WorkerLog(logging.Handler):
 class Answer(Generic[R]):
     """Result of a call that also logged warnings, or that raised `SystemExit` or `KeyboardInterrupt`.
 
-    Ray would take the process that raises one of these exceptions for a crashed process, or for a cancelled call.
+    If one of these two exceptions reached Ray, Ray would report a crashed process or a cancelled call.
     """
 
     value: R | None = None
@@ -65,13 +65,13 @@ class Answer(Generic[R]):
 
 
 def log(worker: str, records: Sequence[tuple[str, int, str]]) -> None:
-    """Log the records of a worker in this process."""
+    """Log the records that a worker has sent."""
     for name, level, text in records:
         get_logger(name).log(level, "%s: %s", worker, Lines(text))
 
 
 def records_of(error: BaseException) -> LogRecords:
-    """Return the log records that came with an exception of a worker."""
+    """Return the log records that a worker has attached to an exception."""
     return getattr(error, _RECORDS, [])
 
 
@@ -92,13 +92,13 @@ class Host:
         """Do nothing; the call returns once the actor's process runs."""
 
     def call(self, method: str, *args: object, **kwargs: object) -> object:
-        """Run a call of the worker; the first call builds the worker."""
+        """Run a method of the worker; the first call builds the worker."""
         try:
             value = self._run(method, args, kwargs)
         except (SystemExit, KeyboardInterrupt) as error:
             return Answer(error=error, trace="".join(traceback.format_exception(error)), records=self._log.take())
         except Exception as error:
-            with contextlib.suppress(Exception):  # a class of users may refuse new attributes
+            with contextlib.suppress(Exception):  # an exception class of a user may refuse new attributes
                 setattr(error, _RECORDS, self._log.take())
             raise
         records = self._log.take()
@@ -114,7 +114,7 @@ class Host:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, *args: object, **kwargs: object) -> object:
-        """Run a call immediately, or when the worker has been built."""
+        """Run a method immediately; if the worker is not built yet, return None, and run the method later."""
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))

@@ -1,8 +1,8 @@
-"""Start a local Ray without the processes that a run does not use.
+"""Start a local Ray instance without the processes that a run does not use.
 
 `ray.init` has no option for this. The server of the dashboard, the monitor of the autoscaler and the monitor of log
-files are Python processes; `ray.init` waits more than a second for the first. Without these processes, a local Ray with
-two workers needs a quarter less CPU time to start, and 250 MB less memory.
+files are Python processes; `ray.init` waits more than a second for the server. Without these processes, a Ray instance
+with two workers needs a quarter less CPU time to start, and 250 MB less memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from types import ModuleType
 
-# The first is started even with `include_dashboard=False`, the last even with `log_to_driver=False`.
+# Methods that start these processes. Ray calls the first even with `include_dashboard=False`, and the last even with
+# `log_to_driver=False`.
 _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 
 

@@ -47,7 +47,7 @@ FromRay: TypeAlias = Untyped
 # Shared values up to this size are sent as part of each request, because reading a reference takes 0.7 ms, ten times as
 # long as reading a value in the request. Ray itself would replace each argument of 100 KiB or more with a reference.
 _MAX_ENCLOSED_BYTES = 90_000
-# Interval in seconds at which a wait checks whether a part of Ray has ended.
+# Interval in seconds at which a wait checks whether a process of Ray has ended.
 _LOOK_INTERVAL_S = 0.25
 
 
@@ -107,8 +107,8 @@ class RayRuntime(Runtime):
                         "environment, its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        # Otherwise, a call of Ray after `close`, for example by an interrupted start, would start a Ray instance with
-        # Ray's own defaults.
+        # Without this setting, a call of Ray after `close`, for example by an interrupted start, would start a Ray
+        # instance with Ray's own defaults.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
         # or the stacks that faulthandler prints after a crash.
@@ -219,7 +219,10 @@ class RayRuntime(Runtime):
         return [future for future in futures if future.native in done]
 
     def _finished(self, references: list[T], count: int, timeout_s: float) -> list[T]:
-        """Wait for `count` calls, and return those that are over: all calls, if a part of Ray has ended."""
+        """Wait until `count` calls are over, and return them, or fewer after `timeout_s` seconds.
+
+        If a process of Ray has ended, return all calls, because none of them can continue.
+        """
         deadline = self.now() + timeout_s
         while not self._problem:
             left = max(0.0, deadline - self.now())
@@ -231,12 +234,12 @@ class RayRuntime(Runtime):
 
     @property
     def _problem(self) -> str:
-        """A sentence about a part of Ray that has ended; "" while all parts run."""
+        """A sentence about a process of Ray that has ended; "" if none has ended."""
         return "" if self._connection is None else self._connection.problem
 
     @property
     def _look_interval_s(self) -> float:
-        """Interval at which a wait checks whether a part of Ray has ended; Ray itself may wait for it forever."""
+        """Seconds between checks whether a process of Ray has ended; infinite if these processes are not watched."""
         return math.inf if self._connection is None or not self._connection.is_watched else _LOOK_INTERVAL_S
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
@@ -303,7 +306,7 @@ class RayRuntime(Runtime):
         return self._threads
 
     def own_gpus(self) -> list[int] | None:
-        """Return the GPUs that Ray assigned to this actor. By default, Ray hides all other GPUs."""
+        """Return the torch indices of the GPUs that Ray assigned to this actor; None outside an actor."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
             return None
@@ -390,6 +393,6 @@ def _place_of(address: str, own_ip: str) -> tuple[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the line of Ray's message that states the reason: the last if the actor did not start, else the first."""
+    """Return the line of Ray's message that states the reason, which is the last line if the actor did not start."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]

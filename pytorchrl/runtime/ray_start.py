@@ -16,18 +16,18 @@ from pytorchrl.runtime.ray_processes import without_unused_processes
 
 LOOPBACK = "127.0.0.1"
 _PRIVATE = 0o077
-# Environment variable with the umask of the driver, to which workers return: files that an environment writes have the
-# usual permissions, unlike the files of Ray's own processes.
+# Environment variable that contains the umask of the driver. Workers set this umask again, so files that an environment
+# writes have the usual permissions, unlike the files of Ray's own processes.
 _UMASK = "PYTORCHRL_UMASK"
 
 
 @contextlib.contextmanager
 def private_start(ray: ModuleType) -> Iterator[None]:
-    """Let the `ray.init` of the block start only what a run uses, with private files, and listen on the loopback only.
+    """Make `ray.init` in the block start only processes that a run needs and that only this user and machine can reach.
 
     Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible for all users, so these
-    folders rely on the permissions of the enclosing directory. Without the replaced function, `ray.init` would replace
-    a loopback address by the address at which other machines reach this machine.
+    folders rely on the permissions of the enclosing directory. Ray's function `resolve_ip_for_localhost` is replaced,
+    because it would exchange the loopback address for the address at which other machines reach this machine.
 
     Args:
         ray: The module `ray`. Versions of Ray without one of the replaced functions are not changed.
@@ -56,7 +56,7 @@ def token_path() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Remove the permissions of other users for a file of this user; Ray's token file was readable for everybody."""
+    """Remove the permissions of other users for a file of this user; Ray's token file may be readable for everybody."""
     with contextlib.suppress(OSError):  # the file does not exist yet, or belongs to another user
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & _PRIVATE:

@@ -1,7 +1,7 @@
-"""Watch the processes of a local Ray instance: Ray notices the loss of its own parts after a minute, or never.
+"""Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
 Ray's parts are the GCS (the directory of all workers), the raylet (which starts workers and has the object store) and
-the agents of the raylet. A part that has ended is an error. A part that was stopped (SIGSTOP) is continued.
+the agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) is continued.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ logger = get_logger(__name__)
 _PARTS = {"gcs_server": "GCS", "raylet": "raylet", "ray::DashboardA": "dashboard agent",
           "ray::RuntimeEnv": "runtime environment agent", "log_monitor": "log monitor"}
 _INTERVAL_S = 0.5
-# A part that is stopped for this number of checks in a row is continued. The first checks do not count, so that Ctrl-Z
-# and `fg`, which stop and continue all processes at about the same time, have no effect.
+# A part that is stopped at this number of checks in a row is continued. One check is not enough: Ctrl-Z and `fg` stop
+# and continue all processes at about the same time, so a check shortly after `fg` may still find a stopped part.
 _MAX_STOPPED = 4
 
 
@@ -49,13 +49,13 @@ def _children(parent: int) -> list[int]:
 
 
 class Watch:
-    """A thread that watches the parts of the Ray instance that this process has started (Linux only).
+    """A thread that watches the parts (GCS, raylet, agents) of the Ray instance that this process started, on Linux.
 
     Args:
         on_lost: Function that receives a sentence about a part that has ended. It is called at most once.
 
     Attributes:
-        problem: The sentence; "" while all parts run.
+        problem: The sentence that `on_lost` received; "" while all parts run.
     """
 
     def __init__(self, on_lost: Callable[[str], None]) -> None:
@@ -102,7 +102,7 @@ class Watch:
             self._on_lost(self.problem)
 
     def _continue(self, pid: int, name: str) -> None:
-        """Continue a part that has been stopped for several checks in a row."""
+        """Continue a part of Ray if it was stopped (SIGSTOP) at several checks in a row."""
         with contextlib.suppress(OSError):  # the part has ended
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             self._stopped[pid] = self._stopped.get(pid, 0) + 1 if fields[0] == "T" else 0

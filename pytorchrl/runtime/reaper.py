@@ -6,7 +6,7 @@ has to start quickly, so this module imports only the standard library.
 
 The last line of the standard input is empty if the driver leaves Ray in an orderly way. Otherwise, the driver has been
 killed, or Ray has ended the driver: Ray's native code exits without an exception if the raylet, which contains the
-object store, has ended. In this case, the reaper prints the reason, because the driver could not.
+object store, has ended. In the latter case, the reaper prints the reason, because the driver cannot print it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXIT = "Terminate the process"
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start a reaper for this process, in a separate session that Ctrl-C and a closing terminal do not affect."""
+    """Start a process that runs `main` for this process, in a session of its own, which Ctrl-C does not affect."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
@@ -67,8 +67,8 @@ def reason_of_end(told: str, directory: str) -> str:
     """Return why Ray has ended the driver; "" if the driver left Ray in an orderly way, or was killed.
 
     Args:
-        told: Lines that the driver has written: a sentence about a part of Ray that has ended, and an empty line at the
-            end of an orderly exit.
+        told: Lines that the driver has written: a sentence about a process of Ray that has ended, and an empty line at
+            the end of an orderly exit.
         directory: Directory of the Ray instance, with the logs of the driver.
     """
     if lines := told.split("\n")[:-1]:

@@ -1,6 +1,6 @@
-"""The calls that this process has made to worker processes, and the connections over which it made them.
+"""The calls that this process has made to worker processes, and the connections to these processes.
 
-No thread is needed to receive the answers: one of the threads that wait for an answer reads the answers of all workers,
+No separate thread receives the answers: one of the threads that wait for an answer reads the answers of all workers,
 and wakes the other waiting threads.
 """
 
@@ -46,7 +46,7 @@ class RemoteCall:
         self._outcome: Outcome[Value] | None = None
 
     def settle(self, answer: Message | WorkerLostError) -> None:
-        """Store the answer, or the reason why there will be none."""
+        """Store the answer, or the error that prevents an answer."""
         if isinstance(answer, Message):
             self._answer = answer
         else:
@@ -92,7 +92,8 @@ class RemoteCalls:
         self._peers: dict[str, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
         self._numbers = itertools.count()
-        # Held by the thread that reads answers. If Ctrl-C prevents its release, the same thread can acquire it again.
+        # The thread that reads answers has this lock. If Ctrl-C prevents the release of the lock, the same thread can
+        # acquire it again.
         self._reading = threading.RLock()
         self._is_reading = False
         self._changed = threading.Condition()
@@ -138,9 +139,9 @@ class RemoteCalls:
         return self._peer(address, "").channel is not None
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Receive answers until `is_over()` or for `timeout_s` seconds; return the last value of `is_over()`.
+        """Receive answers until `is_over()` is true, for at most `timeout_s` seconds; return whether it is true.
 
-        Answers that have arrived already are received first, even if `is_over()` or `timeout_s` is 0.
+        Answers that have arrived already are received first, even if `is_over()` is true or `timeout_s` is 0.
         """
         deadline = time.monotonic() + min(timeout_s, _LONGEST_WAIT_S)
         self._turn(is_over, 0.0)

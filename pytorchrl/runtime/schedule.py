@@ -1,8 +1,8 @@
 """Run tasks on a virtual clock, one at a time, in an order that depends only on a seed.
 
-A task is a thread that runs only while it has the baton. When a task has to wait, it passes the baton to the task that
-is due first in virtual time; a seeded generator breaks ties. Therefore no two tasks run concurrently, and neither a
-debugger nor a print statement nor a slow machine changes the order.
+A task is a thread, and only one task runs at a time. When the running task has to wait, the task that is due first in
+virtual time runs next; a seeded generator breaks ties. Therefore, neither a debugger nor a print statement nor a slow
+machine changes the order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ended(BaseException):
 
 
 class Signal:
-    """A condition that tasks can wait for, and the tasks that wait until a change is announced."""
+    """A condition variable for tasks: `Schedule.notify` wakes the tasks that wait for it."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Task, int]] = []
@@ -52,7 +52,7 @@ class Task:
     def __init__(self, name: str, owner: object) -> None:
         self.name, self.owner = name, owner
         self.thread = threading.current_thread()
-        self.baton = threading.Lock()  # unlocked while the baton is being passed to this task
+        self.baton = threading.Lock()  # released to wake the task's thread; see `wake`
         self.baton.acquire()
         self.num_waits = 0  # a wake-up contains the number of its wait; wake-ups for earlier waits are ignored
         self.waits_for = ""  # description of the current wait; empty while the task can run
@@ -61,7 +61,7 @@ class Task:
         self.since = time.perf_counter()
 
     def wake(self) -> None:
-        """Wake the task, so that it checks whether it has the baton; an unnecessary call does no harm."""
+        """Wake the task's thread, which checks whether the task may run; an unnecessary call has no effect."""
         if self.baton.locked():
             with contextlib.suppress(RuntimeError):  # another thread has just released the lock
                 self.baton.release()
@@ -91,11 +91,11 @@ class Schedule:
         self.tasks: list[Task] = [self._driver]
         self._ties = random.Random(seed)
         self._order = itertools.count()
-        # (moment, tie, order, entry, whether the entry is the timeout of a wait). An entry is a task with the number of
-        # its wait, or a function to call.
+        # (moment, random number that breaks ties, order, entry, whether the entry is the timeout of a wait). An entry
+        # is a task with the number of its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
-        self._interruption: BaseException | None = None  # raised by the driver when it resumes
+        self._interruption: BaseException | None = None  # the driver raises it when it resumes
         self._digest = hashlib.blake2b(digest_size=16)
         self.after_event: Callable[[], None] | None = None
         self.num_events = 0
@@ -219,7 +219,7 @@ class Schedule:
             self._park("its turn", [], self.now, is_timeout=None)
 
     def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, is_timeout: bool | None) -> None:
-        """Pass the baton to the next task; return after a notification or at the deadline."""
+        """Let other tasks run until one of `signals` is notified, or until the deadline."""
         task = self.current
         if threading.current_thread() is not task.thread:
             raise RuntimeError(f"{threading.current_thread().name} waits in the simulated runtime, but {task.name} is "
@@ -248,9 +248,9 @@ class Schedule:
         self.check_running()
 
     def _swap(self, task: Task, chosen: Task) -> None:
-        """Pass the baton to `chosen`, and wait until `task` has it again.
+        """Let the task `chosen` run, and wait until `task` may run again.
 
-        `current` is the task that has the baton; the lock `Task.baton` only wakes a task's thread.
+        The task that may run is `current`; the lock `Task.baton` only wakes a task's thread.
         """
         self.current = chosen
         while self.current is not task:

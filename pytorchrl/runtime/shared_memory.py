@@ -36,7 +36,7 @@ class Block:
         capacity: Size in bytes.
 
     Attributes:
-        number, capacity: As given.
+        number, capacity: The arguments.
         file: File descriptor of the memory.
         memory: (capacity,) uint8, the bytes of the block.
         uses: Number of readers that have not dropped their views, plus 1 while the writer needs the content.
@@ -91,7 +91,7 @@ class BlockPool:
             return block
 
     def use(self, block: Block) -> None:
-        """Add a use to a block that is in use."""
+        """Count one more use of a block that is already in use."""
         with self._lock:
             block.uses += 1
 

@@ -171,7 +171,8 @@ class SimulatedRuntime(Runtime):
         options: Options of the runtime; None: the defaults.
         seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of events that the schedule decides.
-        replay: Map from (worker, incarnation) to the journal to repeat. In a replay, operations take no virtual time.
+        replay: Map from (worker, incarnation) to the journal to repeat. In a repeated run, operations take no virtual
+            time.
 
     Attributes:
         schedule: Schedule that decides when each worker runs; it also stores the events and their digest.
@@ -315,8 +316,8 @@ class SimulatedRuntime(Runtime):
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
-        # A replay delivers messages immediately. Otherwise, a message that arrived in the recorded run could be lost in
-        # the replay if its sender died before the delivery.
+        # A repeated run delivers messages immediately. With a latency, a message that arrived in the recorded run could
+        # be lost in the repeated run if its sender died before the delivery.
         if self._replay is not None:
             deliver()
             return

@@ -27,7 +27,8 @@ from torch import Tensor
 from pytorchrl.untyped import Payload
 
 Structure: TypeAlias = tuple[object, ...]
-"""A kind of node, and what is equal in all values of this structure: a type, names, a dtype, structures of parts."""
+"""Description of what all values of a structure have in common. The first entry is the kind of the value. Depending on
+the kind, the other entries are a type, names, a dtype, or the structures of the value's parts."""
 Value: TypeAlias = Payload
 """A value whose type depends on its structure."""
 ScalarList: TypeAlias = list[Payload]
@@ -59,7 +60,7 @@ class Parts:
 
     Attributes:
         scalars: Plain values in the order in which the builder needs them.
-        arrays: Offset in bytes, and the array, for each array.
+        arrays: (offset in bytes, array) for each array.
         size: Bytes of all arrays, including the gaps between them.
         stored: Objects in the value that represent stored values.
     """
@@ -131,7 +132,7 @@ def _taker_of(kind: type) -> Take:
         names = tuple(field.name for field in dataclasses.fields(kind))
 
         def take(value: object, parts: Parts) -> Structure:
-            if len(getattr(value, "__dict__", names)) != len(names):  # it has further attributes
+            if len(getattr(value, "__dict__", names)) != len(names):  # the object has further attributes
                 return _take_other(value, parts)
             return ("object", kind, names, tuple([_take(getattr(value, name), parts) for name in names]))
         return take
@@ -140,7 +141,7 @@ def _taker_of(kind: type) -> Take:
 
 def _is_plain(kind: type) -> bool:
     """Return whether a dataclass is pickled by its fields only."""
-    if getattr(kind, "__new__", None) is not object.__new__:  # such as an exception
+    if getattr(kind, "__new__", None) is not object.__new__:  # exceptions have their own `__new__`
         return False
     own = [vars(base) for base in kind.__mro__[:-1]]
     names = {name for names in own for name in names} & {"__reduce__", "__reduce_ex__", "__getnewargs__",
@@ -190,7 +191,7 @@ def _take_tensor(value: Tensor, parts: Parts) -> Structure:
 
 
 def _take_constant(value: object, parts: Parts) -> Structure:
-    return ("constant", type(value), value)  # members of different enums can be equal
+    return ("constant", type(value), value)  # with the type, because members of different enums can be equal
 
 
 def _take_stored(value: StoredValue, parts: Parts) -> Structure:

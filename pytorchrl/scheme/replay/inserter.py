@@ -21,7 +21,7 @@ from pytorchrl.scheme.transport.requests import Requests
 class Inserter:
     """The sender of rollouts to replay shards. Only the collector thread uses it.
 
-    Once a shard has confirmed a rollout, the ledger counts the rollout as resident instead of in flight.
+    Once a shard has confirmed a rollout, the ledger counts its env steps as resident (in replay), not as in flight.
 
     Args:
         handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
@@ -40,7 +40,7 @@ class Inserter:
         self._ledger, self._add_in_flight = ledger, add_in_flight
         self._adds: Requests[ShardState] = Requests(
             runtime, supervisor, Journal(), lambda state: 0.0, lambda state: (), self._reset, lambda index: None)
-        # For each shard, the rollouts of its pending requests in `_adds`, in the same order.
+        # For each shard: the rollouts in flight to the shard, in the order of its pending requests in `_adds`.
         self._in_flight: list[deque[Rollout]] = [deque() for _ in handles]
         self._evicted, self._resident = [0] * len(handles), [0] * len(handles)
         self._router = Router(routing, len(handles), seed, lambda index: (
@@ -68,7 +68,9 @@ class Inserter:
         return self._router.choose(rollout.worker, free, staying)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for a confirmation, process all that have arrived, and replace lost shards.
+        """Process the confirmations of shards that have added a rollout, and replace lost shards.
+
+        If no confirmation has arrived, the method waits up to `timeout_s` seconds for the first.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.

@@ -59,9 +59,9 @@ class _Kept:
 class RolloutReplay:
     """A replay buffer of the newest whole rollouts, which are sampled uniformly with replacement.
 
-    Shards use this storage if the agent's own storage keeps no data, as is the case for `VTraceBuffer`. The learner's
-    `VTraceBuffer` then makes batches from the sampled rollouts. Collection workers do not use `RolloutReplay`. It needs
-    neither the actor nor the algorithm.
+    Shards use this storage if the agent's own storage, such as `VTraceBuffer`, is not a replay buffer. The learner's
+    `VTraceBuffer` then makes batches from the sampled rollouts. Collection workers do not use `RolloutReplay`, and it
+    needs neither the actor nor the algorithm.
 
     Args:
         options: Checked options.
@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index of the first env step of each rollout in `ids`, as an (N,) array."""
+        """Return `ids` (N,), because the id of a rollout is the index of its first env step."""
         return ids
 
     def reset(self) -> None:

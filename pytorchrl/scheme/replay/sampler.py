@@ -30,10 +30,11 @@ class _Request(NamedTuple):
 
 
 class Sampler:
-    """The receiver of batches from replay shards, and the sender of priorities. Only the learning thread uses it.
+    """The receiver of batches from replay shards, which also sends new priorities to the shards.
 
-    Batches are requested in advance, and each request goes to a shard that is drawn with a probability proportional to
-    its last known total sampling weight. At most `max_requests` batches are in flight or waiting.
+    Only the learning thread uses it. Batches are requested in advance, and each request goes to a shard that is drawn
+    with a probability proportional to its last known total sampling weight. At most `max_requests` batches are in
+    flight or waiting, that is, have arrived but have not been taken.
 
     Args:
         handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
@@ -51,7 +52,7 @@ class Sampler:
 
     Attributes:
         versions: (K, 2) int64, versions of the latest batch taken; see `Sample`.
-        num_waiting: Number of batches that were waiting when the latest batch was taken.
+        num_waiting: Number of further batches that had arrived when the latest batch was taken.
         num_pending: Number of batches that were in flight when the latest batch was taken.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
             arrived ("fetch"), and to send priorities ("priorities").
@@ -76,11 +77,14 @@ class Sampler:
 
     @property
     def num_requested(self) -> int:
-        """Number of batches in flight or waiting."""
+        """Number of batches that are in flight or waiting to be taken."""
         return len(self._requests)
 
     def poll(self, parameters: Mapping[str, float]) -> BatchOfKind | None:
-        """Request batches, wait briefly for the batch of the oldest request, and return it, or None if it is missing.
+        """Request batches in advance, and return the batch of the oldest request.
+
+        The method waits briefly for this batch. It returns None if the batch has not arrived by then, or if its shard
+        is lost or empty.
 
         Args:
             parameters: Current values of the storage's parameters, by name.
@@ -115,7 +119,7 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
+        """Return, for each batch taken since the last call, how many further batches had arrived at that time."""
         levels, self._levels = tuple(self._levels), []
         return levels
 

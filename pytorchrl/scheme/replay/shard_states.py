@@ -55,7 +55,7 @@ class ShardStates:
 
     Attributes:
         changed: The event; a waiting sampler clears it.
-        added: Number of env steps that shards have confirmed. The inserter updates it.
+        added: Number of env steps in the rollouts that shards have added and confirmed. The inserter updates it.
         trained: Number of env steps sampled, multiplied by the number of passes over a batch. The sampler updates it.
         lost: (shard, incarnation, error) for each shard that the sampler found to be lost, until the inserter has
             handled the loss.
@@ -94,7 +94,7 @@ class ShardStates:
                 self._states[index] = state
 
     def confirm(self, header: Rollout) -> None:
-        """Count a rollout that a shard has added, and store its header for the learner's statistics."""
+        """Count a rollout that a shard has added; store its header, which has no data, for the learner's statistics."""
         with self._lock:
             self.added += header.num_env_steps
             self._headers.append(header)

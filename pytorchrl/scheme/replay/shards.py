@@ -104,7 +104,9 @@ class Shards:
                 and any(state.mass > 0.0 for state in self.states))
 
     def poll(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` seconds for a confirmation, process all that have arrived, and replace lost shards.
+        """Process the confirmations of shards that have added a rollout, and replace lost shards.
+
+        If no confirmation has arrived, the method waits up to `timeout_s` seconds for the first.
 
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.
@@ -183,7 +185,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
+        """Return, for each batch taken since the last call, how many further batches had arrived at that time."""
         return self.sampler.take_levels()
 
     @property
@@ -205,7 +207,7 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Number of batches that were waiting when the latest batch was taken."""
+        """Number of further batches that had arrived when the latest batch was taken."""
         return self.sampler.num_waiting
 
     @property
@@ -215,7 +217,7 @@ class Shards:
 
     @property
     def added(self) -> int:
-        """Number of env steps that shards have confirmed."""
+        """Number of env steps in the rollouts that shards have added and confirmed."""
         return self._states.added
 
     @property

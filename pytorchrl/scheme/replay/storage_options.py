@@ -35,7 +35,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
     Args:
         storage: Factory of the agent's storage.
-        size: Total capacity of all shards in env steps; required if the storage itself does not keep its data.
+        size: Total capacity of all shards in env steps; required if the storage is not a replay buffer.
 
     Raises:
         ConfigError: Data of the storage must come from the current policy, or the size is missing.
@@ -53,7 +53,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage, which is `RolloutReplay` if the agent's own storage keeps no data."""
+    """Return the factory of the shards' storage; it is a `RolloutReplay` if the agent's own is not a replay buffer."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 

@@ -12,7 +12,8 @@ _FEWEST = 16
 class Versions:
     """The versions of the weights for each row in replay, stored as three numbers per rollout.
 
-    Rows are numbered from 0 in the order in which they are added; the rows of a rollout are consecutive.
+    A row is one stored step of one environment. Rows are numbered from 0 in the order in which they are added, and the
+    rows of a rollout are consecutive.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Versions:
         self._begin += max(0, int(np.searchsorted(firsts, first_row, "right")) - 1)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return, for each row in `rows` (N,), `collected` and `sent` of its rollout, as an (N, 2) int64 array."""
+        """Return the versions `collected` and `sent` (see `add`) of each row in `rows` (N,), as (N, 2) int64."""
         blocks = self._blocks[:, self._begin:self._end]
         places = np.searchsorted(blocks[0], rows, "right") - 1
         assert places.min(initial=0) >= 0, "the rollout of a row was never added, or its versions were discarded"
@@ -50,7 +51,7 @@ class Versions:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of the state."""
+        """Return a copy of all stored versions."""
         return {"blocks": torch.from_numpy(self._blocks[:, self._begin:self._end].copy())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

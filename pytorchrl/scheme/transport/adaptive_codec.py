@@ -17,13 +17,13 @@ _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
 class AdaptiveCodec:
-    """Decides for each message whether to encode it, depending on the speeds of the link and the codec.
+    """Decides for each message whether to encode it, depending on the speeds of the codec and of the link.
 
-    Encoding saves time if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are
-    seconds, and s is the seconds per byte of the link; see `pytorchrl.scheme.transport.link`. The codec is timed on the
-    messages themselves: on the first three messages, on every message that is encoded, and otherwise so rarely that
-    timing takes at most one percent of the time on the link. Decisions depend only on `link_s` and the calls of
-    `record`, not on a clock or random numbers.
+    The link is the connection to the reader of the messages; see `pytorchrl.scheme.transport.link`. Encoding saves time
+    if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are seconds, and s is the
+    seconds per byte of the link. The first three messages are encoded to time the codec. Later, if encoding saves no
+    time, messages are encoded only to time the codec again, which takes at most one percent of the time on the link.
+    Decisions depend only on `link_s` and the calls of `record`, not on a clock or random numbers.
 
     Attributes:
         link_s: Seconds per byte of the link; 0.0 before the link is measured, and if sending takes no time.

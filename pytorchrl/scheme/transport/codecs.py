@@ -222,7 +222,7 @@ def _decode_topk(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return out
 
 
-# The registry
+# The registry of codecs
 
 _BF16 = Codec("bf16", partial(_encode_half, torch.bfloat16), partial(_decode_half, torch.bfloat16), is_lossless=False)
 _BUILT_IN = {codec.name: codec for codec in (

@@ -34,8 +34,8 @@ class Weights:
     state: States
     """Acting state of the algorithm: flat parameter vectors and normalizers. It is never modified."""
     parameters: dict[str, float] = field(default_factory=dict)
-    """Current values of the algorithm's parameters, including parameters that follow a schedule or were changed by a
-    call."""
+    """Current values of the algorithm's parameters, including parameters that follow a schedule or were set by
+    `update_algorithm_parameter`."""
     learning: States = field(default_factory=dict)
     """Additional state for gradient workers, such as target networks."""
     storage_parameters: dict[str, float] = field(default_factory=dict)
@@ -126,10 +126,13 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Statistics of a gradient worker and of the workers below it; except for totals, since its previous report."""
+    """Statistics of a gradient worker and of the workers below it.
+
+    Except for totals and current values, the statistics cover the time since the worker's previous report.
+    """
 
     counters: WorkerCounters
-    """Totals, and current levels."""
+    """Totals since the start of each worker, and current values."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """Totals of the traffic, by kind of message."""
     lags: tuple[tuple[int, int, int], ...] = ()
@@ -175,10 +178,10 @@ class Gradients:
     """Moments of the rollouts that were used, sent with the last gradient that was computed from these rollouts."""
     incarnation: int = 0
     part: WorkersPart | None = None
-    """(sender, incarnation, events of the sender's journal since the previous message)."""
+    """(sender, incarnation, events of the sender's journal since the previous message); None if nothing is recorded."""
     fault: str = ""
-    """Error message if the loss or the worker's own gradient is not finite, else empty. It names the worker, the loss,
-    the gradient's norm and the batch's file."""
+    """Error message if the loss or the worker's own gradient is not finite, else empty. The message names the worker,
+    the loss, the gradient's norm, and the file in which the batch was saved."""
     skipped: bool = False
     """Whether the worker skipped the update; False unless the worker applies the mean gradient itself. All ranks skip
     the same updates."""

@@ -34,13 +34,13 @@ class Watch(Protocol):
         """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Record a result for which a worker needed `seconds`."""
+        """Record a result for which a worker needed `seconds`; `more`: whether the worker has other pending calls."""
 
     def failed(self, index: int) -> None:
         """Record a call that ended with an error."""
 
     def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
-        """Record that a worker is dead or hung."""
+        """Record that a worker is dead or hung; `will_be_replaced`: whether it is certain to be replaced."""
 
     def replaced(self) -> list[int]:
         """Replace the lost workers whose replacement is due; return their indices."""
@@ -61,7 +61,7 @@ class Requests(Generic[R]):
     Args:
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
-        journal: Records the order in which answers are taken; in a replay, it determines the order.
+        journal: Records the order in which answers are taken; if a recorded run is repeated, it enforces this order.
         seconds_of: Function that returns the seconds of work that a result reports, including work on earlier calls
             whose results report no time; None if the result reports no time.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
