@@ -132,3 +132,16 @@ def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> Non
         save(seconds_left)
     except Exception as error:  # noqa: BLE001 - a worker may fail in any way
         logger.warning("no checkpoint was written after the signal: %s", error)
+
+
+def call_after_failure(name: str, action: Callable[[], object]) -> None:
+    """Call a function that ends a run after an error; log a second error, because the first one is raised.
+
+    Args:
+        name: What the function does, for the log.
+        action: The function.
+    """
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - the first error is raised; this one is logged
+        logger.warning("%s after a failure also failed: %s", name, error)

@@ -14,7 +14,7 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.evaluations import Evaluations
-from pytorchrl.interrupts import GRACE_S, Interrupts, Unblocked, checkpoint_within
+from pytorchrl.interrupts import GRACE_S, Interrupts, Unblocked, call_after_failure, checkpoint_within
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.measurements import Measurements
 from pytorchrl.reporting import Progress, start_progress, to_json
@@ -183,7 +183,7 @@ class Learner:
 
         Raises:
             StoppedError: `stop()` has been called.
-            PyTorchRLError: Training failed; the scheme is stopped before the error is raised.
+            PyTorchRLError: Training failed; the model is saved and the scheme is stopped before the error is raised.
         """
         with Interrupts(self.options.grace_s if self.options.checkpoints_on_exit else GRACE_S) as interrupts:
             try:
@@ -193,8 +193,7 @@ class Learner:
                 if self._abandoned:
                     self._close_files()
                 else:
-                    self._callbacks.report(error)
-                    self._stop_after_failure()
+                    self._end_after_failure(error)
                 raise
         return self.summary()
 
@@ -244,15 +243,16 @@ class Learner:
     def _save(self) -> None:
         """Wait until the last checkpoint is written; then write the last record and the model."""
         self._files.wait()
+        self._measured.count()
         if self.env_steps > self._due.recorded_steps:
             self._record()
         self._files.save_last_model(self.scheme)
 
-    def _stop_after_failure(self) -> None:
-        try:
-            self.stop()
-        except Exception as error:  # noqa: BLE001 - the first error is raised; this one is logged
-            logger.warning("stopping after a failure also failed: %s", error)
+    def _end_after_failure(self, failure: BaseException) -> None:
+        self._callbacks.report(failure)
+        if self._started and not self._stopped and self.updates:
+            call_after_failure("saving the model", self._save)
+        call_after_failure("stopping", self.stop)
 
     @property
     def env_steps(self) -> int:
@@ -414,8 +414,7 @@ class Learner:
         if error is None:
             self.stop()
         elif not self._abandoned:
-            self._callbacks.report(error)
-            self._stop_after_failure()
+            self._end_after_failure(error)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Learner cannot be pickled: it owns running workers; save_model() saves the agent")

@@ -174,6 +174,45 @@ def test_an_error_in_a_step_stops_the_scheme_and_reaches_the_user(fake_scheme):
     assert scheme.calls[-1] == ("stop",)
 
 
+def train_by_steps(learner):
+    with learner:
+        while True:
+            learner.step()
+
+
+@pytest.mark.parametrize("train", [Learner.train, train_by_steps])
+def test_an_error_saves_the_model_and_the_last_record_first(fake_scheme, tmp_path, train):
+    def fail(scheme):
+        if scheme.version == 3:
+            raise PyTorchRLError("worker 2 broke")
+    scheme = fake_scheme(on_step=fail)
+    with pytest.raises(PyTorchRLError, match="worker 2 broke"):
+        train(make(scheme, 100, tmp_path, log_every=50))
+    assert [name for name, *_ in scheme.calls[-2:]] == ["save_model", "stop"]
+    assert (tmp_path / "model.pt").exists()
+    assert [record["env_steps"] for record in records(tmp_path)] == [30]
+
+
+def test_an_error_before_the_first_update_saves_no_model(fake_scheme, tmp_path):
+    def fail(scheme):
+        raise PyTorchRLError("worker 2 broke")
+    with pytest.raises(PyTorchRLError, match="worker 2 broke"):
+        make(fake_scheme(on_step=fail), 100, tmp_path).train()
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_model_that_cannot_be_saved_after_an_error_does_not_hide_the_error(fake_scheme, tmp_path, caplog):
+    def fail(scheme):
+        if scheme.version == 3:
+            raise PyTorchRLError("worker 2 broke")
+    scheme = fake_scheme(on_step=fail)
+    scheme.save_model = lambda path: (_ for _ in ()).throw(PyTorchRLError("all ranks are lost"))
+    with pytest.raises(PyTorchRLError, match="worker 2 broke"):
+        make(scheme, 100, tmp_path).train()
+    assert "saving the model after a failure also failed: all ranks are lost" in caplog.text
+    assert scheme.calls[-1] == ("stop",)
+
+
 def test_records_are_written_at_intervals_and_at_the_end(fake_scheme, tmp_path):
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
         learner.train()
