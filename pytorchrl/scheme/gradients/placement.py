@@ -98,7 +98,10 @@ class Placement:
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
     def resources(self, level: str) -> Mapping[str, float]:
-        """Return the resources that each remote worker of a level requests; the default omits an unused GPU."""
+        """Return the resources that each remote worker of `level` ("grad" or "col") requests.
+
+        The default resources contain no GPU if the workers do not use one.
+        """
         resources = self._requested(level)
         return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
 
