@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient, as all ranks do.
 
         Returns:
-            Value of `Gradients.vectors` ([] if no rank had data, else None); statistics, None if the update was skipped.
+            The value of `Gradients.vectors` ([] if no rank had data, else None), and statistics (None: update skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
