@@ -371,7 +371,7 @@ class Statistics:
     def _by_worker(self) -> list[dict[str, object]]:
         """Return the counts of each gradient worker and, after it, those of each of its collection workers.
 
-        The result is a list, because lists are not written to TensorBoard. TensorBoard would show a curve for each worker.
+        The result is a list, because lists are not written to TensorBoard, which would show a curve for each worker.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()
