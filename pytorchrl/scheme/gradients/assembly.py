@@ -73,7 +73,7 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         supervision: Options for lost workers.
         runtime: The gradient worker's runtime, which provides the clock.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
-        point: Function that returns whether to inject a fault at a named point; None: no faults are injected.
+        point: Function that returns whether to inject a fault at a named point of the code; None: no faults.
     """
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)

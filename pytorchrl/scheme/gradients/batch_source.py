@@ -125,7 +125,10 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return 0 for each train batch that was collected without a queue, then the levels of the users' queue."""
+        """Return the number of waiting train batches at each `take` since the last call.
+
+        The number is 0 for each collected train batch. The numbers for the queue that users fill follow.
+        """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
@@ -172,8 +175,7 @@ class QueueSource:
             except queue.Empty:
                 pass
             # A thread that has failed adds no data, so no data can arrive between this check and the error. The error
-            # is raised outside the handler of `queue.Empty`, so that `queue.Empty` does not become the
-            # error's context.
+            # is raised outside the handler of `queue.Empty`, which would otherwise become the error's context.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -388,7 +390,7 @@ class BatchSource:
         return {**self._source.take_times(), **({} if self.staging is None else self.staging.watch.take())}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `take` since the last `take_levels`."""
+        """Return the number of waiting train batches at each `take` of the source since the last call."""
         return self._source.take_levels()
 
     def close(self, timeout_s: float) -> None:

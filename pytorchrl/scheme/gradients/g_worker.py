@@ -333,7 +333,7 @@ class GWorker(Worker):
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Leave group `generation`, discard the train batch in use, and return the candidate for the next group."""
+        """Leave group `generation`, discard the train batch in use, and return this worker as a `Candidate`."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)
@@ -432,7 +432,7 @@ class GWorker(Worker):
         self._group.leave()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop collection and the workers below; later calls only return the ledger.
+        """Stop collection and all workers below this worker; later calls only return the ledger.
 
         Returns:
             The final ledger, in which `collected` is the collection workers' own count.

@@ -62,7 +62,7 @@ class GradientComputer:
 
     def differentiate_taken(self, distribute_gradients: bool, get_data: GetData,
                             compute: Compute) -> tuple[Vectors, dict[str, float]]:
-        """Compute the gradients and the statistics of the attribute `batch`, and set the attribute to None.
+        """Compute the gradients and statistics of the batch in the attribute `batch`; set the attribute to None.
 
         Args:
             distribute_gradients: Whether to average the gradients over all gradient workers.

@@ -119,7 +119,7 @@ class Placement:
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield a message for each contradiction between the devices of a level and the GPUs that it requests."""
+        """Yield a message for each contradiction between the devices of a level's workers and the GPUs they request."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)

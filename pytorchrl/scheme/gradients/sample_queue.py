@@ -71,7 +71,7 @@ class TrainBatchBuilder:
                     yield complete
 
     def _draw_old(self, rollout: Rollout, version: int) -> list[QueuedRollout]:
-        """Draw the old rollouts that follow a new rollout, then store the new rollout in a slot."""
+        """Draw old rollouts to add after a new rollout, then store the new rollout in a slot."""
         if not self._num_slots:
             return []
         drawn: list[QueuedRollout] = []
@@ -389,8 +389,8 @@ class SampleQueue:
     def _fetch(self) -> TrainBatch | None:
         """Return the next train batch in the queue, or None if the queue is empty.
 
-        With `on_policy_lag="wait"`, the next train batch is the one with the oldest version, or the first of several
-        with this version.
+        With `on_policy_lag="wait"`, return the train batch with the oldest version, or the first of several train
+        batches with this version.
         """
         if self.queue.empty():
             return None

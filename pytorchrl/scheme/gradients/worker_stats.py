@@ -69,7 +69,7 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches after each removal since the last call."""
+        """Return the number of waiting batches at each removal of a batch since the last call."""
 
 
 class HasStatistics(Protocol):
@@ -138,7 +138,8 @@ class WorkerStats:
 
         Args:
             headers: The rollouts that were added to replay since the last batch, without data.
-            versions: (K, 2) int64, the versions at which each item was collected and sent; see `Sample.versions`.
+            versions: (K, 2) int64, the versions at which each of K items was collected and sent; see
+                `Sample.versions`.
             version: The learner's version now.
         """
         for header in headers:

@@ -142,7 +142,7 @@ class Statistics:
     def request_report(self) -> None:
         """Request a report of the local gradient worker if its gradients arrive without reports.
 
-        To make a report takes as long as all other bookkeeping for a gradient. Therefore, a report is requested only at
+        Making a report takes as long as all other bookkeeping for a gradient. Therefore, a report is requested only at
         intervals, and before the thread that makes updates reads statistics. Other threads read the statistics of the
         latest report.
         """
@@ -369,7 +369,7 @@ class Statistics:
         }
 
     def _by_worker(self) -> list[dict[str, object]]:
-        """Return the counts of each gradient worker and, after it, those of each of its collection workers.
+        """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
         The result is a list, because lists are not written to TensorBoard, which would show a curve for each worker.
         """

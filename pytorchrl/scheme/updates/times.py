@@ -49,7 +49,7 @@ class Rates:
 
 
 class Times:
-    """Seconds that each level spent on each part of its work, and mean times of operations.
+    """Seconds that each level of the tree spent on each part of its work, and mean times of operations.
 
     Only the method `timed` is thread-safe.
 
@@ -99,7 +99,7 @@ class Times:
                 self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
-        """Return the seconds that each level spent on each part of its work.
+        """Return the seconds that each level of the tree spent on each part of its work.
 
         The seconds cover the time from the start of the first update to the end of the latest update.
         """

@@ -37,7 +37,7 @@ class TreeLedger:
         self._consumed_before = 0
 
     def report(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
-        """Record the ledger of a gradient worker."""
+        """Record the newest snapshot of a gradient worker's ledger."""
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
