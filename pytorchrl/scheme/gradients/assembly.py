@@ -44,7 +44,7 @@ class Parts:
         stats: Statistics for the next message to the update worker.
         group: The group of ranks that average gradients.
         plan: Sizes of train batches and microbatches.
-        shards: The connection to replay shards; None without a replay level.
+        shards: The connection to replay shards; None without replay shards.
         collector: The collector thread.
         source: The source of batches.
         gradients: The object that computes the gradients of batches.
@@ -68,12 +68,12 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
     Args:
         index_worker: Index of the gradient worker.
         col_workers: Set of collection workers.
-        replay_workers: Set of replay shards; None without a replay level.
+        replay_workers: Set of replay shards; None: no replay shards.
         collection: Options of collection.
         supervision: Options for lost workers.
         runtime: The gradient worker's runtime, which provides the clock.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
-        point: Function that injects faults in simulations; None: no faults are injected.
+        point: Function that returns whether to inject a fault at a named point of the code; None: no faults.
     """
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)
@@ -108,13 +108,13 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
                               step)
     staging, loader, is_kept = staging_for(worker.algo.device, runtime.now), None, worker.storage.provides.is_kept
     if staging is not None and is_kept and shards is None:
-        worker.storage.device = torch.device("cpu")  # the staging copies batches to the learner's device
+        worker.storage.device = torch.device("cpu")  # `staging` copies batches to the learner's device
     elif staging is not None and isinstance(batches, QueueSource) and plan.microbatch_size is None \
             and isinstance(worker.storage, VanillaOnPolicyBuffer):
         loader = Loader(staging, samples.following, runtime.now)
     source = BatchSource(
         worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
-        # With priorities, a draw depends on the errors of the previous batch.
+        # With priorities, a draw depends on the TD errors of the previous batch.
         staging=staging, draws_ahead=is_kept and not worker.storage.has_priorities)
     keep = options_of(GWorkerOptions, collection).keep_bad_batches
     bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)

@@ -34,7 +34,7 @@ class TrainBatchSource(Protocol):
     """A source of train batches."""
 
     def take(self) -> TrainBatch:
-        """Wait for the next train batch, add this use to its `uses` (except with replay shards), and return it."""
+        """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""
@@ -104,8 +104,8 @@ class RoundSource:
                 return self._by_hand.take(0.0)
             if not self._collector.stopped:
                 rollouts = rounds.collect()
-            # If collection was stopped during the round, the ledger counts its rollouts as in flight until they are
-            # dropped.
+            # If collection was stopped during the round, the ledger counts the round's rollouts as in flight until they
+            # are dropped.
             if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
@@ -117,7 +117,7 @@ class RoundSource:
         """Do nothing, because each train batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Update `counters` with the counts of the queue that users may fill."""
+        """Add the counts of the queue that users may fill to `counters`."""
         self._by_hand.count(counters)
 
     def take_times(self) -> Times:
@@ -125,7 +125,10 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return a 0 for each round (rounds are not queued), followed by the levels of the queue that users fill."""
+        """Return the number of waiting train batches at each `take` since the last call.
+
+        The number is 0 for each collected train batch. The numbers for the queue that users fill follow.
+        """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
@@ -172,7 +175,7 @@ class QueueSource:
             except queue.Empty:
                 pass
             # A thread that has failed adds no data, so no data can arrive between this check and the error. The error
-            # is raised outside the handler of `queue.Empty`, so that `queue.Empty` does not become its context.
+            # is raised outside the handler of `queue.Empty`, which would otherwise become the error's context.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -222,9 +225,9 @@ class BatchSource:
             over several workers.
         is_local: Whether the local worker collects. If so, rollouts already contain tensors.
         loader: Loads train batches onto the learner's device in advance; None: they stay in host memory.
-        staging: See the attribute.
-        draws_ahead: Whether each batch is drawn, and its copy started, before the gradient of the previous batch is
-            computed.
+        staging: See the attribute `staging`.
+        draws_ahead: Whether each batch is drawn, and its copy to the device is started, before the gradient of the
+            previous batch is computed.
 
     Attributes:
         staging: Copies batches to the learner's device; None if nothing is copied in advance.
@@ -270,7 +273,7 @@ class BatchSource:
 
     @timed("copy")
     def load(self) -> None:
-        """Wait for the next train batch and store it."""
+        """Wait for the next train batch, and insert it into the storage."""
         current = self._current = self._source.take()
         self._unused_steps = self._drawn_steps = 0
         if current.uses == 1:
@@ -300,7 +303,7 @@ class BatchSource:
                     batch.rollouts[place] = queued._replace(rollout=received)
 
     def _book_as_resident(self) -> None:
-        """Count the train batch as "resident" in the ledger, and the steps that it displaced as "evicted"."""
+        """Count the train batch's steps as "resident" (in replay), and the steps that they replaced as "evicted"."""
         evicted = self._storage.counters["evicted"]
         self._ledger.move(self._unused_steps, "queued", "resident")
         self._unused_steps = 0
@@ -309,10 +312,10 @@ class BatchSource:
 
     @timed("copy")
     def start_pass(self, advantage_moments: Sequence[MomentsOfData] | None) -> Iterator[Batch]:
-        """Return an iterator over the batches of the stored train batch.
+        """Return an iterator over the batches of the train batch in the storage.
 
         Args:
-            advantage_moments: Moments of the advantages of all gradient workers, by which advantages are normalized.
+            advantage_moments: Moments of the advantages of each gradient worker, with which advantages are normalized.
                 None: advantages are normalized over this worker's data or, in a group, over the data of all ranks.
         """
         if self._is_streamed:
@@ -357,7 +360,7 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """Discard the current train batch if it is in use; the ledger counts its unused steps as dropped."""
+        """If the current train batch was divided into batches, discard it; its unused steps count as dropped."""
         if not self.is_loaded:
             self.cancel_uses()
             self._batches = None
@@ -387,11 +390,11 @@ class BatchSource:
         return {**self._source.take_times(), **({} if self.staging is None else self.staging.watch.take())}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `take` since the last `take_levels`."""
+        """Return the number of waiting train batches at each `take` of the source since the last call."""
         return self._source.take_levels()
 
     def close(self, timeout_s: float) -> None:
-        """End the loader's thread and the source; see `TrainBatchSource`."""
+        """End the loader's thread, and close the source; see `TrainBatchSource`."""
         if self._loader is not None:
             self._loader.close()
         self._source.close(timeout_s)

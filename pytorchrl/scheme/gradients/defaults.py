@@ -45,7 +45,7 @@ def _resolve_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
     batch, starts = collection.train_batch_size, collection.learning_starts
     if batch is None:
         batch = getattr(algorithm, "mini_batch_size", rollout) if is_kept else rollout
-    if starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
+    if starts is None:  # if learning started immediately, the first batches would repeat the same few rollouts
         starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
     for is_wrong, text in (
             (own < batch and provided_kind(storage) is not DataKind.SEQUENCES,
@@ -77,7 +77,7 @@ def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -
 
 def _resolve_microbatches(
         collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
-    """Refuse options that contradict the algorithm, and set `prefetch` if it is None."""
+    """Refuse microbatch options that contradict the algorithm, set `prefetch` if it is None, and collect warnings."""
     algorithm = agent.algo_factory
     reason, name = reason_to_keep_batch(algorithm.options, collection.norm_over), algorithm.cls.__name__
     if collection.norm_over == "microbatch" and reason:

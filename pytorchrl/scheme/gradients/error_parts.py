@@ -1,4 +1,7 @@
-"""Attach events of the journal to errors of remote gradient workers, so that the events reach the update worker."""
+"""Attach the recorded events of a remote gradient worker to its errors, so that they reach the update worker.
+
+The journal of a worker records the order of its events, so that the run can be replayed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from pytorchrl.runtime import WorkersPart
 
 
 class Journaled(Protocol):
-    """A worker with a journal."""
+    """A worker that records the order of its events in a journal."""
 
     index_worker: int
 
     def take_part(self) -> WorkersPart | None:
-        """Return the events that the journal has noted since the last call."""
+        """Return the events that the journal has recorded since the last call; None if the run is not recorded."""
 
 
 W = TypeVar("W", bound=Journaled)
@@ -24,7 +27,7 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Decorate a method so that its errors carry the journal's events in the attribute `part`.
+    """Decorate a method so that its errors have the journal's events in the attribute `part`.
 
     A successful call returns the events in its result, but a failed call has no result.
     """

@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# The first incarnation of workers below a GWorker is this number times the GWorker's incarnation, so none repeats.
+# Incarnations of workers below a GWorker start at this number times its own incarnation, so that no number repeats.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -46,22 +46,22 @@ class GWorker(Worker):
 
     Args:
         index_worker: Index in the set: 0 is local to the update worker, 1..N are remote.
-        col_workers_factory: Recipe of the set of collection workers.
+        col_workers_factory: Factory of the set of collection workers.
         col_communication: "synchronous" or "asynchronous" collection.
         compress_grads_to_send: Codec of gradients; see `GWorkerSet.Options`.
         col_execution: "Central" or "Parallel" collection.
-        col_fraction_workers: Share of the collection workers that must finish a round before others are preempted.
+        col_fraction_workers: Share of the collection workers that must finish a round before the others are preempted.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
         collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
             None: built from the arguments above, with defaults for all other options.
         supervision: Options for lost workers; None: defaults.
         runtime: Runtime of the remote collection workers; None: threads.
-        collects: False for a worker that only serves parameters and applies gradients.
+        collects: False for a worker that only provides parameters and applies gradients.
         num_threads: PyTorch threads of this process; None does not change them.
         incarnation: 0 for the first worker with this index; each replacement has a larger number.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
-        replay_workers_factory: Recipe of the set of replay shards; None: no replay level.
+        replay_workers_factory: Factory of the set of replay shards; None: no replay shards.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -71,7 +71,7 @@ class GWorker(Worker):
         collector, inqueue: The CollectorThread, and the `queue.Queue` of train batches (`CollectorThread.queue`).
         encoder: Encoder of gradients.
         ledger: Ledger of the collection workers' env steps.
-        replay_workers, shards: The RWorkerSet and the connection to it; None without a replay level.
+        replay_workers, shards: The RWorkerSet and the connection to it; None without replay shards.
         stats: Statistics for the next message to the update worker.
     """
 
@@ -120,7 +120,7 @@ class GWorker(Worker):
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
-        """Return the worker's index, once its collection workers and replay shards are built."""
+        """Wait until the collection workers and replay shards are built; return the index of this worker."""
         self.col_workers.wait_ready()
         if self.replay_workers is not None:
             self.replay_workers.wait_ready()
@@ -128,7 +128,7 @@ class GWorker(Worker):
 
     @property
     def parameters(self) -> Parameters:
-        """Current values of the parameters of the algorithm and of the storage."""
+        """Current values of the parameters of the algorithm and of the storage, such as the learning rate."""
         return dict(self.algo.parameters), dict(self.storage.parameters)
 
     @property
@@ -138,7 +138,7 @@ class GWorker(Worker):
 
     @property
     def batch(self) -> Batch | None:
-        """The batch that `get_data` returned, until its gradients are computed; None without such a batch."""
+        """The batch that `get_data` returned, until its gradients are computed; otherwise None."""
         return self._gradients.batch
 
     @property
@@ -160,7 +160,7 @@ class GWorker(Worker):
             distribute_gradients: If True, average the gradients over all gradient workers, which all apply the mean.
 
         Returns:
-            One flat float32 gradient per optimized group, and the algorithm's statistics.
+            One flat float32 gradient per parameter group, and the algorithm's statistics.
 
         Raises:
             CallOrderError: There is no batch, or its gradients were already computed.
@@ -183,7 +183,7 @@ class GWorker(Worker):
             distribute_gradients: If True, average the gradients over all gradient workers, weighted by their samples.
 
         Returns:
-            One flat float32 gradient per optimized group, and the algorithm's statistics.
+            One flat float32 gradient per parameter group, and the algorithm's statistics.
         """
         return self._gradients.compute(batch, distribute_gradients)
 
@@ -192,7 +192,7 @@ class GWorker(Worker):
         """Update the actor once, and merge moments into its normalizers.
 
         Args:
-            gradients: One gradient per optimized group; None: the gradients that this worker computed most recently.
+            gradients: One gradient per parameter group; None: the gradients that this worker computed most recently.
             moments: Moments of rollouts, for the normalizers.
 
         Returns:
@@ -213,7 +213,7 @@ class GWorker(Worker):
     # Requests of the update worker
 
     def take_part(self) -> WorkersPart | None:
-        """Return (name, incarnation, events of the journal since the last call); None if nothing is recorded."""
+        """Return (name, incarnation, events of the journal since the last call); None if the run is not recorded."""
         part = self._journal.take()
         return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
 
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient, as all ranks do.
 
         Returns:
-            The message's `vectors` ([] if no rank had data, else None), and the statistics, None if it was skipped.
+            The value of `Gradients.vectors` ([] if no rank had data, else None), and statistics (None: update skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
@@ -329,11 +329,11 @@ class GWorker(Worker):
         self._group.join(self._runtime, meeting, place)
 
     def leave_group(self, generation: int) -> None:
-        """Leave the current group if its generation is at most `generation`; see `ProcessGroup.leave`."""
+        """Leave the current group if its generation number is at most `generation`; see `ProcessGroup.leave`."""
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Leave this generation's group, discard the train batch in use, and return a candidate for the next group."""
+        """Leave group `generation`, discard the train batch in use, and return this worker as a `Candidate`."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)
@@ -348,7 +348,7 @@ class GWorker(Worker):
         self.local_worker.set_weights(actor_weights)
 
     def get_weights(self, learning: bool = False) -> Weights:
-        """Return a snapshot of the acting state, and of the learning state if `learning` is True."""
+        """Return a snapshot of the acting state and, if `learning` is True, of other state such as target networks."""
         with self._journal.lock:
             weights = self.local_worker.get_weights()
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
@@ -374,7 +374,7 @@ class GWorker(Worker):
     # Resizes, checkpoints and shutdown
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
-        """Request another number of collection workers of each gradient worker; see `Resizing.request`."""
+        """Request a new number of collection workers for each gradient worker; see `Resizing.request`."""
         self.collector.resize(num_col_workers, resources)
 
     def announce_drain(self, number: int) -> None:
@@ -432,7 +432,7 @@ class GWorker(Worker):
         self._group.leave()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop collection and the workers below; later calls only return the ledger.
+        """Stop collection and all workers below this worker; later calls only return the ledger.
 
         Returns:
             The final ledger, in which `collected` is the collection workers' own count.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class GWorkerSet(WorkerSet[GWorker]):
     """The gradient workers of the update worker.
 
-    If gradient workers are remote, the local worker only serves and updates parameters.
+    If gradient workers are remote, the local worker only applies updates and provides parameters.
 
     Args:
         num_workers: Number of gradient workers.
@@ -41,11 +41,12 @@ class GWorkerSet(WorkerSet[GWorker]):
         local_device: Device of the local worker: "cpu" or "cuda:N"; None: the CPU.
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
-        col_workers_factory: Recipe of each gradient worker's set of collection workers.
-        col_fraction_workers: Share of the collection workers that must finish a round before others are preempted.
+        col_workers_factory: Factory of each gradient worker's set of collection workers.
+        col_fraction_workers: Share of the collection workers that must finish a round before the other workers are
+            preempted.
         grad_worker_resources: Ray resources of each remote worker.
         compress_grads_to_send: Codec of gradients.
-        factory: Recipe of the set, with all options; None: a recipe that is made from the other arguments.
+        factory: Factory of the set, with all options; None: a factory that is created from the other arguments.
         runtime: Runtime of the remote workers; None: threads.
 
     Attributes:
@@ -119,7 +120,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             remote_params={"device": options.grad_device, "num_threads": factory.num_threads})
 
     def plan_resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
-        """Give gradient workers that start from now on another number of collection workers; see `GWorker.resize`."""
+        """Set the number of collection workers of future gradient workers; see `GWorker.resize`."""
         factory: CWorkerSetFactory = self.worker_params["col_workers_factory"]
         self.worker_params["col_workers_factory"] = replace(factory, options=replace(
             factory.options, num_col_workers=num_col_workers,
@@ -135,27 +136,28 @@ class GWorkerSet(WorkerSet[GWorker]):
                        grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,
                        replay_workers_factory: RWorkerSetFactory | None = None,
                        **options: Unpack[GradientKeywords]) -> GWorkerSetFactory:
-        """Return a recipe for a set of gradient workers.
+        """Return a factory of sets of gradient workers.
 
         Args:
             num_workers: Number of gradient workers.
-            col_workers_factory: Recipe of each gradient worker's set of collection workers; the result of
+            col_workers_factory: Factory of each gradient worker's set of collection workers; the result of
                 `CWorkerSet.create_factory`.
-            col_fraction_workers: Share of the collection workers that must finish a round before others are preempted.
+            col_fraction_workers: Share of the collection workers that must finish a round before the other workers are
+                preempted.
             col_execution: "Central": the gradient worker's process collects, with a single collection worker.
                 "Parallel": all collection workers are remote, even if there is only one.
             col_communication: "synchronous" or "asynchronous" collection.
             compress_grads_to_send: Codec of gradients.
             grad_worker_resources: Ray resources of each remote worker; the default is reduced to what is available.
-            replay_workers_factory: Recipe of each gradient worker's replay shards; None: no replay level.
+            replay_workers_factory: Factory of each gradient worker's replay shards; None: no replay shards.
             **options: Other options of the class that the arguments select (`SynchronousCollection`,
                 `AsynchronousCollection` or `ReplayCollection`), and `grad_device`.
 
         Returns:
-            A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
+            A factory. A call with `(index_parent=0, local_device=None, runtime=None)` builds a new set.
 
         Raises:
-            ConfigError: An option is unknown, has an invalid value, or would have no effect; or levels contradict each
+            ConfigError: An option is unknown, has an invalid value, or would have no effect; or options contradict each
                 other.
             FactoryError: `col_workers_factory` or `replay_workers_factory` is not the result of `create_factory`.
         """
@@ -182,13 +184,13 @@ class GWorkerSet(WorkerSet[GWorker]):
 
 @dataclass(frozen=True)
 class GWorkerSetFactory:
-    """A recipe for a set of gradient workers and the levels below.
+    """A factory of a set of gradient workers and of the worker sets below it.
 
     Attributes:
         options: Options of the set.
         collection: Options that control how each gradient worker collects its data.
-        col_workers_factory: Recipe of the collection workers.
-        replay_workers_factory: Recipe of the replay shards; None: no replay level.
+        col_workers_factory: Factory of the collection workers.
+        replay_workers_factory: Factory of the replay shards; None: no replay shards.
         supervision: Options for lost workers.
         seed: Seed of the experiment.
         num_threads: Number of PyTorch threads of each remote worker.
@@ -224,7 +226,7 @@ class GWorkerSetFactory:
             placed.options.compress_grads_to_send, factory=placed, runtime=runtime)
 
     def check(self) -> None:
-        """Raise `ConfigError` if the levels of the tree contradict each other."""
+        """Raise `ConfigError` if the options of the worker sets contradict each other."""
         numbers, shards = self.collection.num_col_workers, self.replay_workers_factory
         if isinstance(numbers, tuple) and len(numbers) != self.options.num_grad_workers:
             raise ConfigError(f"num_col_workers has {len(numbers)} numbers for {self.options.num_grad_workers} "
@@ -236,7 +238,7 @@ class GWorkerSetFactory:
                               "same factories of algorithm, actor and storage")
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
-        """Return a copy of the recipe in which the defaults of devices, resources and options are resolved."""
+        """Return a copy of this factory in which default devices, resources and options have their actual values."""
         collection, _ = resolve_defaults(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())

@@ -33,12 +33,12 @@ class GradientComputer:
         source: Source of batches.
         plan: Sizes of train batches and microbatches.
         collector: The collector thread, from which microbatches are requested in advance.
-        shards: The connection to replay shards; None without a replay level.
+        shards: The connection to replay shards; None without replay shards.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         group: The group of ranks that average gradients.
-        bad_batches: Recorder of batches whose loss or gradient is not finite.
-        point: Function that injects faults in simulations; None: no faults.
+        bad_batches: Finds and saves batches whose loss or gradient is not finite.
+        point: Function that returns whether to inject a fault into a gradient; None: no faults.
 
     Attributes:
         batch: The batch for the next gradient; None if no batch is waiting.
@@ -62,7 +62,7 @@ class GradientComputer:
 
     def differentiate_taken(self, distribute_gradients: bool, get_data: GetData,
                             compute: Compute) -> tuple[Vectors, dict[str, float]]:
-        """Return the gradients and the statistics of the attribute `batch`, and set the attribute to None.
+        """Compute the gradients and statistics of the batch in the attribute `batch`; set the attribute to None.
 
         Args:
             distribute_gradients: Whether to average the gradients over all gradient workers.
@@ -120,13 +120,13 @@ class GradientComputer:
         self.used = micro.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            self._source.used(-num_new)  # the steps count as used only after all ranks have contributed
+            self._source.used(-num_new)  # the steps count as used only after the ranks have averaged
             grads = self._mean_of_ranks(grads, total.samples, True)
             self._source.used(num_new)
         return grads, micro.decided(self._algo, total.info())
 
     def _update_replay(self, batch: Batch, info: MetricsDict) -> None:
-        """Remove the per-sample errors from the statistics, and pass these errors to replay as priorities."""
+        """Remove the TD errors of the samples from the statistics, and update the priorities in replay with them."""
         if self._shards is None:
             self._storage.after_gradients(batch, info)
         errors = info.pop("errors", None)

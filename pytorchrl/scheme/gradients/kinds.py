@@ -88,9 +88,10 @@ class AsynchronousCollection(
 
     @property
     def longest_interval(self) -> int:
-        """Largest number of updates after which a worker receives new weights.
+        """Largest number of updates after which a worker receives new weights, at most `max_policy_lag` + 1.
 
-        The learner would wait for ever if all workers had weights that are too old for it but not due to be replaced.
+        With a larger number, the weights of all workers could be too old for the learner before they are replaced, and
+        the learner would wait forever.
         """
         limit = self.max_policy_lag
         return self.broadcast_interval if limit is None else min(self.broadcast_interval, limit + 1)
@@ -150,8 +151,9 @@ def default_collection(communication: Communication, fraction_workers: float, *,
 
     Args:
         communication: Whether collection is synchronous or asynchronous.
-        fraction_workers: Share of the collection workers that must finish a round before others are preempted.
-        has_shards: Whether there is a replay level.
+        fraction_workers: Share of the collection workers that must finish a round before the other workers are
+            preempted.
+        has_shards: Whether rollouts are stored in replay shards.
     """
     if has_shards:
         return ReplayCollection()

@@ -1,4 +1,4 @@
-"""Load train batches from the sample queue onto the learner's device in a thread of their own."""
+"""Load train batches from the sample queue onto the learner's device in a separate thread."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ class _Loaded(NamedTuple):
 class Loader:
     """Decodes train batches and copies their observations to the device, while the learner uses an earlier train batch.
 
-    Observations are nearly all of a rollout's data. The rest stays in host memory, where the storage computes returns.
+    Observations make up nearly all of a rollout's data. All other data stay in host memory, where the storage computes
+    returns.
 
     Args:
         staging: Copies the observations.
-        following: Function that returns the train batch that the learner will probably take next, or None.
+        following: Function that returns the train batch that the learner will probably take next; None if it
+            does not exist yet.
         now: The clock.
     """
 
@@ -41,10 +43,10 @@ class Loader:
         self._begun: tuple[TrainBatch, Future[_Loaded]] | None = None
 
     def load(self, batch: TrainBatch) -> Traffic:
-        """Replace the rollouts of a new train batch by decoded ones with observations on the device.
+        """Replace the rollouts of a new train batch by decoded rollouts whose observations are on the device.
 
         Returns:
-            The traffic of the rollouts that were decoded.
+            The counts of messages and bytes of the decoded rollouts.
 
         Raises:
             Exception: A rollout could not be decoded or copied.
@@ -75,5 +77,5 @@ class Loader:
         return _Loaded(sent, received, observations, [traffic for _, traffic in pairs])
 
     def close(self) -> None:
-        """End the thread, after the load in progress if there is one."""
+        """End the thread; wait for the train batch that is being loaded, if there is one."""
         self._thread.shutdown()

@@ -146,7 +146,7 @@ class GradAccumulator:
             self._gradients[index] = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
         elif self._reduction == "sum":
             total.add_(gradient.to(total.dtype))
-        else:  # unlike a sum, a running mean overflows only if the gradient of a slice does
+        else:  # unlike a sum, a running mean overflows only if the gradient of a slice overflows
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
@@ -192,8 +192,8 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         microbatch_size: Largest number of env steps in a backward pass; None: no limit.
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
         is_part: Whether the batch is itself a microbatch, which the caller has logged; if not, each slice is logged.
-        staging: Copies the batch, or each slice during the backward pass of the previous one, to the algorithm's
-            device; None: each of them is copied just before it is used.
+        staging: Copies the batch to the algorithm's device, or each slice during the backward pass of the previous
+            slice. None: the batch or slice is copied just before it is used.
     """
     counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:
@@ -221,14 +221,14 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Return averaged statistics, with the algorithm's decision to stop early recomputed from the averages."""
+    """Return the averaged statistics `info`, with the decision to stop early recomputed from the averages."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
 
 
 def _length(batch: BatchOfKind) -> int | None:
-    """Return L for sequences (L, B, ...), or None for rows (B, ...)."""
+    """Return the length L of a batch of sequences (L, B, ...); None for a batch of rows (B, ...)."""
     done = getattr(batch, "done", None)
     return done.shape[0] if done is not None and done.dim() == 2 else None
 

@@ -98,7 +98,10 @@ class Placement:
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
     def resources(self, level: str) -> Mapping[str, float]:
-        """Return the resources that each remote worker of a level requests; the default omits an unused GPU."""
+        """Return the resources that each remote worker of `level` ("grad" or "col") requests.
+
+        The default resources contain no GPU if the workers do not use one.
+        """
         resources = self._requested(level)
         return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
 
@@ -116,7 +119,7 @@ class Placement:
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield a message for each contradiction between the devices of a level and the GPUs that it requests."""
+        """Yield a message for each contradiction between the devices of a level's workers and the GPUs they request."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)

@@ -20,9 +20,9 @@ from pytorchrl.scheme.transport.messages import Moments
 T = TypeVar("T")
 
 Vectors = list[Tensor | None]
-"""One flat gradient per optimized group. With several policies, one per policy; None if a policy has no gradient."""
+"""One flat gradient per parameter group. With several policies, one per policy; None if a policy has no gradient."""
 MomentsOfData = Moments | dict[str, Moments]
-"""Moments of a worker's samples; with several policies, a mapping from policy to moments."""
+"""Moments (count, mean, M2) of a worker's samples; with several policies, a mapping from policy to moments."""
 
 
 class GradientGroup:
@@ -113,7 +113,7 @@ class Candidate:
     incarnation: int
     ledger: LedgerSnapshot
     address: str
-    """Address at which this worker could host the meeting."""
+    """Address at which ranks connect if this worker is the first rank of the group."""
     port: int
 
 
@@ -155,9 +155,9 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave the current group if its generation is at most `generation`; an exchange in progress fails.
+        """Leave the current group if its generation number is at most `generation`; an exchange in progress fails.
 
-        If the worker later joins a group whose generation is at most `generation`, it leaves that group immediately.
+        If the worker later joins a group whose number is at most `generation`, it leaves that group immediately.
         """
         with self._lock:
             self._left = max(self._left, generation)

@@ -24,7 +24,7 @@ from pytorchrl.untyped import BatchOfKind
 
 def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection: CollectorThread.Options,
                 supervision: Supervisor.Options) -> Shards:
-    """Return the connection to replay shards.
+    """Build the connection to replay shards.
 
     Args:
         workers: The shards.
@@ -40,11 +40,11 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     batch_size = getattr(collection, "train_batch_size", None) or (
         getattr(worker.algo.options, "mini_batch_size", None) if storage.provides.is_kept else None) or rollout
     learning_starts = options.learning_starts
-    if learning_starts is None:  # if learning started at once, the first batches would repeat the same few rollouts
+    if learning_starts is None:  # if learning started immediately, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.provides.is_kept else batch_size
     if not storage.provides.is_kept:  # a batch of whole rollouts exceeds `batch_size` by less than a rollout
         batch_steps = batch_size + rollout - 1
-    elif storage.draws_rollouts:  # `batch_size` counts sequences, of which a rollout contains `num_envs`
+    elif storage.draws_rollouts:  # `batch_size` counts sequences, and a rollout contains `num_envs` sequences
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
     else:  # each sequence is padded to full length
         batch_steps = batch_size * getattr(storage.options, "length", 1)
@@ -87,7 +87,7 @@ class ReplaySource:
     def take(self) -> TrainBatch:
         """Wait for the next sampled rollouts, and return them as a train batch.
 
-        Their steps are not counted again, because they were counted when the shards received them.
+        The steps are not counted again, because they were counted when the shards received the rollouts.
         """
         return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
 
@@ -122,7 +122,7 @@ class ReplayDestination:
     """A destination that passes rollouts to replay shards; see `Destination`.
 
     Attributes:
-        queue: An unused queue.
+        queue: A queue that stays empty; the protocol requires it.
         delays_requests: Always False.
     """
 
@@ -137,7 +137,7 @@ class ReplayDestination:
             self._shards.add(rollout, self._closing.is_set)
 
     def may_request(self, num_in_flight: int) -> bool:
-        """Return True."""
+        """Return True, because requests are never delayed."""
         return True
 
     def poll(self) -> None:

@@ -21,14 +21,14 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 class TrainBatchBuilder:
     """Combines whole rollouts into train batches, in the order of their arrival.
 
-    Old rollouts, drawn uniformly from the latest `replay_slots` rollouts, are mixed with the new ones (Espeholt et al.
-    2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch. After k
-    further new rollouts, floor(f k) old rollouts have been added.
+    Old rollouts, drawn uniformly from the latest `replay_slots` rollouts, are mixed with the new rollouts (Espeholt
+    et al. 2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch.
+    After k further new rollouts, floor(f k) old rollouts have been added, where f is `replay_proportion`.
 
     Args:
         size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of rollouts that
             arrived together.
-        replay_proportion: The number of old rollouts for each new rollout, f.
+        replay_proportion: Number of old rollouts for each new rollout.
         replay_slots: Number of the newest rollouts from which old rollouts are drawn.
         seed: Seed of the random draws.
     """
@@ -71,7 +71,7 @@ class TrainBatchBuilder:
                     yield complete
 
     def _draw_old(self, rollout: Rollout, version: int) -> list[QueuedRollout]:
-        """Draw the old rollouts that follow a new rollout, then store the new rollout in a slot."""
+        """Draw old rollouts to add after a new rollout, then store the new rollout in a slot."""
         if not self._num_slots:
             return []
         drawn: list[QueuedRollout] = []
@@ -217,8 +217,8 @@ class CircularBuffer:
 class SampleQueue:
     """A queue of train batches; the collector thread calls `put`, and the learner's thread calls `take`.
 
-    The order in which the threads run determines which train batches are dropped. The journal notes which thread made
-    each access, so a replayed run repeats this order and drops the same train batches.
+    The order in which the threads run determines which train batches are dropped. If the run is recorded, the
+    journal notes which thread made each access, so a replay repeats this order and drops the same train batches.
 
     Args:
         worker: The local collection worker, whose version is the learner's version.
@@ -271,7 +271,7 @@ class SampleQueue:
         with self._journal.reading():
             version = self._worker.version
         for batch in self._builder.add(rollouts, version):
-            if self.delays_requests:  # use the order of synchronous rounds, which does not depend on arrival
+            if self.delays_requests:  # sort as in a synchronous round, whose order does not depend on arrival
                 batch.rollouts.sort(key=lambda queued: (queued.rollout.sequence, queued.rollout.worker))
             self._put(batch)
 
@@ -312,7 +312,7 @@ class SampleQueue:
         self._freed.set()
 
     def poll(self) -> None:
-        """Do nothing."""
+        """Do nothing, because this destination receives no messages."""
 
     def begin_drain(self) -> None:
         """Discard all train batches to make room."""
@@ -389,8 +389,8 @@ class SampleQueue:
     def _fetch(self) -> TrainBatch | None:
         """Return the next train batch in the queue, or None if the queue is empty.
 
-        With `on_policy_lag="wait"`, the next train batch is the one with the oldest version, or the first of several
-        with this version.
+        With `on_policy_lag="wait"`, return the train batch with the oldest version, or the first of several train
+        batches with this version.
         """
         if self.queue.empty():
             return None

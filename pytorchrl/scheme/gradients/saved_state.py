@@ -26,11 +26,13 @@ class Saved(Protocol):
 
 
 def state_of(worker: Saved) -> dict[str, object]:
-    """Return a drained worker's state: replay data, ledger, remainders of the gradient codec, and incarnations.
+    """Return the state of a drained gradient worker for a checkpoint.
 
-    Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
+    The state contains the replay data, the ledger, the compression errors that the gradient codec will add to later
+    gradients (error feedback), and the incarnations of the collection workers. Parameters and optimizers are saved by
+    the update worker; random generators and episodes are not saved.
     """
-    # Read the shards before the ledger, because the loss of a shard changes the ledger.
+    # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.
     shards = None if worker.shards is None else worker.shards.state()
     return {"ledger": asdict(worker.ledger.snapshot()), "storage": worker.storage.state_dict(), "shards": shards,
             "remainders": {place: torch.from_numpy(array.copy()) for place, array in worker.encoder.kept.items()},

@@ -15,9 +15,9 @@ from pytorchrl.scheme.timing import Stopwatch
 
 D = TypeVar("D")
 
-# Distance in bytes between tensors that share a buffer is a multiple of this number, as torch aligns its own tensors.
+# In a shared buffer, each tensor starts at a multiple of this number of bytes, like torch's own tensors on a GPU.
 _ALIGNMENT = 512
-# Number of page-locked buffers: one batch may be on its way while the next one is written.
+# Number of page-locked buffers: while one buffer is copied to the device, the next batch is written to the other.
 _NUM_BUFFERS = 2
 
 
@@ -35,17 +35,17 @@ class Copy(Protocol):
 
 
 class Copier(Protocol):
-    """Starts copies to a device that run at the same time as the device's computations."""
+    """Starts copies from host memory to a device, which run while the device computes."""
 
     def allocate(self, num_bytes: int) -> Tensor:
         """Return a new buffer in host memory, (num_bytes,) uint8."""
 
     def start(self, buffer: Tensor) -> Copy:
-        """Start to copy a buffer, or a part of one; it must not change before the copy is complete."""
+        """Start to copy a buffer or a part of a buffer, which must not change before the copy is complete."""
 
 
 class CudaCopy:
-    """A copy on a CUDA stream; see `Copy`."""
+    """A copy that runs on a CUDA stream; see `Copy`."""
 
     def __init__(self, copy: Tensor, done: torch.cuda.Event) -> None:
         self._copies, self._done = [copy], done
@@ -56,15 +56,15 @@ class CudaCopy:
 
     def take(self) -> Tensor:
         """Return the copy; see `Copy`."""
-        copy = self._copies.pop()  # this object lives until its buffer is used again; the tensor should not
-        # The memory belongs to the side stream. Without this call, it could be overwritten as soon as Python releases
-        # the tensor, while kernels of the current stream still read it.
+        copy = self._copies.pop()  # keep no reference to the tensor: this object exists until its buffer is reused
+        # The memory belongs to the copier's stream. Without this call, it could be overwritten as soon as Python
+        # releases the tensor, while kernels of the current stream still read it.
         copy.record_stream(torch.cuda.current_stream(copy.device))
         return copy
 
 
 class CudaCopier:
-    """Copies page-locked memory to a CUDA device on a stream of its own; see `Copier`."""
+    """Copies page-locked memory to a CUDA device on a separate stream; see `Copier`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -109,18 +109,18 @@ class Staged(Generic[D]):
 
 
 class Staging:
-    """Copies batches to the learner's device through page-locked memory, on a stream of its own.
+    """Copies batches to the learner's device through page-locked memory, on a separate stream.
 
     All tensors of a batch are copied as one buffer. The buffer of an earlier batch is overwritten only after its copy
-    is complete. Several threads may start copies, but `ahead` and `on_device` are for the learner's thread.
+    is complete. Any thread may call `start`; only the learner's thread may call `ahead` and `on_device`.
 
     Args:
         copier: Starts copies of buffers.
         now: The clock.
 
     Attributes:
-        watch: The operations "load" (writing a batch into a buffer and starting its copy) and "load_wait" (the
-            learner's wait for a batch on the device).
+        watch: Stopwatch of the operations "load" (writing a batch into a buffer and starting its copy) and "load_wait"
+            (the learner's wait for a batch on the device).
     """
 
     def __init__(self, copier: Copier, now: Callable[[], float]) -> None:
@@ -132,7 +132,7 @@ class Staging:
         self.watch = Stopwatch(now)
 
     def start(self, data: D) -> Staged[D]:
-        """Start to copy all tensors of `data` that are in host memory; later changes of them have no effect."""
+        """Start to copy all tensors of `data` that are in host memory; later changes of the tensors are not copied."""
         began, leaves, offsets, size = self._now(), _leaves(data), list[int](), 0
         for leaf in leaves:
             offsets.append(size)
@@ -151,7 +151,7 @@ class Staging:
         return Staged(data, offsets, copy)
 
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
-        """Yield the same batches; before each one, start to copy it and its successor for `on_device`."""
+        """Yield the batches unchanged; before each batch, start to copy it and the next batch, for `on_device`."""
         current = self._begun(next(batches, None))
         while current is not None:
             following = self._begun(next(batches, None))
@@ -164,7 +164,7 @@ class Staging:
         return batch
 
     def on_device(self, batch: D) -> D:
-        """Return the batch with all tensors on the device; its copy is started now unless `ahead` has started it."""
+        """Return the batch with all tensors on the device; start the copy first, unless `ahead` has started it."""
         if not _leaves(batch):
             return batch
         began = self._now()
@@ -181,12 +181,12 @@ class Staging:
 
 
 def staging_for(device: torch.device, now: Callable[[], float]) -> Staging | None:
-    """Return the staging of a learner on a CUDA device; None for other devices, which have no page-locked copies."""
+    """Return a `Staging` for a learner on a CUDA device, or None for any other device."""
     return Staging(CudaCopier(device), now) if device.type == "cuda" else None
 
 
 def _leaves(data: object) -> list[Tensor]:
-    """Return the tensors in host memory, in the order in which `map_tensors` visits them."""
+    """Return the tensors of `data` that are in host memory, in the order in which `map_tensors` visits them."""
     found: list[Tensor] = []
 
     def add(leaf: Tensor) -> Tensor:

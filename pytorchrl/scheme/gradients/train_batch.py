@@ -42,10 +42,10 @@ class TrainBatch:
         return sum(queued.rollout.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return the number of new env steps in the batch that contains steps `start` to `end` of a pass.
+        """Return how many new env steps count for the batch with steps `start` to `end` of a pass over the rollouts.
 
-        Batches mix steps of old and new rollouts, so each batch counts a proportional share of the new steps, in the
-        first pass only. Steps of old rollouts were counted earlier.
+        A batch may mix steps of new and old rollouts, so each batch of the first pass counts a proportional share of
+        the new steps. Batches of later passes count none.
         """
         if self.uses > 1 or start == end:
             return 0

@@ -59,7 +59,7 @@ class CountedCollector(Counted, Protocol):
 
     @property
     def weights_traffic(self) -> Traffic:
-        """Total traffic of weights that were sent to collection workers."""
+        """Total messages and bytes of weights that were sent to collection workers."""
 
     def take_send_s(self) -> float:
         """Return the seconds that requests and rollouts of synchronous rounds were in transit since the last call."""
@@ -69,11 +69,11 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches after each removal since the last call."""
+        """Return the number of waiting batches at each removal of a batch since the last call."""
 
 
 class HasStatistics(Protocol):
-    """A replay shard."""
+    """A replay shard that reports statistics."""
 
     def statistics(self) -> Mapping[str, object]:
         """Return the current statistics of the shard."""
@@ -138,7 +138,8 @@ class WorkerStats:
 
         Args:
             headers: The rollouts that were added to replay since the last batch, without data.
-            versions: (K, 2) int64; see `Sample.versions`.
+            versions: (K, 2) int64, the versions at which each of K items was collected and sent; see
+                `Sample.versions`.
             version: The learner's version now.
         """
         for header in headers:
@@ -193,7 +194,7 @@ class WorkerStats:
         return moments
 
     def take(self, collector: CountedCollector, source: CountedSource, shards: Iterable[HasStatistics]) -> Report:
-        """Return a report, and reset the statistics.
+        """Return a report, and reset all statistics except totals and moments.
 
         Args:
             collector: The component that collects.

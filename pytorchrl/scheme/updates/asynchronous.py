@@ -22,7 +22,7 @@ LAG_POLICIES = ("apply", "scale", "drop")
 class AsynchronousUpdates(RemoteUpdates):
     """Updates from the gradients that have arrived so far. Requests stay in flight between two calls of `step`.
 
-    All gradients that are ready are taken at once and handled in the order of their requests. Then all workers whose
+    All gradients that are ready are taken together and handled in the order of their requests. Then all workers whose
     gradient was applied or dropped receive new requests, with the same weights. A worker whose gradient waits for an
     update receives no request before this update, so its next gradient is computed with the updated weights.
 
@@ -61,7 +61,7 @@ class AsynchronousUpdates(RemoteUpdates):
                     f"lag_policy={self.lag_policy!r} needs max_grad_lag, got None; set the largest acceptable lag")
 
         def is_late(self, lag: int) -> bool:
-            """Return whether a lag exceeds the limit."""
+            """Return whether a lag exceeds `max_grad_lag`."""
             return self.max_grad_lag is not None and lag > self.max_grad_lag
 
         def factor(self, lag: int) -> float:
@@ -90,7 +90,7 @@ class AsynchronousUpdates(RemoteUpdates):
             Exception: The error of a worker; it is raised after the gradients that arrived with it were used.
         """
         self.start()
-        while len(self._waiting) < max(1, self._num_needed):  # none is needed if all workers are lost
+        while len(self._waiting) < max(1, self._num_needed):  # `_num_needed` is 0 if all workers are lost
             if self._ready:
                 self._handle(*self._ready.popleft())
                 continue
@@ -146,7 +146,7 @@ class AsynchronousUpdates(RemoteUpdates):
                 break
             except (ReplayError, DeadlockError):  # after these errors, the run cannot continue
                 raise
-            except Exception as error:  # noqa: BLE001 - raised by step() after the good results are used
+            except Exception as error:  # noqa: BLE001 - step() raises it after it has used the gradients that arrived
                 self.error = self.error or error
                 was_last = replaying and (self._journal.upcoming() or ENDS_OF_POLLS)[0] in ENDS_OF_POLLS
                 if was_last or len(self.in_flight) == num_open:
@@ -154,7 +154,7 @@ class AsynchronousUpdates(RemoteUpdates):
                 timeout_s = 0.0  # take only answers that have already arrived
 
     def _handle(self, index: int, gradients: Gradients) -> None:
-        """Keep a gradient for the update, or drop it."""
+        """Keep a gradient for the next update, or drop it if it is empty or its factor is 0."""
         if not discard_empty(self._statistics, [gradients]):
             self._moments[index].add([gradients])
             self._to_request[index] = False

@@ -19,7 +19,7 @@ from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
 from pytorchrl.terminal import get_logger
 
-# A run ends after this number of consecutive groups broke up without a lost rank; more attempts would not help.
+# Number of groups in a row that may break up without a lost rank. One more breakup ends the run with an error.
 _MAX_BREAKUPS = 3
 
 R = TypeVar("R")
@@ -32,7 +32,8 @@ class DecentralisedUpdates(RemoteUpdates):
 
     Either all ranks make an update, or no rank does. If a rank is lost, the remaining ranks abort the update and drop
     their train batches. They then form the next group, with a replacement if there is one, and all load the whole state
-    of the rank that has made the most updates. Thus, an update that only some ranks had made counts for all ranks.
+    of the rank that has made the most updates. Thus, if only some ranks had made the update, all ranks have it
+    afterwards.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -102,7 +103,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return self._book(gradients)
 
     def _prepare(self, parameters: Parameters, enough: int) -> None:
-        """Make every rank collect its next data; after `enough` ranks have finished, stop collection on the others."""
+        """Make every rank collect its next data; after `enough` ranks have finished, stop the other ranks."""
         self._num_prepared += 1
         for index in self._ranks:
             self.in_flight.add(index, self._workers[index].submit(
@@ -252,7 +253,11 @@ class DecentralisedUpdates(RemoteUpdates):
         return answers if len(answers) == len(calls) else None
 
     def _book_aborted(self, was_made: bool) -> None:
-        """Record the aborted update: by now, either all ranks have made it, or none has."""
+        """Record the aborted update as made by all ranks, or its data as dropped.
+
+        Args:
+            was_made: Whether the state that all ranks have loaded contains the update.
+        """
         aborted, self._aborted = self._aborted, []
         if was_made:
             used = discard_empty(self._statistics, aborted)
@@ -289,7 +294,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing, because every request contains the current values of the parameters."""
+        """Do nothing, because every request contains the current values of parameters such as the learning rate."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""
@@ -297,7 +302,7 @@ class DecentralisedUpdates(RemoteUpdates):
             outcome = self._runtime.outcome(self._workers[index].submit(GWorker.get_weights), timeout_s)
             if isinstance(outcome.error, WorkerLostError) and number < len(self._ranks):
                 continue  # the next step handles the lost rank
-            # The local worker, not the ranks, determines the current values of the parameters.
+            # The local worker, not the ranks, determines the values of parameters such as the learning rate.
             own, of_storage = self._local.parameters
             self._local.set_weights(replace(outcome.unwrap(), parameters=own, storage_parameters=of_storage))
             self._pulled = True

@@ -15,7 +15,7 @@ from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPattern(Options):
-    """The flat keywords of `Scheme` that select the kind of gradients."""
+    """The keywords of `Scheme` that select the kind of gradients."""
 
     grad_communication: Communication = option(
         SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "
@@ -57,7 +57,7 @@ GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGrad
 
 
 def gradient_kind(reader: Reader) -> type[Gradients]:
-    """Return the kind of gradients that the flat keywords in `reader` select; add problems to `reader.problems`."""
+    """Return the kind of gradients that the keywords in `reader` select; add problems to `reader.problems`."""
     pattern = reader.read(GradientPattern)
     if pattern is None:
         return SynchronousGradients
@@ -71,7 +71,7 @@ def gradient_kind(reader: Reader) -> type[Gradients]:
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Build the options of gradients from the options of the gradient workers and from flat keywords.
+    """Build the options of gradients from the options of the gradient workers and from the keywords in `given`.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

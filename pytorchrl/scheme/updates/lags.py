@@ -13,7 +13,7 @@ _PHASES = ("collect", "queue", "replay")
 
 
 class Lags:
-    """Lags of rollouts and of gradients, since the start. Not thread-safe."""
+    """Lags of rollouts and of gradients, since the start. This class is not thread-safe."""
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
@@ -39,16 +39,16 @@ class Lags:
         self._gradients[version - gradients.weights_version] += 1
 
     def metrics(self) -> dict[str, object]:
-        """Return the metrics of all lags."""
+        """Return summaries and histograms of the lags, by name of the metric."""
         num_lags = max(1, self._policy.total())
         return {"policy_lag": summary(self._policy),
                 **{f"policy_lag_{phase}_mean": self._phases[phase] / num_lags for phase in _PHASES},
                 "policy_lag_histogram": binned(self._policy), "grad_lag": summary(self._gradients)}
 
     def of_worker(self, parent: int, worker: int) -> dict[str, float] | None:
-        """Return the summary of the lags of one collection worker's rollouts; None if none was counted since the start.
+        """Return the summary of the lags of one collection worker's rollouts; None if no lag was counted.
 
-        Lags of data from replay are not known by worker.
+        Lags of data from replay are not counted by worker.
 
         Args:
             parent: Index of the gradient worker.
@@ -69,7 +69,7 @@ class Lags:
 
 
 def summary(histogram: Mapping[int, int]) -> dict[str, float]:
-    """Return the mean, maximum, median and 90 % quantile (nearest rank) of a histogram; all are 0 if it is empty."""
+    """Return the mean, maximum, median and 90 % quantile (nearest rank) of a histogram; 0 if the histogram is empty."""
     if not histogram:
         return {"mean": 0.0, "max": 0, "p50": 0, "p90": 0}
     values = np.array(sorted(histogram))

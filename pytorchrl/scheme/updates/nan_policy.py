@@ -1,4 +1,4 @@
-"""The policy for updates that are not finite: skip them, but raise an error after too many in a row."""
+"""Treatment of updates that are not finite: each is skipped, and too many skipped updates in a row raise an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ logger = get_logger(__name__)
 
 
 class NanPolicy:
-    """Counts consecutive updates that were skipped because the mean gradient was not finite. Not thread-safe."""
+    """Counts consecutive updates that were skipped because the mean gradient was not finite.
+
+    This class is not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._faults: list[str] = []  # causes of the updates skipped since the last update that was made

@@ -47,7 +47,7 @@ def _numbers_of(answer: object) -> tuple[int, ...]:
 
 
 def _seconds_of(answer: object) -> float | None:
-    """Return the seconds that a worker needed for a gradient, including waits for data; None for other answers."""
+    """Return the seconds that a worker needed for a gradient, including waits for data; None without a report."""
     return (sum(answer.report.timings.get("gradients", {}).values())
             if isinstance(answer, Gradients) and answer.report is not None else None)
 
@@ -79,7 +79,7 @@ class RemoteUpdates:
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
-        """Return a reference to the newest weights, or None if the worker has them; the worker receives `Weights`."""
+        """Return a reference to the newest `Weights`, for a request; None if the worker already has these weights."""
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
@@ -103,7 +103,7 @@ class RemoteUpdates:
         return gradients
 
     def forget_weights(self) -> None:
-        """Send the weights again with the next request to each worker."""
+        """Make the next request to each worker contain the weights again."""
         self._versions = [-1] * len(self._workers)
         self._weight_sync.forget()
 
@@ -135,7 +135,7 @@ class RemoteUpdates:
         """Do nothing, because no separate thread makes these updates."""
 
     def drain(self, timeout_s: float) -> None:
-        """Wait for requests in flight, and drain the level below each worker.
+        """Wait for requests in flight, and drain the workers below each gradient worker.
 
         Workers that do not answer within `timeout_s` seconds are considered lost.
 
@@ -149,7 +149,7 @@ class RemoteUpdates:
             for index, handle in enumerate(self._workers):
                 if index not in self.supervisor.gone:
                     handle.signal(GWorker.announce_drain, self._num_drains)
-                    # The level below gets only 80 % of the time, so that the worker itself can still answer.
+                    # The workers below get only 80 % of the time, so that the gradient worker can still answer.
                     self.in_flight.add(index, handle.submit(GWorker.drain, self._num_drains, 0.8 * timeout_s))
             while len(self.in_flight) and self._runtime.now() < deadline:
                 for index, answer in self.in_flight.poll(POLL_INTERVAL_S):

@@ -25,10 +25,10 @@ from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.untyped import MetricsDict, StateDict
 from pytorchrl.worker_names import collection_worker, gradient_worker
 
-# An error is raised after this many gradients in a row without samples. Probably, all agents that act have policies
-# that do not learn.
+# An error is raised after this many gradients in a row without samples. The probable cause is that no agent that acts
+# has a policy that learns.
 _MAX_EMPTY_IN_A_ROW = 10_000
-# Gradients without reports between two requests for a report.
+# A report is requested each time that this many gradients without reports have arrived.
 _REPORT_INTERVAL = 50
 # Number of finished episodes that are kept until the next call of `take_episodes`, so that a loop that calls only
 # `step` does not use more and more memory.
@@ -65,7 +65,9 @@ class UpdateCounters:
 
 
 class Statistics:
-    """Statistics of the whole tree. Thread-safe: the thread that makes updates writes while the user's thread reads.
+    """Statistics of the whole tree.
+
+    This class is thread-safe: the thread that makes updates writes while the user's thread reads.
 
     Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger
     records the gradient's new steps accordingly.
@@ -140,9 +142,9 @@ class Statistics:
     def request_report(self) -> None:
         """Request a report of the local gradient worker if its gradients arrive without reports.
 
-        This is done regularly, and before the thread that makes updates reads statistics. To make a report takes as
-        long as the rest of the bookkeeping for a gradient, so a report with each gradient would be expensive. Another
-        thread reads the statistics of the latest report.
+        Making a report takes as long as all other bookkeeping for a gradient. Therefore, a report is requested only at
+        intervals, and before the thread that makes updates reads statistics. Other threads read the statistics of the
+        latest report.
         """
         if self._reads_local:
             assert self.local_report is not None
@@ -367,9 +369,9 @@ class Statistics:
         }
 
     def _by_worker(self) -> list[dict[str, object]]:
-        """Return the counts of each gradient worker and, after it, those of each of its collection workers.
+        """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
-        A list is not written to TensorBoard, whose number of curves would otherwise grow with the number of workers.
+        The result is a list, because lists are not written to TensorBoard, which would show a curve for each worker.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()
@@ -388,7 +390,7 @@ class Statistics:
         return rows
 
     def _inference(self, workers: WorkerCounters) -> dict[str, float | None]:
-        """Return the mean size and the mean lag of the batches of actions of central inference."""
+        """Return the mean size and the mean lag of the batches in which central inference chooses actions."""
         number = workers.inference_batches
         return {"inference_batch_mean": workers.inference_rows / number if number else None,
                 "inference_lag_mean": workers.inference_lag / number if number else None}

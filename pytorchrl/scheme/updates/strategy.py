@@ -35,7 +35,7 @@ class UpdateStrategy(Protocol):
     def is_between_items(self) -> bool:
         """Whether the next step starts with new data on all workers.
 
-        Always True if the workers start train batches at different steps.
+        The value is always True if the workers start train batches at different steps.
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
@@ -54,7 +54,7 @@ class UpdateStrategy(Protocol):
         """
 
     def forget_weights(self) -> None:
-        """Send all weights again with the next requests, because a parameter was changed between two updates."""
+        """Make the next requests contain the weights again, because a parameter was changed between two updates."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy the newest weights to the local worker, if other workers have applied the updates."""

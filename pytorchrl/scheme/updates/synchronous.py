@@ -19,8 +19,8 @@ R = TypeVar("R")
 class SynchronousUpdates(RemoteUpdates):
     """Updates from one gradient of every remote gradient worker.
 
-    An update never silently uses the gradients of only some workers. If a worker is lost, its train batch is lost, too,
-    and the other workers drop their train batches, so that all workers remain synchronous; the round is then repeated
+    No update is made from the gradients of only some workers. If a worker is lost, its train batch is lost, too. The
+    other workers then drop their train batches, so that all workers remain synchronous, and the update is tried again
     with the replacement.
 
     Args:

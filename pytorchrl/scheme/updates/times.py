@@ -1,4 +1,4 @@
-"""Times and rates: the seconds that each level of the tree spent on each part of its work, and its throughput."""
+"""Times and rates: the seconds that each level of the tree spent on each part of its work, and rates of work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RATE_WINDOW_S = 10.0
 
 
 class Rates:
-    """Rates over the ten seconds before the latest update. Not thread-safe.
+    """Rates over the ten seconds before the latest update. This class is not thread-safe.
 
     Args:
         now: The clock.
@@ -49,9 +49,9 @@ class Rates:
 
 
 class Times:
-    """Seconds that each level spent on each part of its work, and mean times of operations.
+    """Seconds that each level of the tree spent on each part of its work, and mean times of operations.
 
-    Not thread-safe, except for `timed`.
+    Only the method `timed` is thread-safe.
 
     Args:
         now: The clock.
@@ -99,9 +99,9 @@ class Times:
                 self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
-        """Return the seconds that each level spent on each part of its work.
+        """Return the seconds that each level of the tree spent on each part of its work.
 
-        They cover the time from the start of the first update to the end of the latest update.
+        The seconds cover the time from the start of the first update to the end of the latest update.
         """
         elapsed = 0.0 if self._began is None else self._until - self._began
         return with_idle(self._seconds, {"collection": elapsed * num_collectors,

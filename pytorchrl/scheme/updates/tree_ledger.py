@@ -23,7 +23,7 @@ class SavedLedger(TypedDict):
 
 
 class TreeLedger:
-    """Ledger of all environment steps of the tree. Thread-safe.
+    """Ledger of all environment steps of the tree. This class is thread-safe.
 
     Steps that arrive with a gradient are in flight until the gradient is applied or dropped. Gradient workers send
     snapshots of their own ledgers with each gradient; the latest snapshot of each worker and incarnation counts.
@@ -37,7 +37,7 @@ class TreeLedger:
         self._consumed_before = 0
 
     def report(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
-        """Record the ledger of a gradient worker."""
+        """Record the newest snapshot of a gradient worker's ledger."""
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
@@ -91,7 +91,7 @@ class TreeLedger:
     def env_steps(self) -> int:
         """Number of env steps that updates have used, or could have used because they were added to replay."""
         own = self._own.total("consumed_unique", "resident", "evicted")
-        with self._lock:  # read at every update, so it adds up only the required counts
+        with self._lock:  # this property is read at every update, so it adds up only the required counts
             return own + sum([part.resident + part.evicted for part in self._snapshots.values()])
 
     @property

@@ -121,13 +121,13 @@ class UWorker(Worker):
         device: Device of the local gradient worker: "cpu" or "cuda:N"; None: the CPU.
         runtime: Runtime of the remote workers; None: threads.
         target_steps: Env steps after which the experiment and all schedules end; required if there is a schedule.
-        record: Writer of the file in which the run is recorded.
+        record: Writer of the file in which the run is recorded; None: the run is not recorded.
         replay: Record of the run that is replayed; None: no replay.
 
     Attributes:
         strategy: The strategy that turns gradients into updates.
         grad_workers: The set of gradient workers.
-        local_worker, remote_workers: Members of the set.
+        local_worker, remote_workers: Members of the set of gradient workers.
         updater: The thread that makes updates.
         statistics: Ledger, lags, episodes and further statistics.
     """
@@ -253,7 +253,7 @@ class UWorker(Worker):
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
-        # If a call failed, its journal is part of the error, not of a gradient.
+        # If a worker's call failed, the events of its journal arrived with the error, not with a gradient.
         own = self._journal.take()
         assert self._record is not None
         assert own is not None
@@ -266,8 +266,8 @@ class UWorker(Worker):
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
-            loss or gradient is not finite; it then has no statistics. Unless a thread makes the updates, a skipped
-            update counts as one of `updates_per_step`.
+            loss or gradient is not finite; such an update has no statistics. Unless a thread makes the updates, a
+            skipped update counts as one of `updates_per_step`.
 
         Raises:
             StoppedError: `stop()` was called earlier.
@@ -311,7 +311,7 @@ class UWorker(Worker):
 
         Args:
             num_col_workers: New number, or a tuple with one number for each gradient worker.
-            resources: Resources of each new worker; None: as before.
+            resources: Resources of each new worker; None: those of the earlier workers.
 
         Raises:
             Exception: The error that ended a worker or thread.
@@ -335,20 +335,20 @@ class UWorker(Worker):
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Read the ledger immediately after the states: if a worker were lost in between, they would not match.
+        # Read the ledger immediately after the states: if a worker were lost in between, the ledger would not match.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
 
     def restore(self, state: StateDict, seed: int) -> None:
-        """Restore a state that `checkpoint` of another tree returned; call this before the first step.
+        """Restore a state that `checkpoint` of another tree returned; call this method before the first step.
 
         Args:
             state: The saved state.
             seed: The seed that was passed to `checkpoint`.
 
         Raises:
-            CheckpointError: The state is not one of such a tree.
+            CheckpointError: The state does not fit this tree.
         """
         try:
             workers = state["workers"]
