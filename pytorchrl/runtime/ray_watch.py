@@ -11,30 +11,38 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# Name of a process, which Linux cuts after 15 bytes -> name of the part.
-_PARTS = {"gcs_server": "GCS", "raylet": "raylet", "ray::DashboardA": "dashboard agent",
-          "ray::RuntimeEnv": "runtime environment agent", "log_monitor": "log monitor"}
+# Name of a child of the driver, or of the raylet, which Linux cuts after 15 bytes -> name of the part. A process that
+# the raylet has just started is called "raylet", too, until it executes Python, and then becomes a worker.
+_OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
+_OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5
 # A part that is stopped at this number of checks in a row is continued. One check is not enough: Ctrl-Z and `fg` stop
 # and continue all processes at about the same time, so a check shortly after `fg` may still find a stopped part.
 _MAX_STOPPED = 4
 
 
-def parts_of(parent: int) -> dict[int, str]:
-    """Return a map from process id to name, for Ray's parts among the descendants of a process."""
+def parts_of(driver: int) -> dict[int, str]:
+    """Return a map from process id to name, for the parts of the Ray instance that a process has started."""
+    found = _named_children(driver, _OF_DRIVER)
+    for raylet in [pid for pid, name in found.items() if name == "raylet"]:
+        found |= _named_children(raylet, _OF_RAYLET)
+    return found
+
+
+def _named_children(parent: int, names: Mapping[str, str]) -> dict[int, str]:
     found = dict[int, str]()
     for child in _children(parent):
         with contextlib.suppress(OSError):  # the process has ended
-            name = _PARTS.get(Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip())
-            if name is not None:
-                found |= {child: name, **(parts_of(child) if name == "raylet" else {})}
+            name = Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip()
+            if name in names:
+                found[child] = names[name]
     return found
 
 

@@ -108,6 +108,24 @@ def test_a_process_of_another_name_is_not_watched(start):
         other.wait()
 
 
+def test_a_worker_that_the_raylet_starts_is_not_a_part(tmp_path):
+    """Check that a child of the raylet with the raylet's name is not watched.
+
+    A process has the name of its parent until it executes another program, and the worker in it may end at any time.
+    """
+    shutil.copy(shutil.which("bash"), tmp_path / "raylet")
+    raylet = subprocess.Popen(
+        [str(tmp_path / "raylet"), "-c", "(read -t 100 <> <(:)) & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    try:
+        worker = int(raylet.stdout.readline())
+        assert Path(f"/proc/{worker}/comm").read_text() == "raylet\n"
+        assert parts_of(os.getpid()) == {raylet.pid: "raylet"}
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        raylet.kill()
+        raylet.communicate()
+
+
 @pytest.fixture
 def broken():
     """Return a runtime whose Ray instance has lost a part; any call of Ray fails the test."""
