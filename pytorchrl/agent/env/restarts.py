@@ -31,7 +31,7 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which an environment's process reports its faults to the worker."""
 WINDOW = 1000
 """Length, in vector steps, of the sliding window within which restarts are counted and limited."""
-# Only this many characters of a traceback are logged: those at its end, which is the most informative part.
+# A traceback is cut to its last characters, at most this many, because its end is the most informative part.
 _TRACEBACK_CHARS = 8000
 # The seed of a replacement is the upper 31 bits of a random 64-bit number.
 _SEED_SHIFT = 33
@@ -71,7 +71,7 @@ class Restarts:
         self._steps: deque[int] = deque()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return a budget of the same size, because another process counts the steps of its own environment."""
+        """Pickle the limit, but not the counts, because another process counts the restarts of its own environment."""
         return Restarts, (self.limit, int, self._logs)
 
     def spend(self, fault: Fault, cause: BaseException | None) -> None:
