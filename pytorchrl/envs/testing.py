@@ -187,7 +187,7 @@ class RaisingEnv(AnyWrapper):
     """Wrapper that raises an error at random steps of any environment; the seed passed to `reset` determines the steps.
 
     Args:
-        env: The environment. `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` wraps each environment.
+        env: The environment. In `VecEnv`, set `wrappers=(functools.partial(RaisingEnv, probability=0.001),)`.
         probability: Probability that a step raises a RuntimeError.
     """
 

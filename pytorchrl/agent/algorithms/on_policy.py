@@ -179,7 +179,7 @@ class OnPolicyAlgorithm(Algorithm):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,) to the rollout; see `Algorithm`.
 
-        The weights that collected the rollout determine these values. K is the number of final observations. An
+        These values are computed with the weights that collected the rollout. K is the number of final observations. An
         algorithm that learns from rollouts of older policies adds only `logp`.
         """
         dist_params = rollout.other.pop("dist_params").flatten(0, 1)

@@ -98,7 +98,7 @@ def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Fa
 
 
 def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> Trial:
-    """Return the times of a gradient of an algorithm with one policy.
+    """Measure the time of one gradient in each precision, for an algorithm with one policy.
 
     Args:
         algorithm: Factory of the algorithm.

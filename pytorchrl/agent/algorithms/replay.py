@@ -234,7 +234,7 @@ class ReplayAlgorithm(Algorithm):
     def compute_gradients(  # type: ignore[override] # batches contain transitions
         self, batch: ReplayBatch,
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
-        """Compute the gradients of all groups at the current parameters; see `Algorithm`.
+        """Compute the gradients of the losses of all groups; see `Algorithm`.
 
         If gradients are applied immediately (`applies_at_once`), the loss of a group that is not due is neither
         differentiated nor reported.
