@@ -28,8 +28,8 @@ def make_factory(
         env_id: A Gymnasium id, or anything else that `VecEnv.create_factory` accepts; for several agents, the name of a
             module with `parallel_env` (PettingZoo), such as "mpe2.simple_spread_v3".
         vec_env_size: Number of environments.
-        policy_of: Policies of agents; see `MultiAgentVecEnv.create_factory`. If `env_id` is a function, a value other
-            than None declares that its environments have several agents.
+        policy_of: The policy that controls each agent; see `MultiAgentVecEnv.create_factory`. If `env_id` is a
+            function, a value other than None declares that its environments have several agents.
         options: Further arguments of the suite's function, of `VecEnv.create_factory` or of
             `MultiAgentVecEnv.create_factory`.
 

@@ -14,9 +14,9 @@ class Recall(gym.Env[np.ndarray, np.int64]):
     """Task in which a cue, shown only in the first observation, must be repeated `delay` steps later.
 
     Observation: (num_cues + 1,) float32. At the first step, entry c is 1 for cue c; at the last step, the last entry is
-    1; all other entries are 0. Action c answers c and counts only at the last step, where the reward is 1 if the answer
-    equals the cue. All other rewards are 0. An episode has delay + 1 steps. Without memory, no policy has a mean return
-    above 1 / num_cues.
+    1; all other entries are 0. The action of the last step is the answer: its reward is 1 if the action equals the cue,
+    and 0 otherwise. All other actions are ignored, and their rewards are 0. An episode has delay + 1 steps. Without
+    memory, no policy has a mean return above 1 / num_cues.
 
     Args:
         num_cues: Number of cues, and of actions.

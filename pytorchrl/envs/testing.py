@@ -187,7 +187,7 @@ class RaisingEnv(AnyWrapper):
     """Wrapper that raises an error at random steps of any environment; the seed passed to `reset` determines the steps.
 
     Args:
-        env: The environment. `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` wraps each environment.
+        env: The environment. In `VecEnv`, set `wrappers=(functools.partial(RaisingEnv, probability=0.001),)`.
         probability: Probability that a step raises a RuntimeError.
     """
 
@@ -214,7 +214,7 @@ class MatchingGame:
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. The reward of an agent is 1 if
     its action equals the symbol of the next agent, and 0 otherwise. Observation: (num_agents * num_symbols,) float32,
-    the symbols one-hot.
+    the one-hot encodings of all symbols.
 
     Args:
         num_agents: Number of agents, with the names "agent_0", "agent_1", ...
@@ -277,7 +277,7 @@ class ChangingAgents:
     the number of the agent, plus t after the step.
 
     Args:
-        lives: For each agent ("agent_0", "agent_1", ...) the t at which it joins, and the t at which it leaves.
+        lives: For each agent ("agent_0", "agent_1", ...), the values of t at which the agent joins and leaves.
         truncate: Whether agents are truncated; otherwise they terminate.
         masks: Whether infos contain action masks, which forbid action t % 3.
     """
@@ -338,6 +338,6 @@ class ChangingAgents:
 
 
 def __getattr__(name: str) -> object:
-    """Return the class that has replaced `name`, and warn."""
+    """Return the class that replaces the deprecated `name`, and warn."""
     renames = [renamed("ComingAndGoing", "ChangingAgents", since="0.2", removed_in="0.3")]
     return renamed_attribute(sys.modules[__name__], name, renames)

@@ -30,8 +30,8 @@ _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
 class APPO(VTraceAlgorithm, PPO):
     """PPO's loss with the advantages A and targets v of a `VTraceBuffer`, plus kl_coef * KL.
 
-    The ratio is pi / mu, where pi is the current policy and mu the policy that acted. KL is the divergence
-    KL(mu || pi), estimated from samples of mu.
+    The ratio is pi / mu, where pi is the current policy, and mu is the policy that collected the data. KL is the
+    divergence KL(mu || pi), estimated from samples of mu.
 
     With `target_network`, the target policy of V-trace is the slow policy, a copy of pi that is refreshed every
     `target_update_interval` updates. The ratio is then clip(mu / slow, 0, is_clip) * pi / mu, and KL is
@@ -132,8 +132,8 @@ class APPO(VTraceAlgorithm, PPO):
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """Compute the gradient; see `PPO`.
 
-        If `kl_coef` is not 0, an additional last vector contains the mean KL, which is averaged over workers like the
-        gradients.
+        If `kl_coef` is not 0, the last of the returned vectors contains the mean KL. Workers average it together with
+        the gradients.
         """
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:

@@ -1,6 +1,6 @@
-"""The base class of algorithms, which manages flat parameter groups, optimizer steps, schedules and states.
+"""The base class of algorithms, which manages parameter groups, optimizer steps, schedules and saved states.
 
-E = environments, P = scalars of a group's parameter vector.
+E = environments, P = scalars of a group's parameter vector, H = size of a network's memory.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class Algorithm(Part, Updatable, ABC):
     learns_from: DataKind
     """The kind of data that the algorithm learns from; the storage must provide this kind.
 
-    Each class declares or inherits the attribute.
+    Each class of algorithm declares or inherits this attribute.
     """
     actor_class: ClassVar[type[nn.Module]]
     """The class of actors that the algorithm can train; subclasses of it are also supported.
 
-    Each class of algorithm declares or inherits the attribute.
+    Each class of algorithm declares or inherits this attribute.
     """
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """Option of the actor -> supported values; error messages suggest the first value. Other options may have
@@ -101,10 +101,10 @@ class Algorithm(Part, Updatable, ABC):
     accordingly."""
     actor: UserPart
     applies_at_once: bool = False
-    """Whether each gradient is applied before the next one is computed, as in central schemes. If so,
+    """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
-    _known_norms: tuple[list[Tensor], list[float]] = [], []  # gradients and their norms, if both were computed together
+    _known_norms: tuple[list[Tensor], list[float]] = [], []  # gradients and norms from a compiled graph, else empty
 
     @classmethod
     @brief_errors
@@ -161,7 +161,7 @@ class Algorithm(Part, Updatable, ABC):
             rhs: Network -> (E, H), the memory before these observations.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of sampling or exploring.
-            mask: (E, n) bool, true where an action is allowed.
+            mask: (E, n) bool, true where an action is allowed; None allows all actions.
 
         Returns:
             Actions; the memory after these observations; and, in `other`, more values to store with the transitions.
@@ -169,7 +169,7 @@ class Algorithm(Part, Updatable, ABC):
 
     @abstractmethod
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Complete a rollout with values that depend on the weights that acted.
+        """Complete a rollout with the values that must be computed with the weights that collected it.
 
         The collector calls this method once for each rollout, before the weights change.
         """
@@ -183,7 +183,7 @@ class Algorithm(Part, Updatable, ABC):
                 return G of each environment; each step updates it in place: G <- gamma * G + r.
 
         Returns:
-            Normalizer -> (count, mean, M2).
+            Normalizer -> (count, mean, M2), where M2 is the sum of squared deviations from the mean.
         """
         if self.actor.reward_moments is None:
             return dict(self.actor.moments_of(rollout))
@@ -199,7 +199,8 @@ class Algorithm(Part, Updatable, ABC):
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
         """Return the batch with values that need the whole batch, such as normalized advantages.
 
-        The method is called before the batch is split. By default, it returns `batch` itself.
+        If gradients are accumulated over parts of a batch, this method is called before the batch is split. By default,
+        it returns `batch` itself.
         """
         return batch
 
@@ -359,7 +360,7 @@ def copy_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor | np.nda
         live: Name -> tensor to overwrite.
         state: Name -> tensor or array of the same shape. An array may use shared memory, because its values are
             copied.
-        noun: The name of the state in messages.
+        noun: The name of the state in error messages.
 
     Raises:
         WeightsError: Names or shapes do not fit; nothing was changed.

@@ -40,7 +40,7 @@ class CompiledGradient:
         """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)`.
 
         Args:
-            loss: The loss.
+            loss: Function that returns the loss (), and a vector of values to report, such as the terms of the loss.
             params: The parameters with respect to which the gradient is computed.
             network: The network that the loss uses.
             device: Device of the network.
@@ -50,7 +50,7 @@ class CompiledGradient:
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient (P,), in a new tensor, and the measured values that the loss returned, then the norm.
+        """Return the gradient (P,), and a vector of the values that the loss reports, followed by the gradient's norm.
 
         Raises:
             ConfigError: This machine cannot compile the gradient.
@@ -91,7 +91,10 @@ class CompiledLosses:
 
     def __call__(self, batch: ReplayBatch, draws: list[Tensor],
                  due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradient (P,) of each group; the losses, the measures and the gradients' norms; the errors (B,).
+        """Return the gradients, a vector of statistics, and the absolute TD errors (B,).
+
+        There is one gradient (P,) for each group. The vector contains the losses, the measures and the norms of the
+        gradients.
 
         Args:
             batch: B transitions.
@@ -184,10 +187,10 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     """Compile a function into a single graph for arguments with the same layout as `args`.
 
     Args:
-        function: The function.
+        function: Function to compile.
         leaves: The tensors in `args` whose first dimension may have another size in other calls.
-        *args: Arguments of the function.
-        **kwargs: Nothing.
+        *args: Example arguments of the function.
+        **kwargs: Example keyword arguments; callers pass none.
 
     Raises:
         ConfigError: This machine cannot compile the function.
@@ -211,8 +214,8 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
     if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
         # A call of a compiled function checks whether the graph fits, which takes 25 us; the keys of the graphs make
-        # this check unnecessary. torch can omit the check only if it could save the graph to a file. Some objects
-        # prevent this; among them are guards of tensors that are not arguments, such as the buffers of normalizers.
+        # this check unnecessary. torch can omit the check only for graphs that it could save to a file. It cannot save
+        # guards of tensors that are not arguments, such as the buffers of normalizers.
         with _config_errors(), contextlib.suppress(torch._dynamo.exc.PackageError):
             unchecked: Callable[P, R] = unguarded.aot_compile((args, kwargs)).fn
             return unchecked

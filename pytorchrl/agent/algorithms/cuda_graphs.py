@@ -1,8 +1,8 @@
-"""Launch all kernels of a function at once, by recording them into a CUDA graph.
+"""Launch all kernels of a function in one call, by recording them into a CUDA graph.
 
-Small networks keep a GPU busy for less time than Python needs to launch their kernels. A graph of a compiled function
-launches all of them in one call. torch's own `mode="reduce-overhead"` does the same, but keeps its graphs in variables
-of the main thread, while learners and collectors of this library run in threads of their own.
+Small networks keep a GPU busy for less time than Python needs to launch their kernels one by one. torch's own
+`mode="reduce-overhead"` also records graphs, but keeps them in variables of the main thread, while learners and
+collectors of this library run in other threads.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = get_logger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Calls with the same shapes before their kernels are recorded: the first ones compile and tune kernels.
+# Number of calls with the same shapes before kernels are recorded, because the first calls compile and tune kernels.
 _NUM_WARM_UP_CALLS = 3
-# Largest number of graphs of a function, each of which is for other shapes of its arguments.
+# Largest number of graphs of a function; each graph is for different shapes of the arguments.
 _MAX_GRAPHS = 8
-# Held while a thread records, because all recordings of a device use its global generator.
+# Only one thread records at a time, because all recordings of a device use the device's global generator.
 _RECORDING = threading.Lock()
 
 
@@ -50,11 +50,11 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records kernels into CUDA graphs, which share their memory; see `Recorder`.
+    """Records kernels into CUDA graphs that share one memory pool; see `Recorder`.
 
     Args:
         device: Device of the kernels.
-        generator: The generator of random numbers that the functions use; None: they draw no random numbers.
+        generator: The generator of random numbers that the functions use; None if they draw no random numbers.
     """
 
     def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
@@ -68,7 +68,7 @@ class CudaRecorder:
             graph.register_generator_state(self._generator)
         with _RECORDING, torch.cuda.device(self.device):
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            # "thread_local", because other threads may allocate memory on the device in the meantime.
+            # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
         self._first = self._first or graph  # graphs may share memory: they run in turn, and their results are copied
@@ -76,12 +76,12 @@ class CudaRecorder:
 
 
 class Recorded:
-    """A function whose kernels are recorded when it has been called a few times with arguments of the same shapes.
+    """A function whose kernels are recorded after it has been called a few times with arguments of the same shapes.
 
-    If recording fails, a warning says why, and the function is called as before.
+    If recording fails, a warning says why, and calls without a recording run the function itself.
 
     Args:
-        function: A function that computes tensors from its arguments and from memory that stays where it is. It is not
+        function: A function that computes tensors from its arguments and from memory at fixed addresses. It is not
             called again after it has been recorded, so other effects of a call, such as counting, would be lost.
         recorder: Records the kernels.
     """
@@ -104,7 +104,7 @@ class Recorded:
         return pytree.tree_map_only(Tensor, Tensor.clone, result)
 
     def _record(self, key: Hashable, leaves: list[object], spec: pytree.TreeSpec) -> bool:
-        """Record the function for arguments of these shapes, if it is time to do so; return whether it is recorded."""
+        """Record the function if it has had enough calls with these shapes; return whether it has been recorded."""
         self._calls[key] += 1
         if self._has_failed or self._calls[key] <= _NUM_WARM_UP_CALLS or len(self._graphs) == _MAX_GRAPHS:
             return False

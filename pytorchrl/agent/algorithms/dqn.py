@@ -1,4 +1,4 @@
-"""Deep Q-learning: Mnih et al. 2015, with double targets (van Hasselt et al. 2016)."""
+"""Deep Q-learning (Mnih et al. 2015), with the targets of double Q-learning (van Hasselt et al. 2016)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class DQN(ReplayAlgorithm):
         """Use the constant epsilon of collector `index` if `epsilon_per_worker` is set; see `Algorithm`.
 
         Raises:
-            ConfigError: There is no such collector.
+            ConfigError: The index is not in the range from 0 to `num_collectors` - 1.
         """
         epsilon = ladder_epsilon(index, num_collectors)
         if self.options.epsilon_per_worker:
@@ -143,7 +143,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # `Algorithm` has an attribute
+    def generator(self) -> torch.Generator:  # it is an attribute in `Algorithm`
         """Generator of the random numbers for actions."""
         self._uniform.rewind()
         return self._generator
@@ -196,7 +196,7 @@ class DQN(ReplayAlgorithm):
         return self.parameters[_EPSILON] if self._ladder_epsilon is None else self._ladder_epsilon
 
     def _make_small_network(self) -> SmallNetwork | None:
-        """Return the Q network in NumPy, which is faster for small networks and few rows; None if it is unsupported."""
+        """Return a NumPy copy of the Q network, which is faster for small networks; None if it is unsupported."""
         actor, q = self.actor, self.actor.q
         if (self.device.type != "cpu"
                 or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise", "random_actions")

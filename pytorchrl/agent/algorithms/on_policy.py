@@ -108,15 +108,15 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         self._small_value: SmallNetwork | None = None
-        # Small networks are built only after `FlatParameters` has moved the parameters, because they use their memory.
+        # Small networks read the parameters' memory, so they are built after `FlatParameters` has moved the parameters.
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
-            if options.compile:  # without `compile`, results do not depend on which library computes them
+            if options.compile:  # without `compile`, only torch computes values
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
-        # An actor with its own `act` may do more there than compute tensors.
+        # An overridden `act` may have side effects, which a replay of recorded kernels would not repeat.
         is_recorded = options.compile and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
         self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
         self._weights = Constants(self.device)
@@ -155,7 +155,7 @@ class OnPolicyAlgorithm(Algorithm):
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
-        # The check of a mask waits for its result, which cannot be recorded.
+        # A check of masks waits for results of the GPU, and waiting cannot be recorded.
         act = self._act if self._recorded_act is None or mask is not None else self._recorded_act
         with torch.inference_mode():
             action, clipped_action, dist_params, value, states = act(
@@ -177,10 +177,10 @@ class OnPolicyAlgorithm(Algorithm):
             return self.actor.act(*inputs[:3], deterministic, inputs[3], self.generator, **self._act_options)
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), computed with the weights that acted.
+        """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,) to the rollout; see `Algorithm`.
 
-        K is the number of final observations. An algorithm that learns from rollouts of older policies adds only
-        `logp`. See `Algorithm`.
+        These values are computed with the weights that collected the rollout. K is the number of final observations. An
+        algorithm that learns from rollouts of older policies adds only `logp`.
         """
         dist_params = rollout.other.pop("dist_params").flatten(0, 1)
         num_steps, num_envs = rollout.reward.shape
@@ -319,7 +319,7 @@ class OnPolicyAlgorithm(Algorithm):
         return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:
-        """Return a batch of zeros, whose actions this policy chose, for measuring the time of a gradient."""
+        """Return a batch of zeros with actions of this policy, to measure the time of a gradient."""
         columns, length = shape
         obs, rhs = example_rows(self.actor.example_obs(), columns), self.actor.initial_states(columns)
         done = torch.zeros(columns, dtype=torch.bool, device=self.device)

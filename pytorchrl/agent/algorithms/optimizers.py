@@ -95,7 +95,7 @@ class FlatOptimizer:
         self._betas = _ADAM_BETAS if self._is_adam else (settings.momentum, settings.rmsprop_decay)
         self._weight_decay = settings.weight_decay if name == "adamw" else 0.0
         self._scratch = torch.empty_like(like)
-        self._count = torch.zeros((), device=like.device)  # the number of steps, as torch's Adam kernel takes it
+        self._count = torch.zeros((), device=like.device)  # `num_steps` as a tensor, for torch's Adam kernel
         self.num_steps = 0
         self.moments: dict[str, Tensor] = {}
         if self._is_adam or (name == "sgd" and settings.momentum):
@@ -116,8 +116,8 @@ class FlatOptimizer:
         square = self.moments["mean_square"]
         if self._is_adam:
             scaled = gradient if scale == 1.0 else torch.mul(gradient, scale, out=self._scratch)
-            # The kernel of torch's own AdamW (with fused=True), which reads and writes each vector once. Without weight
-            # decay, it is that of Adam.
+            # This kernel of `torch.optim.AdamW` (with fused=True) reads and writes each vector once. Without weight
+            # decay, AdamW equals Adam.
             torch._fused_adamw_(
                 [params], [scaled], [self.moments["mean"]], [square], [], [self._count.fill_(self.num_steps)],
                 lr=lr, beta1=mean_decay, beta2=square_decay, weight_decay=self._weight_decay, eps=self._eps,
@@ -175,7 +175,7 @@ class TorchOptimizer:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `VectorOptimizer`."""
-        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references
+        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to the state
 
 
 def _on_cpu(value: V) -> V:

@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 # A gradient is computed in both precisions, alternately, for TRIAL_S seconds, but at least three times.
 TRIAL_S, _LEAST_PAIRS = 0.3, 3
-# A difference smaller than this would often be noise, and equal runs should make equal decisions.
+# bfloat16 is chosen only if its time is below this share of float32's time: a smaller difference is often noise, but
+# equal runs should make equal decisions.
 _LARGEST_SHARE = 0.9
 
 
@@ -64,12 +65,12 @@ class Measurable(Protocol):
 
 
 def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
-    """Return policy -> factory of its part; the only policy of a single-policy agent is called `""`."""
+    """Return policy -> factory of its algorithm or actor; the only policy of a single-policy agent is called `""`."""
     return getattr(factory.options, "policies", None) or {"": factory}
 
 
 def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
-    """Return policy -> whether its networks compute in bfloat16; policies whose algorithm has no choice are missing."""
+    """Return policy -> whether its networks compute in bfloat16, for the policies whose precision is decided."""
     found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
     return {policy: value for policy, value in found.items() if isinstance(value, bool)}
 
@@ -97,7 +98,7 @@ def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Fa
 
 
 def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> Trial:
-    """Return the times of a gradient of an algorithm with one policy.
+    """Measure the time of one gradient in each precision, for an algorithm with one policy.
 
     Args:
         algorithm: Factory of the algorithm.
@@ -106,7 +107,7 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
         device: Device that computes the gradients.
     """
     def gradient(is_mixed: bool) -> Callable[[], object]:
-        # Compilation takes up to a minute, and the products, which take most of the time, remain the same.
+        # Compilation takes up to a minute, but does not change products of matrices, which take most of the time.
         own = _with_options(algorithm, mixed_precision=is_mixed, compile=False)
         built = cast("Measurable", own(actor=actor(device=device, seed=0), seed=0, device=device))
         batch = built.example_batch(shape)
@@ -118,7 +119,7 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
 def compare(
     float32: Callable[[], object], bfloat16: Callable[[], object], clock: Callable[[], float] = time.perf_counter,
 ) -> Trial:
-    """Return the shortest times of two functions, which are called alternately after a first call of each."""
+    """Return the shortest times of two functions, called alternately; the first call of each does not count."""
     def seconds(function: Callable[[], object]) -> float:
         start = clock()
         function()
@@ -131,7 +132,7 @@ def compare(
 
 
 def example_rows(example: Obs, count: int) -> Obs:
-    """Return leaf -> (count, ...), repeated rows of an actor's `example_obs()`."""
+    """Return leaf -> (count, ...): the rows of an actor's `example_obs()`, repeated as often as necessary."""
     return {name: leaf[torch.arange(count, device=leaf.device) % NUM_EXAMPLES] for name, leaf in example.items()}
 
 

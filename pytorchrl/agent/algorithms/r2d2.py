@@ -120,7 +120,7 @@ class R2D2(DQN):
     def example_batch(  # type: ignore[override] # batches contain sequences
         self, shape: BatchShape,
     ) -> SequenceBatch:
-        """Return a batch of zeros with random actions and without burn-in, for measuring the time of a gradient."""
+        """Return a batch of zeros with random actions and without burn-in, to measure the time of a gradient."""
         columns, length = shape
 
         def rows(row: Tensor, count: int = length) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base class of replay algorithms, which implements start steps, regular updates and target networks.
+"""The base class of replay algorithms, with random actions at the start, regular updates and target networks.
 
 E = environments, B = transitions of a batch, P = scalars of a group's parameter vector.
 """
@@ -48,8 +48,8 @@ class ReplayAlgorithm(Algorithm):
 
     In the first `start_steps` env steps of the whole experiment, actions are uniformly random. Collectors act randomly
     while the parameter `random_actions` is above 0. This parameter depends on the env steps (`follow_schedules`), is
-    sent with the weights, and reaches 0 when all collectors together have taken `start_steps` steps. There are no
-    batches until `start_steps` transitions have been inserted into the storage.
+    sent with the weights, and reaches 0 when all collectors together have taken `start_steps` steps. Learning starts
+    when `start_steps` transitions have been inserted into the storage.
 
     Target networks are copies of networks of the actor. Like all other state that changes with updates, they change
     only in `apply_gradients`.
@@ -112,7 +112,7 @@ class ReplayAlgorithm(Algorithm):
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
             [self.actor, *self.targets.values()]) if options.compile else None
-        self._twin: ReplayAlgorithm | None = None  # a shallow copy, whose losses are compiled
+        self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; its `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
         # Batch size and groups that are due -> shapes of the noise of the losses, and names of the losses and measures.
         self._plans: dict[tuple[int, tuple[str, ...]], tuple[list[torch.Size], list[str]]] = {}
@@ -209,7 +209,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return the total number of times that `num_updates` updates are due after `num_transitions` transitions."""
+        """Return how many times `num_updates` updates are due, in total, in the first `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -234,9 +234,9 @@ class ReplayAlgorithm(Algorithm):
     def compute_gradients(  # type: ignore[override] # batches contain transitions
         self, batch: ReplayBatch,
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
-        """Compute the gradients of all groups at the current parameters; see `Algorithm`.
+        """Compute the gradients of the losses of all groups; see `Algorithm`.
 
-        If gradients are applied at once (`applies_at_once`), the loss of a group that is not due is neither
+        If gradients are applied immediately (`applies_at_once`), the loss of a group that is not due is neither
         differentiated nor reported.
 
         Returns:
@@ -262,7 +262,7 @@ class ReplayAlgorithm(Algorithm):
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors.detach().cpu()}
 
     def example_batch(self, shape: BatchShape) -> ReplayBatch:
-        """Return a batch of zeros with random actions, for measuring the time of a gradient."""
+        """Return a batch of zeros with random actions, to measure the time of a gradient."""
         count = shape.columns
         obs, zeros = example_rows(self.actor.example_obs(), count), torch.zeros(count, device=self.device)
         return ReplayBatch(
@@ -270,7 +270,7 @@ class ReplayAlgorithm(Algorithm):
             weight=zeros + 1, ids=torch.arange(count), num_samples=count)
 
     def _uncompiled_gradients(self, batch: ReplayBatch, due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradients of all groups, the losses of the groups `due` and the measures, and the errors."""
+        """Return the gradients; a vector with the losses of groups in `due`, then the measures; and the errors."""
         for group in self.groups.values():
             group.zero_grad()
         recorder = None if self._compiled is None else NoiseRecorder(self.update_generator)
@@ -292,7 +292,7 @@ class ReplayAlgorithm(Algorithm):
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the same values as `_uncompiled_gradients`, with the same noise; the norms follow the measures."""
+        """Return the values of `_uncompiled_gradients`, with the same noise; the vector also contains the norms."""
         shapes, self._names = self._plans[len(batch.ret), due]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
@@ -302,11 +302,11 @@ class ReplayAlgorithm(Algorithm):
     def _recorded_losses(self, batch: ReplayBatch, recorder: NoiseRecorder) -> Losses:
         """Return the losses, and record the shapes of their noise, which the compiled losses need.
 
-        A shallow copy computes the losses, because another thread may use the attributes of this object meanwhile.
+        A shallow copy computes the losses, because another thread may be using this object's attributes.
 
         Raises:
-            ConfigError: The losses cannot be compiled, because they draw noise in another way than `standard_normal`
-                does, or read updatable options, which would be constant in the graph.
+            ConfigError: The losses cannot be compiled, because they draw noise without `standard_normal`, or
+                because they read updatable options, which would be constant in the graph.
         """
         twin, names = copy.copy(self), set[str]()
         twin.parameters = cast("dict[str, float]", ReadNames(self.parameters, names))
@@ -326,7 +326,7 @@ class ReplayAlgorithm(Algorithm):
         return found
 
     def _losses_with_noise(self, batch: ReplayBatch, noise: NoiseSource) -> Losses:
-        """Return the losses with noise from another source than the generator."""
+        """Return the losses with noise from `noise` instead of the random generator."""
         assert self._twin is not None
         self._twin.update_generator = cast("torch.Generator", noise)
         with self._precision():

@@ -26,7 +26,7 @@ AnyEnv = gym.Env[Any, Any]
 AnyWrapper = gym.Wrapper[Any, Any, Any, Any]
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 EnvFn = str | EnvSpec | Callable[..., Any]
-"""A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds an environment (or several)."""
+"""A Gymnasium id, an EnvSpec, or a function of keyword arguments that builds an environment or a vector environment."""
 EnvWrapper = Callable[[AnyEnv], AnyEnv]
 ResetResult = tuple[Observation, Info]
 """Observation and info."""

@@ -33,7 +33,7 @@ class ResolvedStep(NamedTuple):
     info: Info
     """The `info` that belongs to `observations`."""
     valid: np.ndarray | None
-    """(E,) bool, whether the step of each environment is a transition; None if all of them are."""
+    """(E,) bool, whether the step of each environment is a transition; None if all steps are transitions."""
     first: np.ndarray
     """(E,) bool, whether each observation is the first of an episode."""
     final_index: np.ndarray

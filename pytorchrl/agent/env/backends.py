@@ -87,7 +87,7 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
     if seeds is None:
         return envs.reset()
     if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
-        return envs.reset(seed=seeds)  # type: ignore[arg-type] # a list[int] is a list[int | None] here
+        return envs.reset(seed=seeds)  # type: ignore[arg-type] # the list is only read, so list[int] is safe
     if type(envs).__module__.startswith("ale_py"):
         # ALE would turn an integer into seed, seed + 1, ..., so workers with adjacent seeds would play the same games.
         return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # ALE also accepts an array
@@ -95,9 +95,12 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
 
 
 def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
-    """Close all environments of the worker `where`, and only log exceptions.
+    """Close all environments; exceptions are only logged.
 
-    If a process has failed, all processes are terminated without waiting for replies.
+    Args:
+        envs: The environments.
+        failed: Whether one of their processes has failed; then all processes are terminated without waiting for replies.
+        where: The worker, for the log.
     """
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
@@ -181,7 +184,7 @@ def _speed_up_action_check(envs: AnyVectorEnv) -> None:
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
     check_main_guard("backend='async'")
     restarts = blueprint.restarts
-    if restarts is not None:  # each process has its own budget; `restarts` limits the total
+    if restarts is not None:  # each process has its own limit; `restarts` limits the total
         blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     first = makers[0]()
@@ -215,7 +218,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
-    """Return whether "auto" chooses the native vector environment: only if it supports the options and is faster."""
+    """Return whether "auto" chooses the native vector environment, which must support the options and be faster."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if blueprint.timeout_s is not None:
@@ -266,8 +269,8 @@ class InProcessVectorEnv(SyncVectorEnv):
     """Faster `SyncVectorEnv`: for array observations in SAME_STEP mode, a step has a third of Gymnasium's overhead.
 
     Attributes:
-        info_keys: Keys of the environments' `info` that steps return, except in `final_info`; None: all. Combining
-            other entries, such as the four of MuJoCo's environments, would take as long as the rest of the overhead.
+        info_keys: Keys of `info` that `step` returns; None means all keys. `final_info` always contains all keys.
+            Without this limit, combining the four entries of a MuJoCo environment would double the overhead.
     """
 
     info_keys: tuple[str, ...] | None = None

@@ -1,4 +1,4 @@
-"""Limit the time of each call of an environment, so that an environment that hangs becomes one that raises.
+"""Limit the time of each call of an environment; a call that takes too long raises `TimeoutError`.
 
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
@@ -20,23 +20,23 @@ from pytorchrl.tracebacks import stack_of
 
 T = TypeVar("T")
 
-# A constructor may take this many times as long as a step, because simulators load their data in it.
+# A constructor may take this many times as long as a step, because simulators load data in the constructor.
 _CONSTRUCTOR_FACTOR = 10.0
 
 
 class TimedEnv(AnyWrapper):
-    """Wrapper that runs the constructor and all methods of an environment in one thread, and waits for a limited time.
+    """Wrapper that calls an environment's constructor and methods in one thread, and limits the time of each call.
 
-    A Python thread cannot be ended from outside. If a call hangs, its thread is abandoned: it closes the environment if
-    the call ever returns.
+    A Python thread cannot be ended from outside. If a call hangs, its thread is abandoned; if the call returns later,
+    this thread closes the environment.
 
     Args:
         build: Function that builds the environment.
         timeout_s: Longest time of `reset`, `step`, `render` or `close`, in seconds.
 
     Raises:
-        TimeoutError: The constructor took ten times as long as `timeout_s`.
-        Exception: The constructor raised it.
+        TimeoutError: The constructor took longer than ten times `timeout_s`.
+        Exception: Any exception that the constructor raised.
     """
 
     def __init__(self, build: Callable[[], AnyEnv], timeout_s: float) -> None:
@@ -65,7 +65,7 @@ class TimedEnv(AnyWrapper):
         return self._call("render", self.env.render, self._timeout_s)
 
     def close(self) -> None:
-        """Close the environment; if a call hangs, leave it to the thread of the environment."""
+        """Close the environment; if an earlier call hangs, its thread closes the environment later."""
         try:
             if not self._hangs:
                 self._call("close", self.env.close, self._timeout_s)

@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 # The text of an exception is cut to this length, because some environments put whole states into the text.
 _MAX_CHARS = 2000
-# Only this many characters of a traceback are logged: those at its end, which is the most informative part.
+# A traceback is cut to its last characters, at most this many, because its end is the most informative part.
 _TRACEBACK_CHARS = 8000
 # A sum of squares over at most this many values takes no longer than their sum.
 _FEW_VALUES = 1000
@@ -94,7 +94,7 @@ class GuardedEnv(AnyWrapper):
             if problem:
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
-        if result[2] or result[3]:  # copied, because the next episode may reuse the observation's memory
+        if result[2] or result[3]:  # copy the observation, because the next episode may reuse its memory
             return copy.deepcopy(result[0]), *result[1:]
         return result
 
@@ -238,11 +238,11 @@ def _kind(value: object) -> str:
 
 
 def _has_finite_sum(array: np.ndarray) -> bool:
-    """Return whether a sum over an array is finite; if any value is not, the sum is not either.
+    """Return whether a sum over an array is finite; it is not finite if the array contains NaN or infinity.
 
-    This is several times as fast as `isfinite`. The sum of finite values may overflow.
+    The sum is several times as fast as `isfinite`, but it may overflow even if all values are finite.
     """
-    if array.size <= _FEW_VALUES:  # the sum of squares, because `vdot` never warns, and `errstate` takes a microsecond
+    if array.size <= _FEW_VALUES:  # sum squares: `vdot` never warns, and `errstate` takes a microsecond
         return math.isfinite(np.vdot(array, array))
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.add.reduce(array, axis=None))

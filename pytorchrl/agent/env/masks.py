@@ -31,7 +31,7 @@ class ActionMasks:
         self._reader, self._where = reader, where
         self._shows_last, self._has_one_choice = shows_last, has_one_choice
         self.is_in_info = False
-        """Whether `info` contains the masks, as the first reset showed."""
+        """Whether the `info` of the first reset contained masks."""
         self._free = np.empty(0, dtype=np.bool_)
         self._all = np.ones(num_envs, dtype=np.bool_)
 

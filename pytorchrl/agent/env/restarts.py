@@ -66,7 +66,7 @@ class Restarts:
         self._steps: deque[int] = deque()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return a budget of the same size, because another process counts the steps of its own environment."""
+        """Pickle the limit, but not the counts, because another process counts the restarts of its own environment."""
         return Restarts, (self.limit, int, self._logs)
 
     def spend(self, fault: Fault, cause: BaseException | None) -> None:

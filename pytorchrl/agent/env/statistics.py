@@ -118,7 +118,7 @@ class Monitor:
             raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
 
     def write(self, episode: Episode, info: Mapping[str, object]) -> None:
-        """Append one episode, with an empty field for a keyword that `info` lacks; a full disk loses the episode."""
+        """Append one episode, with empty fields for missing keywords; if the disk is full, the row is lost."""
         self._file.append(_row([
             round(episode.env_return, 6), episode.length, round(episode.seconds, 3), episode.env_index,
             "terminated" if episode.terminated else "truncated", *(info.get(key, "") for key in self._keywords),
@@ -130,7 +130,7 @@ class Monitor:
 
 
 def _row(fields: Iterable[object]) -> str:
-    """Return a line of a CSV file, without its end."""
+    """Return a line of a CSV file, without the line break."""
     buffer = io.StringIO()
     csv.writer(buffer).writerow(fields)
     return buffer.getvalue().removesuffix("\r\n")

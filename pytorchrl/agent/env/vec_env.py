@@ -228,7 +228,7 @@ class VecEnv(Part):
 
     @property
     def raw_spaces(self) -> RawSpaces | Mapping[str, RawSpaces]:
-        """The spaces of one environment before they are flattened; call this after the first reset."""
+        """The spaces of one environment before they are flattened; known only after the first reset."""
         return RawSpaces(self.vector.single_observation_space, self.vector.single_action_space,
                          self._reader.keep_float64, self._masks.is_in_info)
 
