@@ -52,7 +52,7 @@ def check_terms(
     Raises:
         ContractError: Names, shapes or types are wrong.
     """
-    expected = "two dictionaries, name -> term of the loss and name -> further measure"
+    expected = "two dictionaries, name -> term of the loss and name -> measure that is only logged"
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise violation(algorithm, "terms()", _described(returned), expected)
     terms, measures = returned
@@ -111,7 +111,7 @@ def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | Seq
     Raises:
         ContractError: Names, shapes or types are wrong.
     """
-    expected = "three values: group -> loss, name -> further measure, and the absolute TD errors"
+    expected = "three values: group -> loss, name -> measure that is only logged, and the absolute TD errors"
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise violation(algorithm, "losses()", _described(returned), expected)
     losses, measures, errors = returned
@@ -294,7 +294,7 @@ def check_rollout(algorithm: object, rollout: RolloutData, needed: Sequence[str]
     """Raise `ContractError` if `finish_rollout` of an algorithm did not add all entries `needed` to `rollout.other`."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
-                        f"{', '.join(missing)} there too, which the storage needs; call "
+                        f"{', '.join(missing)} in it, too, because the storage needs them; call "
                         "super().finish_rollout(rollout)")
 
 

@@ -83,7 +83,7 @@ class Updatable:
             return own
         if parts[0] == Computed.NAME:
             raise WeightsError(f"the state has the function {parts[1]} as schedule of {name}, the options have "
-                               f"{own!r}; give the option the same function")
+                               f"{own!r}; set the option to the same function")
         return schedule_of(parts)
 
 
@@ -93,4 +93,4 @@ def refuse_function(value: object) -> None:
         raise ConfigError(
             f"{value.option} cannot become a function while training, because checkpoints and records cannot store "
             f"{value!r}; use a schedule of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], "
-            "or give the function as the option from the start")
+            "or set the option to the function before training starts")

@@ -134,7 +134,7 @@ def required_seeds(
     found = _required_seeds(abs(difference) / std, power, confidence, paired=paired)
     if found is None:
         raise ConfigError(f"more than {_MOST_SEEDS:,} seeds are needed to detect a difference of {difference:g} with a "
-                          f"standard deviation of {std:g}; ask for a larger difference")
+                          f"standard deviation of {std:g}; choose a larger difference")
     return found
 
 

@@ -134,7 +134,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at", type=float, metavar="NUMBER", help="score runs at this value of --x [their end]")
     parser.add_argument("--statistic", default="iqm", choices=tuple(STATISTICS),
                         help="statistic whose difference is shown; iqm is the interquartile mean [iqm]")
-    parser.add_argument("--baseline", metavar="GROUP", help="the group with which others are compared [the first]")
+    parser.add_argument("--baseline", metavar="GROUP",
+                        help="the group with which all other groups are compared [the first]")
     parser.add_argument("--reference", type=_reference, action="append", default=[], metavar="TASK=LOW:HIGH",
                         help="scores that count as 0 and as 1 on a task; one flag per task")
     parser.add_argument("--unpaired", action="store_true", help="do not pair runs with equal seeds")

@@ -36,7 +36,7 @@ def add_agent_flags(parser: Parser) -> None:
     parser.add_argument("--algorithm", metavar="MODULE:CLASS",
                         help="class of the run's algorithm, to import if it is your own")
     parser.add_argument("--trust", action="store_true",
-                        help="import code that the run names, such as a function of environments, and execute it")
+                        help="import and execute code that the run names, such as a function that builds environments")
 
 
 def load_agent(given: argparse.Namespace) -> TrainedAgent:

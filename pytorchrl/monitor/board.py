@@ -61,7 +61,7 @@ class Board(ThreadingHTTPServer):
 
     def __init__(self, root: Path, port: int = 0) -> None:
         if not root.is_dir():
-            raise ConfigError(f"board needs a directory of runs, such as runs/, got {str(root)!r}, which is none")
+            raise ConfigError(f"board needs a directory of runs, such as runs/; {str(root)!r} is not a directory")
         self.root = root
         self._readers: dict[str, Reader] = {}
         self._lock = threading.Lock()

@@ -344,7 +344,7 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
     collect = "room in the queue" if is_full else "requests from their gradient worker"
     causes = (
         ("update", "wait", "gradients"), ("update", "idle", "the program that calls step()"),
-        ("gradients", "wait", data), ("gradients", "average", "the slowest of them, averaging included"),
+        ("gradients", "wait", data), ("gradients", "average", "the slowest gradient worker, including the averaging"),
         ("gradients", "idle", "the update worker"), ("collection", "idle", collect))
     found = [Wait(_WHO[level], whom, shares.get(level, {}).get(part, 0.0)) for level, part, whom in causes]
     return tuple(sorted((wait for wait in found if wait.share >= _MIN_WAIT_SHARE), key=lambda wait: -wait.share))
@@ -353,7 +353,7 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
 def _events(records: Sequence[Record]) -> tuple[Event, ...]:
     """Return an event for each fault counter that increased between two consecutive records."""
     names = (("workers_restarted", "lost workers replaced"), ("envs_restarted", "environments restarted"),
-             ("updates_skipped_nan", "updates skipped as not finite"))
+             ("updates_skipped_nan", "updates skipped because they were not finite"))
     found: list[Event] = []
     before: Record = {}
     for record in records:

@@ -55,7 +55,8 @@ class Costs:
     def _rule(key: str, value: object) -> tuple[str, str, Callable[[random.Random], float] | None]:
         operation, _, worker = key.partition("@")
         if operation not in DEFAULT_COSTS:
-            raise ConfigError(f"costs has {key!r}; operations are {list(DEFAULT_COSTS)}, with or without @worker")
+            raise ConfigError(f"costs has the key {key!r}; keys are the operations {list(DEFAULT_COSTS)}, with or "
+                              "without @worker")
         if value == "measured":
             return operation, worker or "*", None
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf"):

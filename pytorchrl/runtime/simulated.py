@@ -406,8 +406,8 @@ class SimulatedRuntime(Runtime):
         """End the calling worker and the workers that it started, as a crash of its process would."""
         actor = self._current_actor()
         if actor is None:
-            raise ConfigError(f"faults kill {worker}, which is part of the driver and cannot be killed separately; "
-                              "target a worker outside the driver")
+            raise ConfigError(f"the option faults kills {worker}, which is part of the driver and cannot be killed "
+                              "separately; target a worker outside the driver")
         self._end_actor(actor)
         self.schedule.check_running()
 

@@ -88,7 +88,7 @@ class ThreadRuntime(Runtime):
             """Refuse faults that kill a worker."""
             super().__post_init__()
             if self.faults is not None and FaultPlan(self.faults, 0).kills:
-                raise ConfigError("faults kill a worker, but a thread cannot be killed; use runtime='ray', "
+                raise ConfigError("the option faults kills a worker, but a thread cannot be killed; use runtime='ray', "
                                   "runtime='processes' or runtime='simulated'")
 
     name = "threads"

@@ -50,10 +50,11 @@ class APPO(VTraceAlgorithm, PPO):
                  "target, and by 0.5 if the divergence is below half the target.")
         target_network: bool = option(False, help="Use a slow policy for V-trace and the ratio (IMPACT).")
         target_update_interval: int = option(
-            _SLOW_INTERVAL, help="Updates between two copies of the current policy to the slow policy.", low=1)
+            _SLOW_INTERVAL, help="Number of updates after which the current policy is copied to the slow policy.",
+            low=1)
         is_clip: float = option(
-            _IS_CLIP, help="Largest importance weight of a sample; the weight is the ratio of the policy that acted to "
-                           "the slow policy.", low=0.0, exclusive=True)
+            _IS_CLIP, help="Largest importance weight of a sample: the probability of its action under the policy "
+                           "that collected it, divided by that under the slow policy.", low=0.0, exclusive=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -181,8 +182,8 @@ class APPO(VTraceAlgorithm, PPO):
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Copy a `learning_state()` into this algorithm; see `Algorithm`."""
         if self.learning_state().keys() != state.keys():
-            raise WeightsError("the state is from an algorithm with a different target_network or kl_coef; give both "
-                               "algorithms the same")
+            raise WeightsError("the state is from an algorithm with a different target_network or kl_coef; set these "
+                               "options to the same values")
         if self.options.kl_coef:
             self.kl_coef = float(state["kl_coef"])
         if self._slow is not None:

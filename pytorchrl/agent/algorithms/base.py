@@ -61,8 +61,9 @@ class Algorithm(Part, Updatable, ABC):
         weight_decay: float = option(
             0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
                        "rate.", low=0.0)
-        momentum: float = option(0.0, help="Momentum of SGD: the share of the previous step in the next step.", low=0.0,
-                                 high=1.0)
+        momentum: float = option(
+            0.0, help="Momentum of SGD: the factor by which the previous step is multiplied before the gradient is "
+            "added.", low=0.0, high=1.0)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
         rmsprop_decay: float = option(0.99, help="Decay of RMSProp's mean square.", low=0.0, high=1.0)
         max_grad_norm: float | None = option(
@@ -260,8 +261,8 @@ class Algorithm(Part, Updatable, ABC):
     def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
         """Return the gradients from the latest `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
-            raise CallOrderError("apply_gradients() without gradients applies those of the latest "
-                                 "compute_gradients(batch), which has not been called yet; call it first, or give "
+            raise CallOrderError("apply_gradients() without arguments applies the gradients of the latest "
+                                 "compute_gradients(batch), which has not been called yet; call it first, or pass "
                                  "gradients")
         return self._gradients
 

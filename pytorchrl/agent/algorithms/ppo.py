@@ -48,7 +48,8 @@ class PPO(OnPolicyAlgorithm):
             low=0.0, exclusive=True, updatable=True)
         recompute_advantages: bool = option(False, help="Recompute values and advantages before each epoch.")
         dual_clip: float | None = option(
-            None, help="Bound of the loss for negative advantages, as a multiple of the advantage.", low=1.0,
+            None, help="Largest loss of a sample with a negative advantage, as a multiple of the advantage's absolute "
+            "value; None: no limit.", low=1.0,
             exclusive=True)
 
         def __post_init__(self) -> None:

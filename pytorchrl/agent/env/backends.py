@@ -99,7 +99,8 @@ def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
 
     Args:
         envs: The environments.
-        failed: Whether one of their processes has failed; then all processes are terminated without waiting for replies.
+        failed: Whether one of their processes has failed; all processes are then terminated without waiting for
+            replies.
         where: The worker, for the log.
     """
     if failed and isinstance(envs, AsyncVectorEnv):

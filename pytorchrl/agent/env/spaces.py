@@ -54,7 +54,8 @@ def flatten_space(
     for path, leaf in _walk(space, ()):
         name = _name(path)
         if name in leaves:
-            raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without a '/'")
+            raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one of them, and use "
+                             "no '/' in its name")
         if path[-1:] != (MASK_LEAF,):
             _refuse_empty(leaf, f"observation leaf {name!r}", "a wrapper can drop it")
             leaves[name] = _learner_space(leaf, keep_float64)

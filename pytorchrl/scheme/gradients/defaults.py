@@ -49,9 +49,9 @@ def _resolve_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
         starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
     for is_wrong, text in (
             (own < batch and provided_kind(storage) is not DataKind.SEQUENCES,
-             f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {batch}"),
-            (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} over "
-                            f"{num_shards} shards is only {own} each"),
+             f"size {size} divided among {num_shards} shards is {own} per shard, less than train_batch_size {batch}"),
+            (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} "
+                            f"divided among {num_shards} shards is only {own} per shard"),
             (starts > size, f"learning_starts {starts} exceeds size {size}")):
         if is_wrong:
             raise ConfigError(f"{text}; raise size")

@@ -59,10 +59,11 @@ class RWorkerSet(WorkerSet[RWorker]):
             None, low=0, help="Env steps that must be in replay before learning starts; None: the algorithm's "
             "start_steps, or train_batch_size for replay of whole rollouts.")
         add_in_flight: int = option(
-            2, low=1, help="Largest number of rollouts in flight to each shard; collection waits at this number.")
+            2, low=1, help="Largest number of rollouts in flight to each shard, at which collection waits.")
         routing: str = option(
-            "round_robin", choices=ROUTINGS, help="How the shard of a rollout is chosen: in turn, at random, by the "
-            "fewest env steps, or fixed for each collection worker (as it always is for sequences that span rollouts).")
+            "round_robin", choices=ROUTINGS, help="How the shard of a rollout is chosen: each shard in turn, a random "
+            "shard, the shard with the fewest env steps, or a fixed shard for each collection worker. Sequences that "
+            "span rollouts always use a fixed shard.")
         min_replay_ratio: float | None = option(
             None, low=0.0, exclusive=True, help="Smallest ratio of env steps consumed to env steps collected; below "
             "it, collection waits for learning. None: no limit.")

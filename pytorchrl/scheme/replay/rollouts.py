@@ -105,7 +105,7 @@ class RolloutReplay:
             num_env_steps = rollout.num_valid()
             if num_env_steps > self.options.size:
                 raise ConfigError(f"a rollout of {num_env_steps} env steps does not fit into replay of size "
-                                  f"{self.options.size}; raise size or collect shorter rollouts")
+                                  f"{self.options.size}; increase size or collect shorter rollouts")
             while self._num_resident + num_env_steps > self.options.size:
                 self._evict()
             if num_env_steps:

@@ -105,8 +105,8 @@ def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
     options = factory.col_workers_factory.algo_factory.options
     scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
     if scheduled and target_steps is None:
-        raise ConfigError(f"{', '.join(scheduled)} follows a schedule, which ends with the run; give target_steps, the "
-                          "env steps of the run")
+        raise ConfigError(f"{', '.join(scheduled)} follows a schedule, which ends with the run; set target_steps to "
+                          "the number of env steps of the run")
 
 
 class UWorker(Worker):

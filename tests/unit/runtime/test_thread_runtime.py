@@ -194,7 +194,7 @@ def test_a_runtime_keeps_its_options():
     ("ray", {"faults": 3}, "faults must be a string or None, got 3"),
     ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"),
     ("ray", {"address": 1}, "address must be"),
-    ("simulated", {"costs": {"sleep": 1}}, "costs has 'sleep'"), ("simulated", {"costs": 3}, "costs must be"),
+    ("simulated", {"costs": {"sleep": 1}}, "costs has the key 'sleep'"), ("simulated", {"costs": 3}, "costs must be"),
     ("simulated", {"schedule_seed": -1}, "schedule_seed must be .*0"),
     ("simulated", {"schedule_seed": 2**63}, "schedule_seed must be"),
 ])

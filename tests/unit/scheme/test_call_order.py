@@ -59,7 +59,7 @@ def test_gradients_computed_by_hand_are_applied(make_scheme, microbatch_size):
 
 
 def test_algorithms_refuse_to_apply_gradients_before_computing_any(worker):
-    message = r"applies those of the latest compute_gradients\(batch\), which has not been called yet"
+    message = r"applies the gradients of the latest compute_gradients\(batch\), which has not been called yet"
     before = state_of(worker)
     with pytest.raises(CallOrderError, match=message):
         worker.algo.apply_gradients()

@@ -257,7 +257,7 @@ def test_the_storage_determines_the_kind_of_batches(make, storage, kind, other):
      "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a RolloutSequenceBuffer; leave"),
     (RolloutSequenceBuffer, {"initial_priority": "worker"}, "initial_priority='worker' is for single transitions"),
     (RolloutSequenceBuffer, {"size": 20},
-     "a shard must have space for a rollout of 12 steps, but size 20 over 2 shards is only 10 each"),
+     "a shard must have space for a rollout of 12 steps, but size 20 divided among 2 shards is only 10 per shard"),
     (RolloutSequenceBuffer, {"size": 40}, "learning_starts 60 exceeds size 40"),
 ])
 def test_unused_or_invalid_settings_are_refused(make, storage, settings, text):

@@ -227,9 +227,9 @@ def test_train_accepts_impala_with_the_apex_preset():
     ({"size": None}, "replay of whole rollouts needs size, the total number of env steps that the shards keep"),
     ({"size": 0}, "size must be a whole number >= 1 or None, got 0"),
     ({"size": 400.0}, r"size must be a whole number >= 1 or None, got 400\.0"),
-    ({"size": 14}, "size 14 over 2 shards is 7 each, less than train_batch_size 8; raise size"),
+    ({"size": 14}, "size 14 divided among 2 shards is 7 per shard, less than train_batch_size 8; raise size"),
     ({"size": 6, "train_batch_size": 1},
-     "a shard must have space for a rollout of 4 steps, but size 6 over 2 shards is only 3 each"),
+     "a shard must have space for a rollout of 4 steps, but size 6 divided among 2 shards is only 3 per shard"),
     ({"alpha": 0.5}, "alpha would be ignored: SyntheticStorage has no such option"),
     ({"stratified": True}, "stratified would be ignored"),
     ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a "

@@ -120,7 +120,7 @@ OF_QUEUE = ("is for asynchronous collection without replay workers, but this is 
     ({"add_in_flight": 0}, "add_in_flight must be a whole number >= 1, got 0"),
     ({"min_replay_ratio": 0.0}, r"min_replay_ratio must be a number > 0.0 or None, got 0\.0"),
     ({"min_replay_ratio": 4.0, "max_replay_ratio": 2.0}, "min_replay_ratio 4.0 exceeds max_replay_ratio 2.0"),
-    ({"train_batch_size": 512}, "size 400 over 2 shards is 200 each, less than train_batch_size 512"),
+    ({"train_batch_size": 512}, "size 400 divided among 2 shards is 200 per shard, less than train_batch_size 512"),
     ({"learning_starts": 20000}, "learning_starts 20000 exceeds size 400"),
     ({"record": "run.jsonl"}, "a run with num_replay_workers cannot be recorded"),
     ({"num_replay_workers": 1, "replay_worker_resources": {"num_cpus": 1}},

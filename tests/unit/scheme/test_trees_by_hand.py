@@ -185,7 +185,7 @@ WRONG = {
         lambda: UWorker(GWorkerSet.create_factory(1, collection(1,
                                                                 (PPO.create_factory(lr=linear(1e-3, 0.0)),
                                                                  *AGENT[1:])))),
-        ConfigError, "lr follows a schedule.*give target_steps"),
+        ConfigError, "lr follows a schedule.*set target_steps"),
     "ranks of one": (
         lambda: Scheme.from_factory(GWorkerSet.create_factory(1, collection()), distribute_gradients=True), ConfigError,
         "distribute_gradients=True needs num_grad_workers >= 2"),

@@ -250,8 +250,8 @@ MISTAKES = {
         GAEBuffer.generate_batches(self, *args, **kwargs))}), PPO, "returned a Batch; expected an iterator of Batch"),
     "no batch": (batching(lambda batch: {"obs": batch.obs}), PPO, "returned a dict; expected an iterator of Batch"),
     "a rollout that was not finished": (GAEBuffer, forgetful(["logp"]), r"MyPPO.finish_rollout\(\) returned a rollout "
-                                                                        r".*logp there"),
-    "no values": (GAEBuffer, forgetful(["value", "final_value"]), "value, final_value there too"),
+                                                                        r".*logp in it, too"),
+    "no values": (GAEBuffer, forgetful(["value", "final_value"]), "value, final_value in it, too"),
 }
 
 

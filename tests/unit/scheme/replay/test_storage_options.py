@@ -70,7 +70,7 @@ def test_a_schedule_of_beta_affects_sampling(make_apex, settings, beta):
 
 def test_size_is_the_total_of_all_shards(make_apex):
     assert [storage.options.size for storage in storages(make_apex(size=101))] == [51, 50]
-    with pytest.raises(ConfigError, match="size 20 over 2 shards is only 10 each"):
+    with pytest.raises(ConfigError, match="size 20 divided among 2 shards is only 10 per shard"):
         make_apex(size=20)
 
 
