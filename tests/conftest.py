@@ -32,8 +32,13 @@ FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
 
 def seeds(usual, all_of_them):
-    """Return seeds for `parametrize`: the first `usual` seeds unmarked, and the others with the marker `thorough`."""
-    return [*range(usual), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(usual, all_of_them))]
+    """Return seeds for `parametrize`: the usual ones unmarked, and the others with the marker `thorough`.
+
+    `usual` is a number, which stands for that many first seeds, or the seeds themselves.
+    """
+    chosen = range(usual) if isinstance(usual, int) else usual
+    return [*chosen, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(all_of_them)
+                       if seed not in chosen)]
 
 
 def pytest_collection():

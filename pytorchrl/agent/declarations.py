@@ -81,7 +81,7 @@ class Declaration:
         """Whether the option may change during training."""
         return self.field.metadata.get("updatable", False)
 
-    @property
+    @functools.cached_property
     def choices(self) -> tuple[object, ...] | None:
         """All allowed values (for an enum, the values of its members); None if the option has no list of values."""
         declared = self.field.metadata.get("choices")
@@ -107,13 +107,14 @@ class Declaration:
         Raises:
             ConfigError: The value cannot be converted to a schedule.
         """
-        members = (self.type, *typing.get_args(self.type))
-        if self.field.metadata and Schedule in members[1:]:
+        if self.field.metadata and Schedule in _parts_of(self.type)[1]:
             return as_schedule(value, self.name, self.low, self.high, self.is_exclusive)
         if (kind := _enum_of(self.type)) is not None and not isinstance(value, enum.Enum):
             return next((member for member in kind if _same(member.value, value)), value)
-        if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in members):
-            return tuple(value)
+        if isinstance(value, list):
+            members = (self.type, *_parts_of(self.type)[1])
+            if any(typing.get_origin(member) is tuple for member in members):
+                return tuple(value)
         return value
 
     def problem(self, value: object) -> str | None:
@@ -163,7 +164,7 @@ def fits(hint: object, value: object) -> bool:
 
     A whole number also fits `float`; True and False fit only `bool`.
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = _parts_of(hint)
     if hint is Any:
         return True
     if hint is None or hint is type(None):
@@ -239,11 +240,17 @@ def _tuple_items(arguments: tuple[object, ...], bounds: str) -> str:
     return f"{len(arguments)} items: {', '.join(type_name(argument, bounds) for argument in arguments)}"
 
 
+@functools.cache
+def _parts_of(hint: object) -> tuple[Any, tuple[Any, ...]]:  # Any, as in the types of `get_origin` and `get_args`
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _members(hint: object) -> tuple[object, ...]:
     """Return the members of a union; for any other annotation, return the annotation itself as the only member."""
     return typing.get_args(hint) if typing.get_origin(hint) in _UNION_TYPES else (hint,)
 
 
+@functools.cache
 def _enum_of(hint: object) -> type[enum.Enum] | None:
     """Return the enum class in an annotation, which may be a union; None if the annotation contains no enum."""
     types_ = (member for member in _members(hint) if isinstance(member, type))

@@ -191,12 +191,13 @@ def check_declaration(owner: type) -> None:
     for kind in own.__mro__:
         if kind is Options or not issubclass(kind, Options):
             continue
-        annotated = {name for name, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)}
+        annotations = inspect.get_annotations(kind)
+        annotated = {name for name, hint in annotations.items() if "ClassVar" not in str(hint)}
         if annotated and "__dataclass_fields__" not in vars(kind):
             raise ConfigError(f"{kind.__qualname__} declares {', '.join(sorted(annotated))} but is not a dataclass; "
                               "write @dataclass(frozen=True, kw_only=True) above it")
         inherited = {name for base in kind.__bases__ for name in getattr(base, "__dataclass_fields__", {})}
-        bare = [name for name, value in vars(kind).items() if name not in inspect.get_annotations(kind)
+        bare = [name for name, value in vars(kind).items() if name not in annotations
                 and (name in inherited or isinstance(value, dataclasses.Field))]
         if bare:
             raise ConfigError(f"{kind.__qualname__} sets {', '.join(bare)} without an annotation, which has no "

@@ -30,7 +30,7 @@ def make():
 
 def combinations():
     """Yield all pairs of agent and settings; the default run includes only two settings of most agents."""
-    in_full = {"ppo, normalised", "dqn, prioritised", "r2d2", "two policies, ppo"}
+    in_full = {"ppo, normalised", "dqn, prioritised", "r2d2"}
     for number, agent in enumerate(AGENTS):
         for place, (name, settings) in enumerate(SYNCHRONOUS.items()):
             is_usual = agent in in_full or (number + place) % len(SYNCHRONOUS) < 2
@@ -51,7 +51,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     assert check_ledger(resumed)["in_flight"] == 0
     # Compare all statistics, and a second checkpoint of both schemes. A checkpoint includes parameters, optimizers,
     # replay and the ledger.
-    np.testing.assert_equal(go_on(resumed, 9), go_on(straight, 9))
+    np.testing.assert_equal(go_on(resumed, 5), go_on(straight, 5))
     assert resumed.metrics()["policy_lag"] == straight.metrics()["policy_lag"]
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
     assert differences(snapshot, checkpoint) == []  # later steps have not changed it, so it may be written meanwhile
@@ -118,7 +118,7 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
                            learning_starts=40, max_replay_ratio=2.0, train_batch_size=8, max_weight_sync_delay=16)
     first, second = make(), make()
     try:
-        for _ in range(30):
+        for _ in range(12):
             first.step()
         snapshot = first.checkpoint()
         checkpoint = through_a_file(snapshot)
@@ -132,7 +132,7 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
         assert [shards.added for shards in held] == [first.ledger()["collected"]] * 2
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
-        for _ in range(30):
+        for _ in range(10):
             first.step()
             second.step()
         assert differences(snapshot, checkpoint) == []

@@ -93,13 +93,22 @@ class TinyEnv(gym.Env):
 
 
 @functools.cache
+def envs_of(space):
+    return VecEnv.create_factory(TinyEnv, {"action_space": SPACES[space]}, 2)
+
+
+@functools.cache
+def actor_of(actor, space):
+    cls, options = ACTORS[actor]
+    return cls.create_factory(envs_of(space).observation_space, envs_of(space).action_space, hidden_sizes=(4,),
+                              **options)
+
+
+@functools.cache
 def outcome(algorithm, storage, actor, space):
     """Return the error that building the scheme raised, or None if the scheme was built and made three updates."""
-    cls, options = ACTORS[actor]
     try:
-        envs = VecEnv.create_factory(TinyEnv, {"action_space": SPACES[space]}, 2)
-        actor = cls.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,), **options)
-        scheme = Scheme(ALGORITHMS[algorithm], actor, STORAGES[storage], envs, seed=1)
+        scheme = Scheme(ALGORITHMS[algorithm], actor_of(actor, space), STORAGES[storage], envs_of(space), seed=1)
     except ConfigError as error:
         return error
     for _ in range(50):

@@ -14,7 +14,7 @@ from pytorchrl import ASYNC, PPO, SYNC, OnPolicyActor, VecEnv
 from pytorchrl.errors import StoppedError
 from pytorchrl.scheme.collection.c_worker import CWorker
 
-NUM_STEPS = 2_000
+NUM_STEPS = 800
 
 
 @pytest.mark.timeout(60)
@@ -136,14 +136,14 @@ def test_patterns_learn_cartpole(pattern, make_scheme):
             rollouts *= 2
     fresh = {} if pattern["col_communication"] is SYNC else {"queue_size": 1, "col_in_flight": 1}
     two_collectors = {"num_col_workers": min(2, pattern["num_col_workers"])}
-    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=16)
     scheme = make_scheme(
-        envs=envs, size=256 // rollouts, test_envs=VecEnv.create_factory("CartPole-v1", vec_env_size=5),
+        envs=envs, size=64 // rollouts, test_envs=VecEnv.create_factory("CartPole-v1", vec_env_size=10),
         actor=OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
-        algo=PPO.create_factory(lr=1e-3, num_epochs=4, num_mini_batch=4, gamma=0.98, entropy_coef=0.0),
+        algo=PPO.create_factory(lr=2e-3, num_epochs=4, num_mini_batch=4, gamma=0.98, entropy_coef=0.0),
         **(pattern | fresh | two_collectors))
     mean = 0.0
-    for target in (10_000, 20_000, 30_000):
+    for target in (5_000, 7_500, 10_000, 20_000, 30_000):
         while scheme.ledger()["consumed_unique"] < target:
             scheme.step()
         scheme.start_evaluation(10)

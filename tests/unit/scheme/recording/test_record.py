@@ -17,7 +17,7 @@ from tests.conftest import seeds
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 def test_every_pattern_is_replayed_bit_for_bit(runs, pattern, runtime):
-    runs.twice(runtime=runtime, **pattern)
+    runs.twice(runtime=runtime, updates=10, **pattern)
 
 
 @pytest.mark.parametrize("settings", [
@@ -91,11 +91,11 @@ def scenario(seed):
     return settings
 
 
-@pytest.mark.parametrize("seed", seeds(10, 25))
+@pytest.mark.parametrize("seed", seeds((0, 1, 7, 19, 21), 25))
 def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
     """Check that a replay drops the same items, uses the same slots and calls the same workers as the recorded run.
 
-    The settings of the learner's buffers are random. The reports of an update may differ in the number of dropped
+    The settings of the learner's buffers are random; the usual seeds include every value of each. The reports of an update may differ in the number of dropped
     items, because the collector thread continues while an update is reported.
     """
     rng = random.Random(f"buffers {seed}")
@@ -107,7 +107,7 @@ def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
         settings["faults"] = rng.choice(("kill col.1 p=0.01", "nan grad.* p=0.1", "delay col.* 2s p=0.05"))
     if rng.random() < 0.2 and "kill" not in settings.get("faults", ""):
         where = {"runtime": "threads"}
-    first, again = runs.twice(updates=40, **settings, **where)
+    first, again = runs.twice(updates=30, **settings, **where)
     if settings["num_grad_workers"] == 1:
         assert again["numbers"] == first["numbers"]
 
@@ -131,7 +131,7 @@ def test_moments_of_advantages_are_replayed_after_losses(runs, communication):
     for number in range(1, 5):
         runs.path = f"{runs.path}{number}"
         runs.twice(runtime="simulated", algo=algo, num_grad_workers=2, num_col_workers=2,
-                   col_communication=communication, updates=12, faults=f"kill grad.1 @ grad {number}")
+                   col_communication=communication, updates=6, faults=f"kill grad.1 @ grad {number}")
 
 
 @pytest.mark.parametrize("settings", [
@@ -144,12 +144,13 @@ def test_rests_of_preempted_rollouts_are_replayed(runs, settings):
     runs.twice(col_fraction_workers=0.6, fraction_samples=0.25, on_straggler="finish", **settings)
 
 
-@pytest.mark.parametrize("seed", seeds(30, 60))
+@pytest.mark.parametrize("seed", seeds((0, 5, 6, 12, 14, 21, 24, 26, 27, 30, 32, 34, 37, 48, 51), 60))
 def test_random_runs_with_faults_are_replayed(runs, seed):
     """Check that random runs with faults are replayed.
 
     Workers are lost, hang, and are replaced or ignored. Rounds are preempted, updates are skipped, and some runs end
-    with an error.
+    with an error. The usual seeds include every value of each setting, every pair of communications with one and with
+    several gradient workers, and every kind of fault with each communication.
     """
     runs.twice(updates=8, **scenario(seed))
 
@@ -172,7 +173,7 @@ def test_a_lost_worker_is_lost_again_at_the_same_event(runs):
 
 
 def test_an_error_is_raised_again_at_the_same_point(runs):
-    settings = {"env_fn": FaultyEnv, "env_kwargs": {"fault": "step", "at": 60}, **ALL_ASYNC}
+    settings = {"env_fn": FaultyEnv, "env_kwargs": {"fault": "step", "at": 20}, **ALL_ASYNC}
     first, again = runs.twice(runtime="threads", updates=1000, **settings)
     assert isinstance(first["error"], EnvError)
     assert str(again["error"]) == str(first["error"])
@@ -200,7 +201,7 @@ def test_changes_by_the_user_are_replayed_at_the_same_update(runs, workers, name
     def look_and_change(scheme):
         scheme.acting_state()
         change(scheme)
-    first = runs.record(between=look_and_change, algo=algo, runtime="threads", **workers)
+    first = runs.record(updates=8, between=look_and_change, algo=algo, runtime="threads", **workers)
     again = runs.replay(between=change, algo=algo, **workers)
     assert torch.equal(first["state"]["all"], again["state"]["all"])
     with pytest.raises(ReplayError, match=f"the record has parameter {name} 0.0001, the replay"):
@@ -300,7 +301,7 @@ def test_replacements_are_not_limited_in_a_replay(runs):
     """
     settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01",
                 "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)}
-    first = runs.record(runtime="simulated", costs={"grad": 120.0}, updates=180, **settings)
+    first = runs.record(runtime="simulated", costs={"grad": 120.0}, updates=130, **settings)
     assert first["error"] is None
     assert first["restarts"] > 11
     assert runs.replay(**settings)["restarts"] == first["restarts"]
