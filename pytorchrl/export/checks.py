@@ -134,7 +134,7 @@ def _random_mask(
     return mask
 
 
-# Played observations
+# Observations of whole episodes
 
 
 class _OnePolicy:

@@ -107,7 +107,7 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
         device: Device that computes the gradients.
     """
     def gradient(is_mixed: bool) -> Callable[[], object]:
-        # Compilation takes up to a minute, but does not change products of matrices, which take most of the time.
+        # Compilation takes up to a minute, but does not change matrix products, which take most of the time.
         own = _with_options(algorithm, mixed_precision=is_mixed, compile=False)
         built = cast("Measurable", own(actor=actor(device=device, seed=0), seed=0, device=device))
         batch = built.example_batch(shape)

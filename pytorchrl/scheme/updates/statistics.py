@@ -245,7 +245,7 @@ class Statistics:
             self._times.add_step(seconds)
 
     def add_send_s(self, seconds: float) -> None:
-        """Record the transit time, in seconds, of requests and gradients for which all workers waited."""
+        """Add the seconds for which all workers waited while requests and gradients were in transit."""
         with self._lock:
             self._times.add_seconds({"gradients": {"send": seconds}})
 
