@@ -88,7 +88,7 @@ class Episode:
         return wanted, list(self._open(lambda k: self._trained_from(k) + steps <= self.num_steps))
 
     def finish(self) -> list[_Window]:
-        """End the episode; return its last windows, which can now be drawn. Only the last one reaches the episode's end."""
+        """End the episode, and return its last windows, which can now be drawn; one of them reaches the end."""
         length = self._options.length
         return list(self._open(lambda k: k == 0 or self._trained_from(k - 1) + length < self.num_steps))
 
