@@ -184,7 +184,7 @@ def read_run(folder: Path) -> object:
                        ("metrics.jsonl", lambda: read_metrics(path))):
         if (path / name).exists():
             read()
-    return 0 if found is None else -(-int(found["learner"]["env_steps"]) // 128)
+    return 0 if found is None else -(-int(found.learner["env_steps"]) // 128)
 
 
 SAVES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], object], tuple[int, ...]]] = {
