@@ -241,7 +241,7 @@ def _tuple_items(arguments: tuple[object, ...], bounds: str) -> str:
 
 
 @functools.cache
-def _parts_of(hint: object) -> tuple[Any, tuple[Any, ...]]:  # Any, as in the types of `get_origin` and `get_args`
+def _parts_of(hint: object) -> tuple[object, tuple[object, ...]]:
     return typing.get_origin(hint), typing.get_args(hint)
 
 

@@ -72,6 +72,14 @@ RUNTIMES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quick(request):
+    """Make worker processes forks of a process that has imported torch."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("runtime") == "processes":
+        request.getfixturevalue("quick_processes")
+
+
 def run(scheme):
     try:
         for _ in range(200):

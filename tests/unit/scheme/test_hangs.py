@@ -15,7 +15,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, SleepEnv
 from pytorchrl.errors import CrashLoopError, EnvError, LearnerStarvedError, NoWorkersLeft, WorkerLostError
 
-LIMIT_S = 0.5
+LIMIT_S = 0.3
 RUNTIMES = {
     "central": {},
     "collector thread": {"col_communication": ASYNC},
@@ -30,7 +30,7 @@ ALL = [pytest.param(name, marks=[pytest.mark.ray, pytest.mark.slow] if name == "
 class HangingEnv(CountingEnv):
     """A `CountingEnv` of which one call hangs: in a thread until the end of the test, else until its process ends."""
 
-    gate = threading.Event()
+    is_over = False  # no event, which could not be sent to processes with the class
 
     def __init__(self, call="step", at=30):
         super().__init__(episode_length=5)
@@ -42,7 +42,9 @@ class HangingEnv(CountingEnv):
             self._hang()
 
     def _hang(self):
-        type(self).gate.wait(30)
+        end = time.monotonic() + 30
+        while not type(self).is_over and time.monotonic() < end:
+            time.sleep(0.01)
 
     def step(self, action):
         self._maybe_hang("step")
@@ -58,11 +60,15 @@ class HangingEnv(CountingEnv):
 
 
 @pytest.fixture(autouse=True)
-def no_environment_left():
-    """End the calls that hang, and wait for their threads."""
-    HangingEnv.gate = threading.Event()
+def no_environment_left(request):
+    """End the calls that hang, and wait for their threads. Make processes forks of a process that has imported torch.
+    """
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("runtime") == "processes":
+        request.getfixturevalue("quick_processes")
+    HangingEnv.is_over = False
     yield
-    HangingEnv.gate.set()
+    HangingEnv.is_over = True
     for thread in threading.enumerate():
         if thread.name == "environment":
             thread.join(30)
@@ -90,7 +96,7 @@ def test_an_environment_that_hangs_ends_the_run_with_its_stack(runtime, call):
                   {"env_timeout_s": LIMIT_S, "on_env_error": "raise"}, **RUNTIMES[runtime])
     scheme.start()
     start = time.monotonic()
-    with pytest.raises(EnvError, match=rf"env [01]: {call} raised[\s\S]*has not returned within 0\.5 s[\s\S]*_hang"):
+    with pytest.raises(EnvError, match=rf"env [01]: {call} raised[\s\S]*has not returned within 0\.3 s[\s\S]*_hang"):
         train(scheme)
     assert time.monotonic() - start < 25  # before the call returns
     scheme.stop()
@@ -121,7 +127,7 @@ def test_a_close_that_hangs_is_named_with_its_stack_and_has_no_effect(runtime, r
     text = caplog.text + capfd.readouterr().err
     for worker, index in itertools.product([1, 2] if "num_col_workers" in RUNTIMES[runtime] else [0], [0, 1]):
         named = text.partition(f"GWorker 0/CWorker {worker}, env {index}: close raised TimeoutError")[2]
-        assert re.search(r"close has not returned within 0\.5 s; it is in\n[\s\S]*_hang", named)
+        assert re.search(r"close has not returned within 0\.3 s; it is in\n[\s\S]*_hang", named)
 
 
 # A worker that hangs again and again
@@ -173,7 +179,7 @@ def test_if_all_workers_hang_no_worker_is_left():
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_again_and_again_ends_the_run(caplog):
+def test_a_process_that_hangs_again_and_again_ends_the_run(quick_processes, caplog):
     """Check a real process, which hangs without a time limit of its environment."""
     caplog.set_level(logging.WARNING)
     scheme = make(FaultyEnv, {"fault": "hang"}, num_col_workers=2, col_communication=ASYNC, runtime="processes",

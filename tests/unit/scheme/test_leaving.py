@@ -35,7 +35,7 @@ def terminate(run):
 def test_a_run_continues_from_the_checkpoint_of_a_signal(make_scheme, pattern, tmp_path):
     def learner(name, action=None, **options):
         scheme = make_scheme(**pattern)
-        return Learner(scheme, 600, tmp_path / name, callbacks=[At(5, action)] if action else [], **OPTIONS, **options)
+        return Learner(scheme, 300, tmp_path / name, callbacks=[At(5, action)] if action else [], **OPTIONS, **options)
     with pytest.raises(SystemExit) as caught, learner("ended", terminate, checkpoint_on_exit=True) as ended:
         ended.train()
     assert caught.value.code == 143
@@ -46,7 +46,7 @@ def test_a_run_continues_from_the_checkpoint_of_a_signal(make_scheme, pattern, t
         assert resumed.updates >= 5
         resumed.train()
     LedgerSnapshot(**resumed.ledger).check()
-    assert resumed.env_steps >= 600
+    assert resumed.env_steps >= 300
     if ASYNC in (pattern["col_communication"], pattern["grad_communication"]):
         return
     with learner("whole", lambda run: run.save_checkpoint()) as whole:

@@ -68,7 +68,7 @@ def make_updates(scheme, count):
 @pytest.mark.parametrize("algo", [ppo(), dqn()], ids=["ppo", "dqn"])
 def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, pattern, algo):
     scheme = make_multi(algo, **pattern)
-    make_updates(scheme, 8)
+    make_updates(scheme, 6)
     check_ledger(scheme)
     metrics = scheme.metrics()
     # A rollout has two episodes of 6 env steps. Per episode, policy `early` takes 6 agent steps, and `shared` takes 7.
@@ -434,9 +434,9 @@ def test_learner_reports_per_policy(make_multi, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("algo", "storage", "target"), [
-    (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 8_000),
-    (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
-     PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
+    (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 4_000),
+    (dqn(start_steps=300, epsilon_steps=2000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
+     PERBuffer.create_factory(5000, rollout_size=8), 3_000)], ids=["ppo", "dqn"])
 def test_agents_learn_the_matching_game(make_multi, algo, storage, target):
     """Check that both agents reach a mean return above 7. The maximum is 8; random actions reach 8 / 3."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))

@@ -91,7 +91,7 @@ PLACES = {
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
 def test_r2d2_learns_from_whole_sequences_for_any_replay_location(make_r2d2, check_ledger, settings):
     scheme = make_r2d2(**settings)
-    make_updates(scheme, 12)
+    make_updates(scheme, 6)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == 0
@@ -167,8 +167,8 @@ def test_the_ledger_balances_after_losses_and_no_sequence_is_torn(make_r2d2, che
 
 
 def test_remaining_shards_replace_a_lost_one(make_r2d2, check_ledger):
-    scheme = make_r2d2(faults="kill shard.1 @ add 30", on_worker_failure="ignore", max_replay_ratio=2.0, **SHARDS)
-    make_updates(scheme, 60)
+    scheme = make_r2d2(faults="kill shard.1 @ add 16", on_worker_failure="ignore", max_replay_ratio=2.0, **SHARDS)
+    make_updates(scheme, 30)
     assert check_ledger(scheme)["dropped"]["worker_lost"] > 0
     check_sequences()
     assert scheme.metrics()["workers_missing"] == 1
@@ -177,7 +177,7 @@ def test_remaining_shards_replace_a_lost_one(make_r2d2, check_ledger):
 def test_equal_seeds_give_equal_runs(make_r2d2):
     def run(seed):
         scheme = make_r2d2(schedule_seed=seed, **SHARDS)
-        make_updates(scheme, 15)
+        make_updates(scheme, 8)
         ledger, digest = scheme.ledger(), scheme.runtime.schedule.digest
         weights = scheme.acting_state()["q"]
         scheme.stop()
@@ -202,7 +202,7 @@ def test_no_more_batches_are_requested_than_the_queue_holds(make_r2d2, monkeypat
         levels.append(shards.num_requested)
     monkeypatch.setattr(Sampler, "_request", watched)
     scheme = make_r2d2(queue_size=queue_size, **SHARDS)
-    make_updates(scheme, 30)
+    make_updates(scheme, 12)
     assert max(levels) == most
 
 

@@ -115,7 +115,7 @@ def check_batches(collected):
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
 def test_r2d2_learns_from_whole_rollouts_for_any_replay_location(make, check_ledger, collected, settings):
     scheme = make(**settings)
-    make_updates(scheme, 12)
+    make_updates(scheme, 6)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == 0
@@ -139,7 +139,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
 
 def test_both_shards_are_sampled_and_hold_whole_rollouts(make):
     scheme = make(agent=make_agent(size=101), **SHARDS, max_replay_ratio=2.0)
-    make_updates(scheme, 60)
+    make_updates(scheme, 30)
     shards = [handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     storages = [shard._storage for shard in shards]
     assert [storage.options.size for storage in storages] == [51, 50]

@@ -64,11 +64,11 @@ def shards_of(scheme):
          "threads-all-local"])
 def test_updates_use_sampled_rollouts(make_level, check_ledger, settings):
     scheme = make_level({"num_epochs": 2}, **settings)
-    make_updates(scheme, 40)
+    make_updates(scheme, 16)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == ledger["queued"] == 0
-    assert ledger["consumed"] >= 40 * 8
+    assert ledger["consumed"] >= 16 * 8
     final = scheme.stop()
     assert final["in_flight"] == 0
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())

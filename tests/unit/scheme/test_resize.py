@@ -23,6 +23,7 @@ from pytorchrl.agent.algorithms.dqn import ladder_epsilon
 from pytorchrl.callbacks import Callback
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, InsufficientResourcesError, StoppedError
+from tests.conftest import seeds
 from tests.unit.scheme.checkpointed import go_on
 from tests.unit.scheme.resizing import (  # noqa: F401 - fixtures
     CASES,
@@ -51,7 +52,7 @@ def step_until(scheme, numbers, check, most=1500):
         check(scheme)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", seeds(1, 12))
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_is_lost_or_used_twice(make, account, check_ledger, case, seed):
     rng = random.Random(f"{case} {seed}")
@@ -108,7 +109,7 @@ def test_lags_are_exact(make, account, check_ledger, case):
 
 
 @pytest.mark.parametrize("case", ["async, 1 sync", "sync, 1 sync", "async, 2 async", "central inference", "shards"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, 3))
 def test_workers_may_be_lost_during_a_resize(make, account, check_ledger, caplog, case, seed):
     scheme = make(schedule_seed=seed, costs=costs(random.Random(seed)), faults="kill col.* p=0.02", **CASES[case])
     for number in (*NUMBERS, 6, 2):
@@ -141,7 +142,7 @@ def test_resize_on_threads(make_scheme, check_ledger, recorder, case):
 
 def test_an_index_that_comes_back_has_new_random_numbers(make_scheme, all_collectors):
     """The third worker leaves twice and comes back twice; it never has the seeds of another worker."""
-    def seeds(scheme):
+    def seeds_of(scheme):
         return {(handle.native.worker.index_worker, handle.native.worker.incarnation):
                 (tuple(handle.native.worker.envs.seeds), handle.native.worker.algo.generator.initial_seed())
                 for _, handle in all_collectors(scheme)}
@@ -151,7 +152,7 @@ def test_an_index_that_comes_back_has_new_random_numbers(make_scheme, all_collec
         for number in (3, 2, 3, 2, 3):
             scheme.resize(num_col_workers=number)
             step_until(scheme, [number], lambda scheme: None)
-            found |= seeds(scheme)
+            found |= seeds_of(scheme)
         scheme.stop()
         return found
 

@@ -128,7 +128,7 @@ def test_finishing_stragglers_removes_the_bias_of_a_slow_worker(run, way):
     If all workers contribute equally many steps, a quarter of the steps are slow. Of every 48 steps, 36 are then in 9
     fast episodes with a return of 4, and 12 are in a slow episode with a return of 24.
     """
-    rounds, share = 20, 0.25
+    rounds, share = 10, 0.25
     length, mean_return = (36 + 12) / 10, (9 * 4 + 24) / 10
     waited, episodes, _, seconds, _ = run(rounds, **way)
     assert waited == share
@@ -159,16 +159,17 @@ def test_finishing_stragglers_keeps_the_distribution_of_slow_episodes(run, way):
     The expected length is 1/4 · 12 + 3/4 · 4 = 6, the expected return is 1/4 · 24 + 3/4 · 4 = 9, and the expected share
     of slow steps is 1/4 · 12 / 6 = 1/2.
     """
-    share, episodes, seen, seconds, metrics = run(40, is_drawn=True, **way, **FINISH)
+    rounds = 25
+    share, episodes, seen, seconds, metrics = run(rounds, is_drawn=True, **way, **FINISH)
     counts = seen.steps_by_worker().values()
-    assert max(counts) <= 40 * SIZE
-    assert min(counts) >= 40 * SIZE - (SIZE - LEAST)
+    assert max(counts) <= rounds * SIZE
+    assert min(counts) >= rounds * SIZE - (SIZE - LEAST)
     error = 4 * math.sqrt(0.25 * 0.75 / len(episodes))  # four standard errors of the share of slow episodes
     assert means(episodes) == (pytest.approx(6, abs=error * (SLOW_STEPS - FAST_STEPS)),
                                pytest.approx(9, abs=error * (24 - 4)))
     assert share == pytest.approx(0.5, abs=error)
     assert metrics["rollouts_preempted"] > 10
-    assert seconds < 0.95 * run(40, is_drawn=True, **way)[3]
+    assert seconds < 0.95 * run(rounds, is_drawn=True, **way)[3]
 
 
 PATTERNS = {
@@ -205,12 +206,12 @@ def test_workers_contribute_equally_many_steps_in_every_pattern(make, check_ledg
     """Check that each worker of a learner contributes as many full rollouts as the others, except for owed steps."""
     seen = Seen()
     scheme = make(storage=seen.storage.create_factory(SIZE), **FINISH, **settings)
-    while scheme.version < 12:
+    while scheme.version < 8:
         scheme.step()
         check_ledger(scheme)
     metrics, final = scheme.metrics(), scheme.stop()
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
-    assert metrics["rollouts_preempted"] > 8
+    assert metrics["rollouts_preempted"] > 5
     learners = {}
     for (storage, _), total in seen.steps_by_worker().items():
         learners.setdefault(None if settings.get("num_col_workers") is None else storage, []).append(total)

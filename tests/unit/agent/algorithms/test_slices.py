@@ -76,14 +76,15 @@ def make_batch(build, collect, made_up_steps):
 
 
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("kind", ACTORS)
-@pytest.mark.parametrize(("cls", "normalization"), [
-    (PPO, "minibatch"), (PPO, "batch"), (A2C, "none")])
+@pytest.mark.parametrize(("cls", "normalization", "kind"), [
+    (PPO, "minibatch", "feed-forward"), (PPO, "minibatch", "gru"), (PPO, "minibatch", "lstm"),
+    (PPO, "batch", "feed-forward"), (PPO, "batch", "gru"), (A2C, "none", "feed-forward"), (A2C, "none", "gru"),
+    *[pytest.param(*case, "lstm", marks=pytest.mark.thorough) for case in ((PPO, "batch"), (A2C, "none"))]])
 def test_any_slicing_gives_the_gradient_of_the_whole_batch(make_batch, cls, kind, steps, normalization):
     parts, batch = make_batch(cls, kind, STEPS[steps], advantage_normalization=normalization)
     whole, whole_info = in_one(parts.algorithm, batch)
     num_cuts = set()
-    for microbatch_size in (5, 17, batch.num_samples - 1, batch.num_samples + 99):
+    for microbatch_size in (9, 17, batch.num_samples - 1, batch.num_samples + 99):
         gradients, info, sizes = in_slices(parts.algorithm, batch, microbatch_size)
         num_cuts.add(len(sizes))
         torch.testing.assert_close(gradients, whole, rtol=1e-6, atol=1e-6)

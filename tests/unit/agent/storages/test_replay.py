@@ -80,7 +80,7 @@ def test_batches_equal_those_of_a_list_implementation(
     for capacity in (23, 64):
         storage = build_replay(cls, capacity, n_step=n_step, stacked_frames=frames or None)
         plain = make_plain_replay(capacity)
-        for turn in range(24):
+        for turn in range(16):
             source = int(rng.integers(2))
             if rng.random() < 0.05:
                 collectors[source].restart()

@@ -191,7 +191,7 @@ def test_batches_equal_those_of_a_list_implementation(rule, same_step, frames, p
         seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,
         p_cut=0.2,
         with_mask=s >= 0 and frames == 3, first_number=s * 10**6, state_size=STATE, picture=(2, 2)) for s in range(2)]
-    for capacity, num_turns in ((70, 20), (150, 34)):
+    for capacity, num_turns in ((70, 20), (110, 25)):
         storage = build_replay(SequenceBuffer, capacity, gamma=GAMMA, state_size=STATE, stacked_frames=frames or None,
                                **rule)
         plain, names = make_plain_replay(capacity), [0, 1]

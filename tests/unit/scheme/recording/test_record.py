@@ -95,8 +95,9 @@ def scenario(seed):
 def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
     """Check that a replay drops the same items, uses the same slots and calls the same workers as the recorded run.
 
-    The settings of the learner's buffers are random; the usual seeds include every value of each. The reports of an update may differ in the number of dropped
-    items, because the collector thread continues while an update is reported.
+    The settings of the learner's buffers are random; the usual seeds include every value of each. The reports of an
+    update may differ in the number of dropped items, because the collector thread continues while an update is
+    reported.
     """
     rng = random.Random(f"buffers {seed}")
     settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,

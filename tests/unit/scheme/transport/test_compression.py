@@ -201,7 +201,7 @@ def test_auto_decides_separately_per_direction(make_scheme, far_away, kind, good
     codec_of = {"weights": "zstd", kind: good} if slow == "weights" else {"weights": "bf16", kind: "zstd"}
     options = {f"compress_{name}_to_send": f"auto:{codec}" for name, codec in codec_of.items()}
     _, metrics = after(make_scheme(**settings, **options, runtime="simulated", costs={"message": 0.0}, hidden=(32,),
-                                   algo=A2C.create_factory(), size=64 if kind == "data" else 4), 80)
+                                   algo=A2C.create_factory(), size=64 if kind == "data" else 4), 40)
     for name, codec in codec_of.items():
         share = metrics[f"compress/{name}/encoded_share"]
         assert share < 0.3 if codec == "zstd" else share > 0.8, (name, codec)
