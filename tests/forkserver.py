@@ -6,7 +6,8 @@ arguments, environment, working directory and standard streams to the process, w
 `__main__`. The executable ends with the exit code of the fork. If it is killed, the fork is killed, too.
 
 Ray is not imported before forking, because its connections do not work in forks; the packages that it imports are.
-Tests of imports, and of the start or end of a process, need fresh processes (`run_python`).
+A fork waits for its threads and calls its exit handlers, but does not destroy its objects one by one. Tests of imports,
+and of the start or end of a process, need fresh processes (`run_python`).
 
 If the environment of a script has the variable `FORK_EXECUTABLE`, its value is `sys.executable` in the fork.
 """
@@ -14,6 +15,7 @@ If the environment of a script has the variable `FORK_EXECUTABLE`, its value is 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import importlib
 import json
@@ -26,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 
@@ -185,6 +188,22 @@ def run_script(request, streams):
         runpy.run_path(first, run_name="__main__")
 
 
+def run_and_exit(request, streams):
+    """Run the script of a request, and exit without destroying objects, which copies the memory of the server."""
+    code = 0
+    try:
+        run_script(request, streams)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
+
+
 if __name__ == "__main__":
     sys.path.pop(0)  # the folder of this file
     import gc
@@ -198,4 +217,4 @@ if __name__ == "__main__":
             importlib.import_module(package)
     gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory
     if (todo := Forking(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
-        run_script(*todo)
+        run_and_exit(*todo)

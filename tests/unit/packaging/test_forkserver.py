@@ -16,6 +16,7 @@ print(sys.stdin.read() == "", threading.active_count(), os.environ["OMP_NUM_THRE
 helper.VALUE = os.environ["OMP_NUM_THREADS"] = "changed"
 import atexit
 atexit.register(lambda: print("at the end"))
+threading.Timer(0.1, lambda: print("in a thread")).start()
 if len(sys.argv) > 1:
     sys.exit(int(sys.argv[1]))
 raise ValueError("no argument")
@@ -28,7 +29,8 @@ def test_scripts_in_forks_have_their_own_folder_arguments_and_output(run_forked,
     for _ in range(2):  # the second run must not be affected by the first
         result = run_forked(tmp_path / "script.py", 5)
         assert result.returncode == 5
-        assert result.stdout.splitlines() == ["__main__ ['5'] True 3 True", "True 1 1", "at the end"]
+        assert result.stdout.splitlines() == ["__main__ ['5'] True 3 True", "True 1 1", "in a thread",
+                                              "at the end"]
         assert result.stderr == ""
     result = run_forked(tmp_path / "script.py")
     assert result.returncode == 1
