@@ -29,7 +29,7 @@ _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 _MAX_FRUITLESS = 3
 # Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that also counts as a crash loop.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
-# Number of earlier losses that the error about a crash loop lists.
+# Number of earlier losses of the worker that the error about a crash loop contains.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
