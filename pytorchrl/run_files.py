@@ -17,7 +17,7 @@ from pytorchrl.appended_files import check_appended
 from pytorchrl.background import Background
 from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
@@ -103,10 +103,10 @@ class RunFiles:
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
-        """Add the path of the checkpoint to a `CheckpointError` of the block, which loads the checkpoint's state."""
+        """Add the path of the checkpoint to an error of the block, which loads the checkpoint's state."""
         try:
             yield
-        except CheckpointError as error:
+        except (CheckpointError, WeightsError) as error:
             raise CheckpointError(f"{str(self._resumed_from)!r} cannot be resumed: {error}") from error
 
     def begin(

@@ -234,7 +234,7 @@ class ReplayBuffer(Storage):
         """
         self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
         self.num_learned_from = saved_int(state["num_learned_from"])
-        self.parameters = dict(state["parameters"])
+        self._load_parameters(state["parameters"])
         self.load_schedules(state["schedules"])
         super().load_state_dict(state)
 

@@ -361,7 +361,7 @@ class UWorker(Worker):
                 if own is not None})
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError,
                 MemoryError) as error:
-            if isinstance(error, PyTorchRLError):
+            if isinstance(error, PyTorchRLError) and type(error) is not ConfigError:
                 raise
             raise CheckpointError(f"the checkpoint does not contain the state of this agent: {type(error).__name__}: "
                                   f"{error}") from error
