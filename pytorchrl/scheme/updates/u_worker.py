@@ -359,12 +359,12 @@ class UWorker(Worker):
             self.statistics.restore(state["accounts"], {
                 index: LedgerSnapshot.from_saved(own["ledger"]) for index, own in enumerate(workers, start=first)
                 if own is not None})
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError,
-                MemoryError) as error:
-            if isinstance(error, PyTorchRLError) and type(error) is not ConfigError:
+        except (ConfigError, MemoryError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this agent: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, PyTorchRLError):
                 raise
-            raise CheckpointError(f"the checkpoint does not contain the state of this agent: {type(error).__name__}: "
-                                  f"{error}") from error
+            raise CheckpointError(f"the checkpoint does not contain the state of this agent: {error!r}") from error
 
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:
