@@ -174,8 +174,11 @@ def read(path: Path) -> dict[str, object]:
     learner = found.get("learner")
     if not isinstance(learner, dict) or not isinstance(found.get("scheme"), dict):
         raise CheckpointError(f"checkpoint {str(path)!r} lacks the state of a scheme or of a learner")
-    if _NAME.fullmatch(path.name) and learner.get("env_steps") != env_steps_of(path):
-        raise CheckpointError(f"checkpoint {str(path)!r} was renamed: it contains {learner.get('env_steps')} env steps")
+    env_steps = learner.get("env_steps")
+    if type(env_steps) is not int:
+        raise CheckpointError(f"checkpoint {str(path)!r} contains {env_steps!r:.100} instead of a number of steps")
+    if _NAME.fullmatch(path.name) and env_steps != env_steps_of(path):
+        raise CheckpointError(f"checkpoint {str(path)!r} was renamed: it contains {env_steps} env steps")
     return found
 
 

@@ -23,7 +23,7 @@ from pytorchrl.agent.names import suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.composition import OptionSpec, known_names, option_specs
 from pytorchrl.descriptions import code_in, from_json, mapping
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.option_text import parser_for
 from pytorchrl.run_directory import check_description
 from pytorchrl.saved_files import parse_json, put_in_place, read_text
@@ -256,7 +256,7 @@ def _value(spec: OptionSpec, raw: object) -> object:
     if isinstance(raw, dict):
         try:
             return from_json(raw)
-        except (LookupError, TypeError, OverflowError) as error:
+        except (CheckpointError, LookupError, TypeError, ValueError, OverflowError) as error:
             return _Problem(f"no value can be built from {raw!r:.100}: {error}")
     return _Problem(f"expected a string, a number, a list or a table, got {raw!r}")
 

@@ -109,7 +109,8 @@ class Learner:
         if self.options.progress:
             compiles = getattr(self.scheme.agent.algo_factory.options, "compile", False)
             self._progress = start_progress(self.log_dir, self.options.log_dir, compiles=compiles)
-        self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
+        with self._files.resuming():
+            self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._started = True
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
         self._next_look = time.perf_counter()

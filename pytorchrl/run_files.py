@@ -5,21 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import operator
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 
 from pytorchrl import checkpoints
 from pytorchrl.appended_files import check_appended
 from pytorchrl.background import Background
 from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
+from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import StateDict
@@ -45,6 +47,7 @@ class RunFiles:
         self._writing = Background("checkpoint writer")
         self._traces = self._current_traces()
         self._damaged: tuple[Path, ...] = ()
+        self._resumed_from: Path | None = None
         self.last_checkpoint: dict[str, float] | None = None
 
     def lock(self) -> bool:
@@ -82,11 +85,11 @@ class RunFiles:
         """
         newest = self.newest_checkpoint() if is_wanted else None
         if newest is not None:
+            self._resumed_from = newest.path
             try:
-                scheme.resume(newest.scheme)
+                with self.resuming():
+                    scheme.resume(newest.scheme)
                 _check_learner(newest.learner)
-            except CheckpointError as error:
-                raise CheckpointError(f"{str(newest.path)!r} cannot be resumed: {error}") from error
             except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
                 if isinstance(error, ConfigError):
                     raise
@@ -97,6 +100,14 @@ class RunFiles:
             raise ConfigError(f"another run has used log_dir {str(self._log_dir)!r} since this learner was built; "
                               "build a new learner, with resume=True to continue that run, or with another log_dir")
         return None
+
+    @contextmanager
+    def resuming(self) -> Iterator[None]:
+        """Add the path of the checkpoint to an error of the block, which loads the checkpoint's state."""
+        try:
+            yield
+        except (CheckpointError, WeightsError) as error:
+            raise CheckpointError(f"{str(self._resumed_from)!r} cannot be resumed: {error}") from error
 
     def begin(
         self, scheme: Scheme, recipe: Mapping[str, object], options: LearnerOptions, *, resumed: StateDict | None,
@@ -134,9 +145,11 @@ class RunFiles:
         if newest is None:
             return None
         state, self._damaged = newest.learner.get("records"), newest.damaged
+        if not isinstance(state, (Mapping, NoneType)):
+            raise CheckpointError(f"{str(newest.path)!r} contains {state!r:.100} instead of the state of the records")
         if state is not None and records.exists():
             check_appended(records, state)
-        elif state is not None and state["bytes"]:
+        elif state is not None and str(state.get("bytes")) != "0":
             logger.warning("%s is missing; new records begin at the checkpoint", records)
         return newest
 
@@ -229,7 +242,10 @@ class RunFiles:
 def _check_learner(learner: StateDict) -> None:
     """Raise an error if the saved state of a learner lacks a value, or has a value that a learner cannot use."""
     for name in ("env_steps", "recorded_steps"):
-        operator.index(learner[name])
+        learner[name] = saved_int(learner[name])
+    callbacks = learner.get("callbacks", ())
+    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(state, Mapping) for state in callbacks):
+        raise TypeError(f"the states of callbacks must be mappings, got {callbacks!r:.100}")
     episodes, means = EpisodeWindow(), Means()
     episodes.restore(learner["episodes"])
     means.restore(learner.get("means", means.state()))

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, SupportsIndex
 
 LARGEST_JSON = 16 << 20
 """Maximum size of a JSON file in bytes."""
 _SHA256, _DIGITS = "sha256", 64
 _DEEPEST = 100
 _CHUNK_BYTES = 1 << 20
+_LARGEST_BITS = 63
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -88,10 +90,18 @@ def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> byt
         ValueError: The file has more than `largest` bytes.
     """
     with open_regular(path) as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"{os.fspath(path)!r} has more than {largest:,} bytes")
-    return content
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise ValueError(f"{os.fspath(path)!r} has more than {largest:,} bytes")
+        return file.read(size)  # allocates as many bytes as are requested, even if the file has fewer
+
+
+def saved_int(value: SupportsIndex) -> int:
+    """Return an integer from a file; raise `TypeError` for other values, `OverflowError` for huge ones."""
+    found = operator.index(value)
+    if found.bit_length() > _LARGEST_BITS:
+        raise OverflowError(f"an integer has {found.bit_length()} bits, but at most {_LARGEST_BITS} are expected")
+    return found
 
 
 def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:

@@ -65,6 +65,18 @@ class Updatable:
             parameters[name] = float(value)
         self.schedules, self.parameters = schedules, parameters
 
+    def _load_parameters(self, saved: Mapping[str, float]) -> None:
+        """Restore saved parameters; raise `WeightsError` if they do not fit the options."""
+        for name, value in saved.items():
+            if not isinstance(value, (int, float)):
+                raise WeightsError(f"the parameter {name} in the state is {value!r:.100}, not a number")
+        if missing := self.parameters.keys() - saved.keys():
+            try:
+                dataclasses.replace(self.options, **dict.fromkeys(missing))  # refuses None unless an option may be None
+            except ConfigError as error:
+                raise WeightsError(f"the state lacks a parameter: {error}") from error
+        self.parameters = dict(saved)
+
     def schedules_state(self) -> dict[str, list[str | float]]:
         """Return the schedules as plain values, for `load_schedules`."""
         return {name: schedule.parts() for name, schedule in self.schedules.items()}

@@ -45,6 +45,8 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
     if checkpoint.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
                               f"expected {CHECKPOINT_FORMAT!r}; use the version that wrote it")
+    if not isinstance(checkpoint.get("state"), Mapping) or not isinstance(checkpoint.get("part"), int):
+        raise CheckpointError("the checkpoint lacks the state of the workers or its own number")
     own = agent.with_precisions(cast("Mapping[str, bool]", checkpoint.get("mixed_precision", {})))
     parts = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
     saved = cast("Mapping[str, object]", checkpoint["settings"])

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from pytorchrl.errors import PyTorchRLError
+from pytorchrl.saved_files import saved_int
+from pytorchrl.untyped import StateDict
 
 
 class LedgerError(PyTorchRLError):
@@ -52,6 +54,13 @@ class LedgerSnapshot:
     """Steps whose gradients were sent. The receiver counts these steps as in flight, and later as consumed or
     dropped."""
     dropped: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_saved(cls, counts: StateDict) -> LedgerSnapshot:
+        """Return the snapshot that a checkpoint contains; raise an error if its counts are not integers."""
+        dropped = {DropReason(reason).value: saved_int(count) for reason, count in counts["dropped"].items()}
+        places = {place: saved_int(count) for place, count in counts.items() if place != "dropped"}
+        return cls(**places, dropped=dropped)
 
     @property
     def imbalance(self) -> int:

@@ -322,7 +322,7 @@ class Algorithm(Part, Updatable, ABC):
         """Copy a `gradient_state()` into this algorithm; raise `WeightsError` if it does not fit."""
         self.load_learning_state(state["learning"])
         self.load_acting_state(state["acting"])
-        self.parameters = dict(state["parameters"])
+        self._load_parameters(state["parameters"])
 
     def state_dict(self) -> StateDict:
         """Return the state for exact resumption: gradient state, schedules, optimizers and random generator."""

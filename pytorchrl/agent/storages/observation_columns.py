@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from pytorchrl.saved_files import saved_int
 from pytorchrl.untyped import StateDict
 
 _FIRST_EXTRAS = 64
@@ -53,9 +54,24 @@ class SlotPool:
         """Return a copy of the whole state."""
         return {"free": np.array(self._free, dtype=np.int64), "capacity": self.capacity}
 
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore a state from `state_dict()`."""
-        self._free, self.capacity = state["free"].tolist(), int(state["capacity"])
+    def load_state_dict(self, state: StateDict, num_written: int) -> None:
+        """Restore a state from `state_dict()`.
+
+        Args:
+            state: The state.
+            num_written: Number of rows of the arrays with the data of the slots; a slot in use has a row.
+
+        Raises:
+            ValueError: Free slots are repeated or do not exist, or slots in use have no row.
+        """
+        free, capacity = state["free"].tolist(), saved_int(state["capacity"])
+        if capacity > len(free) + num_written:
+            raise ValueError(f"a pool of {capacity} slots has {len(free)} free ones, but only {num_written} have data")
+        if len(set(free)) < len(free) or not set(free) <= set(range(capacity)):
+            raise ValueError(f"the free slots of a pool must be distinct numbers in [0, {capacity}), got {free!r:.80}")
+        self._free, self.capacity = free, capacity
+        if (self.taken >= num_written).any():
+            raise ValueError(f"slot {self.taken[-1]} of a pool is in use, but only {num_written} slots have data")
 
 
 def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fill: int = 0) -> np.ndarray:
@@ -71,6 +87,14 @@ def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fil
         larger[numbers] = values
         return larger
     return array
+
+
+def _like(own: np.ndarray, saved: np.ndarray) -> np.ndarray:
+    """Return a copy of a saved array; raise `ValueError` if its rows differ from those of `own` in shape or dtype."""
+    if (saved.shape[1:], saved.dtype) != (own.shape[1:], own.dtype):
+        raise ValueError(f"expected rows of shape {own.shape[1:]} and dtype {own.dtype}, got {saved.shape[1:]} and "
+                         f"{saved.dtype}")
+    return np.array(saved)
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
@@ -137,6 +161,11 @@ class ObservationColumn(ABC):
 
     @property
     @abstractmethod
+    def num_extras(self) -> int:
+        """Number of extra observations for which memory is allocated."""
+
+    @property
+    @abstractmethod
     def num_bytes(self) -> int:
         """Allocated memory in bytes."""
 
@@ -173,7 +202,12 @@ class PlainColumn(ObservationColumn):
     def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict()`; see `ObservationColumn`."""
         self.rows[:len(state["rows"])] = state["rows"]
-        self._extras = np.array(state["extras"])
+        self._extras = _like(self._extras, state["extras"])
+
+    @property
+    def num_extras(self) -> int:
+        """Number of extra observations for which memory is allocated."""
+        return len(self._extras)
 
     @property
     def num_bytes(self) -> int:
@@ -285,9 +319,15 @@ class StackedColumn(ObservationColumn):
         """Restore a `state_dict()`; see `ObservationColumn`."""
         num_rows = len(state["frames"])
         self.frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]
-        self._extra_frames, self._extra_stacks = np.array(state["extra_frames"]), np.array(state["extra_stacks"])
-        self.owners = np.array(state["owners"])
-        self.slots.load_state_dict(state["slots"])
+        self._extra_frames = _like(self._extra_frames, state["extra_frames"])
+        self._extra_stacks = _like(self._extra_stacks, state["extra_stacks"])
+        self.owners = _like(self.owners, state["owners"])
+        self.slots.load_state_dict(state["slots"], len(self.owners))
+
+    @property
+    def num_extras(self) -> int:
+        """Number of extra observations for which memory is allocated."""
+        return len(self._extra_stacks)
 
     @property
     def num_bytes(self) -> int:

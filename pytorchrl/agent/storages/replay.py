@@ -16,6 +16,7 @@ from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
+from pytorchrl.saved_files import saved_int
 from pytorchrl.untyped import StateDict
 
 ERROR = "error"
@@ -232,8 +233,8 @@ class ReplayBuffer(Storage):
             ConfigError: The state was saved by a storage of another size.
         """
         self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
-        self.num_learned_from = state["num_learned_from"]
-        self.parameters = dict(state["parameters"])
+        self.num_learned_from = saved_int(state["num_learned_from"])
+        self._load_parameters(state["parameters"])
         self.load_schedules(state["schedules"])
         super().load_state_dict(state)
 
@@ -280,7 +281,7 @@ class ReplayBuffer(Storage):
 
     def _load_contents(self, contents: StateDict) -> None:
         self.ring.load_state_dict(contents["ring"])
-        self._num_sampled = contents["num_sampled"]
+        self._num_sampled = saved_int(contents["num_sampled"])
 
     # Helpers
 

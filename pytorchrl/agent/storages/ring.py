@@ -24,6 +24,7 @@ from pytorchrl.agent.storages.observation_columns import (
     write_rows,
 )
 from pytorchrl.errors import ConfigError
+from pytorchrl.saved_files import saved_int
 from pytorchrl.untyped import StateDict
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
@@ -273,20 +274,32 @@ class Ring:
         if state["capacity"] != self.capacity:
             raise ConfigError(f"a replay of size {self.capacity} cannot load the state of one with size "
                               f"{state['capacity']}; use the same size, or start a new run")
-        self.first, self.total, self.num_drawable = state["first"], state["total"], state["num_drawable"]
-        self.counters = dict(state["counters"])
-        self.extras.load_state_dict(state["extras"])
+        self.first, self.total, self.num_drawable = (
+            saved_int(state[name]) for name in ("first", "total", "num_drawable"))
+        self.counters = {name: saved_int(state["counters"][name]) for name in self.counters}
         self._make_leaves(state["layout"])
         for name, leaf in self.observations.items():
             leaf.load_state_dict(state["leaves"][name])
+        self.extras.load_state_dict(
+            state["extras"], min((leaf.num_extras for leaf in self.observations.values()), default=0))
         self.columns = {}
         for name, column in state["columns"].items():
             self.columns[name] = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
             self.columns[name][:len(column)] = column
         self._heads = {source: _Head(np.array(ids), np.array(places), np.array(done))
                        for source, ids, places, done in state["heads"]}
+        self._check_loaded({name: len(column) for name, column in state["columns"].items()})
 
     # Internals
+
+    def _check_loaded(self, lengths: dict[str, int]) -> None:
+        """Raise `ValueError` if the loaded state, whose columns had these lengths, contradicts itself."""
+        drawable, link = (self.columns[name] for name in ("drawable", "link")) if self.columns else (_NO_ROWS, _NO_ROWS)
+        if not (0 <= self.first <= self.total <= self.first + self.capacity
+                and set(lengths.values()) <= {self.num_used}
+                and self.num_drawable == np.count_nonzero(drawable)
+                and np.all((-self.extras.capacity <= link) & (link < self.capacity))):
+            raise ValueError("the saved replay contradicts itself: its counts, columns and links do not fit together")
 
     def _parts(self, rollout: RolloutData) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the observations (T+1, E, ...) and the other columns (T, E, ...) of a rollout, as arrays."""

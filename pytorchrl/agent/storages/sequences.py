@@ -401,8 +401,8 @@ class SequenceBuffer(PERBuffer):
         self.__dict__.pop("windows", None)
         for name, array in contents["book"].items():
             getattr(self.windows, name)[:len(array)] = array
-        self.state_slots.load_state_dict(contents["slots"])
         self._states = {name: np.array(states) for name, states in contents["states"].items()}
+        self.state_slots.load_state_dict(contents["slots"], min(map(len, self._states.values()), default=0))
         self._episodes = {
             source: [None if state is None else Episode.from_state(self.options, state) for state in states]
             for source, states in contents["episodes"]}

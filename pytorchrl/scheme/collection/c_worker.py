@@ -346,6 +346,15 @@ def _with_own_draws(state: object, own: object) -> object:
     If all workers had the same random generators, they would all collect the same data.
     """
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
+        if _kind(own) not in (None, _kind(state)):
+            raise TypeError(f"the state of an algorithm has a {type(state).__name__} instead of a {type(own).__name__}")
         return state
     return {name: own[name] if name in _DRAWS else _with_own_draws(value, own.get(name))
             for name, value in state.items()}
+
+
+def _kind(value: object) -> object:
+    """Return a name for the types between which a value in the state of an algorithm may change; None for any type."""
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "flag": bool, "number": (int, float), "text": str, "mapping": Mapping, "tensor": Tensor}
+    return next((kind for kind, types in kinds.items() if isinstance(value, types)), None)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme.transport.messages import Gradients, Report
 
 _PHASES = ("collect", "queue", "replay")
@@ -63,9 +64,17 @@ class Lags:
 
     def restore(self, state: Mapping[str, Mapping[int, int] | Mapping[str, int]]) -> None:
         """Restore a saved state."""
-        self._policy = Counter({int(lag): count for lag, count in state["lags"].items()})
-        self._phases = Counter({str(phase): count for phase, count in state["lag_parts"].items()})
-        self._gradients = Counter({int(lag): count for lag, count in state["grad_lags"].items()})
+        self._policy = _restored(state["lags"])
+        self._phases = Counter({str(phase): saved_int(count) for phase, count in state["lag_parts"].items()})
+        self._gradients = _restored(state["grad_lags"])
+
+
+def _restored(histogram: Mapping[int, int] | Mapping[str, int]) -> Counter[int]:
+    """Return a saved histogram; raise an error if its counts are not positive integers."""
+    found = Counter({int(lag): saved_int(count) for lag, count in histogram.items()})
+    if found and min(found.values()) < 1:
+        raise ValueError(f"a histogram of lags must have positive counts, got {histogram!r:.100}")
+    return found
 
 
 def summary(histogram: Mapping[int, int]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import CollectionError
 from pytorchrl.runtime import WorkersPart
+from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of
@@ -265,10 +266,11 @@ class Statistics:
             state: The result of `state` in the earlier run.
             ledgers: The saved ledgers of gradient workers, by index.
         """
-        self.tree_ledger.restore(LedgerSnapshot(**state["own"]), LedgerSnapshot(**state["lost"]), ledgers)
+        own, lost = (LedgerSnapshot.from_saved(state[name]) for name in ("own", "lost"))
+        self.tree_ledger.restore(own, lost, ledgers)
         with self._lock:
             for name in _SAVED_COUNTS:
-                setattr(self.counters, name, state["counts"][name])
+                setattr(self.counters, name, saved_int(state["counts"][name]))
             self._lags.restore(state["lags"])
         totals = self._totals()
         with self._lock:

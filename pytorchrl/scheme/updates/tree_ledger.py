@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TypedDict
 
-from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
+from pytorchrl.errors import CheckpointError
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerError, LedgerSnapshot, merge
 
 _BEFORE = (-1, -1)
 """Key of the ledgers of gradient workers that were lost before a checkpoint. No live worker has this key, so the next
@@ -119,8 +120,15 @@ class TreeLedger:
             own: The update worker's ledger.
             lost: The sum of the ledgers of lost gradient workers.
             live: The ledgers of the other gradient workers, by index.
+
+        Raises:
+            CheckpointError: The sum of the ledgers does not balance.
         """
         self._own.restore(own)
         with self._lock:
             self._snapshots = {_BEFORE: lost, **{(worker, 0): ledger for worker, ledger in live.items()}}
         self._consumed_before = own.consumed
+        try:
+            self.total().check()
+        except LedgerError as error:
+            raise CheckpointError(f"the saved ledger does not balance: {error}") from error

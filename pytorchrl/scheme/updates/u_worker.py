@@ -14,6 +14,7 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.exits import as_error, raise_exit
 from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import Execution, Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -352,17 +353,18 @@ class UWorker(Worker):
         """
         try:
             workers = state["workers"]
-            self.strategy.restore(WholeState(state["version"], state["algorithm"]), workers)
+            self.strategy.restore(WholeState(saved_int(state["version"]), state["algorithm"]), workers)
             self.strategy.reseed(seed)
             first = 1 if self.remote_workers else 0
             self.statistics.restore(state["accounts"], {
-                index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first)
+                index: LedgerSnapshot.from_saved(own["ledger"]) for index, own in enumerate(workers, start=first)
                 if own is not None})
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        except (ConfigError, MemoryError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this agent: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, PyTorchRLError):
                 raise
-            raise CheckpointError(f"the checkpoint does not contain the state of this agent: {type(error).__name__}: "
-                                  f"{error}") from error
+            raise CheckpointError(f"the checkpoint does not contain the state of this agent: {error!r}") from error
 
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:
