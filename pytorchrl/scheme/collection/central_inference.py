@@ -240,7 +240,7 @@ class CentralInference:
     # Changes of the number of workers
 
     def release(self, number: int) -> bool:
-        """Stop using the workers from index `number` on once they have delivered all steps; return whether all have."""
+        """Stop using workers `number` and above when they have delivered all steps; return whether all have left."""
         self._num_asked = number
         self._let_go()
         return all(place < number for place in self._streams)
