@@ -339,7 +339,7 @@ def _split(value: T, number: int) -> list[T]:
 
     Args:
         value: A structure of decisions, mappings and arrays, whose first axis is the environments of all workers.
-        number: Number of workers, which have equally many environments.
+        number: Number of workers, which all have the same number of environments.
     """
     if number == 1:
         return [value]
