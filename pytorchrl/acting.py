@@ -87,7 +87,7 @@ def parts_by_policy(agent: Agent, state: Mapping[str, Tensor]) -> dict[str, Poli
 
 
 class Player:
-    """One policy of a trained agent. It chooses actions with the same method of the algorithm as evaluations.
+    """One policy of a trained agent. It chooses actions as evaluations do, with the algorithm's `acting_step`.
 
     Args:
         parts: The parts of the policy.

@@ -194,7 +194,7 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage. Several policies all have the same options."""
+    """Return the factories of algorithm, actor and storage; all policies have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
@@ -232,7 +232,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     if is_prioritized:
         return registration.prioritized_storage.create_factory(**own)
-    # The user may have meant an option of the algorithm. In other libraries, `alpha` is the entropy weight of SAC.
+    # The user may have meant an option of the algorithm: in other libraries, `alpha` is the entropy weight of SAC.
     others = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
     hints = "".join(meaning(name, others) for name in own)
     return _factory_without(registration.storage, own, f"transitions are drawn uniformly; add prioritized=True{hints}")

@@ -209,7 +209,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how many times `num_updates` updates are due, in total, in the first `num_transitions` transitions."""
+        """Return how often updates are due in the first `num_transitions` transitions; each time, `num_updates` are."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -292,7 +292,7 @@ class ReplayAlgorithm(Algorithm):
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the values of `_uncompiled_gradients`, with the same noise; the vector also contains the norms."""
+        """Compute what `_uncompiled_gradients` computes, with the same noise, and append the norms to its vector."""
         shapes, self._names = self._plans[len(batch.ret), due]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:

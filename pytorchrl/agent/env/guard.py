@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _MAX_CHARS = 2000
 # A traceback is cut to its last characters, at most this many, because its end is the most informative part.
 _TRACEBACK_CHARS = 8000
-# A sum of squares over at most this many values takes no longer than their sum.
+# For at most this many values, summing their squares takes no longer than summing the values themselves.
 _FEW_VALUES = 1000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "

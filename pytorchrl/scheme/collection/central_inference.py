@@ -240,7 +240,7 @@ class CentralInference:
     # Changes of the number of workers
 
     def release(self, number: int) -> bool:
-        """Stop using the workers from index `number` on once they have delivered all steps; return whether all have."""
+        """Stop using workers `number` and above when they have delivered all steps; return whether all have left."""
         self._num_asked = number
         self._let_go()
         return all(place < number for place in self._streams)
@@ -339,7 +339,7 @@ def _split(value: T, number: int) -> list[T]:
 
     Args:
         value: A structure of decisions, mappings and arrays, whose first axis is the environments of all workers.
-        number: Number of workers, which have equally many environments.
+        number: Number of workers, which all have the same number of environments.
     """
     if number == 1:
         return [value]

@@ -127,7 +127,7 @@ class RoundSource:
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting train batches at each `take` since the last call.
 
-        The number is 0 for each collected train batch. The numbers for the queue that users fill follow.
+        The number is 0 for each collected train batch. These zeros precede the numbers of the queue that users fill.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()

@@ -34,7 +34,7 @@ class Sampler:
 
     Only the learning thread uses it. Batches are requested in advance, and each request goes to a shard that is drawn
     with a probability proportional to its last known total sampling weight. At most `max_requests` batches are in
-    flight or waiting, that is, have arrived but have not been taken.
+    flight or waiting; a waiting batch has arrived, but has not been taken.
 
     Args:
         handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.

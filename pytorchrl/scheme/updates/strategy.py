@@ -35,7 +35,7 @@ class UpdateStrategy(Protocol):
     def is_between_items(self) -> bool:
         """Whether the next step starts with new data on all workers.
 
-        The value is always True if the workers start train batches at different steps.
+        If the workers start train batches at different steps, there is no such step, and the value is always True.
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
