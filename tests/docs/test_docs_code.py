@@ -3,22 +3,26 @@
 All ```python blocks of a page form one script, which runs in a separate process and an empty folder. If the first line
 of a ```python block is a comment with a file name, the block is instead written to that file in the folder. The text of
 a ```text block must occur in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in the same
-folder. ```console blocks (with a prompt) are not run, because they install packages or train for minutes. ```sh scripts
-and ```yaml files need several machines, so only their syntax is checked.
+folder, all of them in one process. ```console blocks (with a prompt) are not run, because they install packages or
+train for minutes. ```sh scripts and ```yaml files need several machines, so only their syntax is checked.
 
-Training on a page ends after at most `MOST_STEPS` env steps; no page shows a result that needs more.
+Training on a page is shortened: of the env steps beyond `FEW_STEPS`, a tenth is left, and at most `MOST_STEPS` are
+trained. A run that continues another one therefore still trains for longer. `AS_SHOWN` has the pages whose results need
+all steps.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
+from functools import partial
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, process_environment
 
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,12 +32,26 @@ PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
-# Largest number of env steps for which the code of a page trains.
-MOST_STEPS = 6_000
-_STEPS = re.compile(r"(\btarget_steps=|--target-steps )([\d_]+)")
+# Smallest and largest number of env steps to which training is shortened.
+FEW_STEPS, MOST_STEPS = 1_000, 2_000
+AS_SHOWN = {"comparing_runs.md", "scaling.md"}
+_STEPS = re.compile(r"(\btarget_steps ?= ?|--target-steps )([\d_]+)")
 # Time limit of each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(600)
+
+# Runs the commands of a page like `python -m pytorchrl`, until one fails.
+COMMANDS = """
+import json, runpy, sys
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["pytorchrl", *arguments]
+    try:
+        runpy.run_module("pytorchrl", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            sys.exit(f"{arguments}: exit code {ended.code}")
+"""
 
 
 def blocks(text, language):
@@ -46,8 +64,11 @@ def files_of(text):
 
 
 def shortened(text):
-    """Return a text in which no `target_steps` is greater than `MOST_STEPS`."""
-    return _STEPS.sub(lambda found: f"{found[1]}{min(int(found[2]), MOST_STEPS)}", text)
+    """Return a text in which each `target_steps` is at most `MOST_STEPS`, and greater ones are greater."""
+    def fewer(found):
+        steps = int(found[2])
+        return f"{found[1]}{min(steps, FEW_STEPS + steps // 10, MOST_STEPS)}"
+    return _STEPS.sub(fewer, text)
 
 
 def script_of(text):
@@ -76,8 +97,14 @@ def pages_with_code():
 
 @pytest.mark.parametrize("page", list(pages_with_code()))
 def test_code_of_page_runs(page, request, tmp_path):
-    run = request.getfixturevalue("run_on_ray" if page.name in USE_RAY else "run_forked")
-    text = shortened(page.read_text(encoding="utf-8"))
+    if page.name in USE_RAY:
+        run = request.getfixturevalue("run_on_ray")
+    else:  # a process that the page starts is a fork, too
+        python = request.getfixturevalue("fork_server").python
+        run = partial(request.getfixturevalue("run_forked"), env=process_environment(FORK_EXECUTABLE=python))
+    text = page.read_text(encoding="utf-8")
+    if page.name not in AS_SHOWN:
+        text = shortened(text)
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")
     for name, content in files_of(text).items():
@@ -86,11 +113,11 @@ def test_code_of_page_runs(page, request, tmp_path):
     assert result.returncode == 0, result.stderr
     for shown in blocks(text, "text"):
         assert shown in result.stdout
-    for command in commands_of(text):
-        program, *arguments = shlex.split(command)
-        assert program == "pytorchrl", f"bash blocks may contain only pytorchrl commands: {command}"
-        result = run("-m", "pytorchrl", *arguments, timeout=TIMEOUT_S)
-        assert result.returncode == 0, f"{command}: {result.stderr}"
+    commands = [shlex.split(command) for command in commands_of(text)]
+    assert {program for program, *_ in commands} <= {"pytorchrl"}, "bash blocks may contain only pytorchrl commands"
+    if commands:
+        result = run("-c", COMMANDS, json.dumps([arguments for _, *arguments in commands]), timeout=TIMEOUT_S)
+        assert result.returncode == 0, result.stderr
 
 
 def test_pages_have_code_to_run():
@@ -119,9 +146,10 @@ def test_shell_scripts_and_yaml_files_on_pages_have_valid_syntax():
 
 
 def test_training_is_shortened():
-    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=6000, size=90_000)"
-    assert shortened("train --target-steps 7000 --size 9000") == "train --target-steps 6000 --size 9000"
-    assert shortened("Learner(scheme, target_steps=4_000)") == "Learner(scheme, target_steps=4000)"
+    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=2000, size=90_000)"
+    assert shortened("train --target-steps 7000 --size 9000") == "train --target-steps 1700 --size 9000"
+    assert shortened("target_steps = 5_000") == "target_steps = 1500"
+    assert shortened("Learner(scheme, target_steps=800)") == "Learner(scheme, target_steps=800)"
 
 
 def test_script_keeps_line_numbers_of_the_page():
