@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,17 +14,18 @@ from pytorchrl.sealed_files import read_sealed, save
 from tests.conftest import ROOT
 
 
-def run_script(name, *arguments):
-    """Return what a script prints; it runs in a process of its own, because it sets alarms and forks."""
-    result = subprocess.run([sys.executable, ROOT / "benchmarks" / name, *arguments], cwd=ROOT, capture_output=True,
-                            text=True, check=False, timeout=500)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout)
+@pytest.fixture
+def run_script(run_forked):
+    """Return a function that returns what a script prints; it sets alarms and forks, so it needs its own process."""
+    def run(name, *arguments):
+        result = run_forked(ROOT / "benchmarks" / name, *arguments, cwd=ROOT, timeout=500)
+        assert result.returncode == 0, result.stderr[-3000:]
+        return json.loads(result.stdout)
+    return run
 
 
 @pytest.mark.timeout(600)
-def test_damage_is_refused_by_name_or_changes_nothing(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_damage_is_refused_by_name_or_changes_nothing(run_script):
     found = run_script("damage.py", "--cases", "20", "--every", "2")
     assert found["bad"] == []
     assert found["cases"] >= 200
@@ -35,8 +34,7 @@ def test_damage_is_refused_by_name_or_changes_nothing(monkeypatch):
 
 
 @pytest.mark.timeout(600)
-def test_broken_saves_leave_the_old_or_the_new_data(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_broken_saves_leave_the_old_or_the_new_data(run_script):
     found = run_script("broken_saves.py", "--saves", "model", "checkpoint", "metrics", "record", "configuration",
                        "--every", "3")
     assert {name: one["wrong"] for name, one in found["saves"].items() if one["wrong"]} == {}

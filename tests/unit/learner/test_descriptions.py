@@ -6,7 +6,6 @@ import functools
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -133,24 +132,22 @@ def test_a_value_without_a_place_in_a_module_is_refused_by_name(value, message):
         from_json({"x": described(value)}, find_imported if value is open else find_by_import)
 
 
-def test_a_script_is_named_by_its_file(tmp_path):
+def test_a_script_is_named_by_its_file(tmp_path, run_forked):
     (tmp_path / "own_script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.fspath(Path(pytorchrl.__file__).parents[1])}
-    subprocess.run([sys.executable, "own_script.py"], cwd=tmp_path, env=environment, check=True, timeout=300)
+    trained = run_forked("own_script.py", timeout=300)
+    assert trained.returncode == 0, trained.stderr
     run = read_json(tmp_path / "run" / "run.json")
     assert run["agent"]["train_envs_factory"]["options"]["env_fn"] == {"__code__": "own_script:make_env"}
     code = "import sys; sys.path.insert(0, ''); import pytorchrl as prl; print(prl.load('run', trust=True).evaluate(1))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=300,
-                           capture_output=True, text=True)
-    assert "returns=" in found.stdout
+    found = run_forked("-c", code, timeout=300)
+    assert "returns=" in found.stdout, found.stderr
 
 
-def test_a_script_loads_a_class_that_it_defines_itself(tmp_path):
+def test_a_script_loads_a_class_that_it_defines_itself(tmp_path, run_forked):
     script = tmp_path / "own_script.py"
     script.write_text(OWN_CLASS)
-    environment = os.environ | {"PYTHONPATH": str(Path(pytorchrl.__file__).parents[1])}
-    found = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, check=True, timeout=300,
-                           capture_output=True, text=True)
+    found = run_forked(script, timeout=300)
+    assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[-1] == "Wide"
 
 
