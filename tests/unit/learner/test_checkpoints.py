@@ -28,7 +28,7 @@ def make_scheme(seed=1, **settings):
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
                                          normalize_obs=True)
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0))
-    return Scheme(algo, actor, GAEBuffer.create_factory(8), envs, envs,
+    return Scheme(algo, actor, GAEBuffer.create_factory(16), envs, envs,
                   **{"seed": seed, "runtime": "threads", **settings})
 
 
