@@ -53,6 +53,7 @@ def test_collection_without_lag_equals_synchronous_collection(agent, num_col_wor
     assert are_equal(found, expected)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_collection_without_lag_equals_synchronous_collection_with_normalizers_and_processes():
     expected, _ = parameters_of("ppo", num_col_workers=2, runtime="simulated", normalize=True)
     found, lag = parameters_of("ppo", runtime="processes", normalize=True, **without_lag(2))

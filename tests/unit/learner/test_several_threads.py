@@ -93,7 +93,9 @@ def test_a_thread_that_waits_for_its_turn_does_not_delay_stop():
 
 
 @pytest.mark.parametrize("kind", ["collector thread", "threads", "processes"])
-def test_a_learner_that_is_dropped_is_stopped(kind):
+def test_a_learner_that_is_dropped_is_stopped(kind, request):
+    if kind == "processes":
+        request.getfixturevalue("quick_processes")
     before = set(threading.enumerate())
     learner = make(**KINDS[kind])
     learner.step()
