@@ -144,7 +144,7 @@ def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> s
     """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
     kept = set(newest_first[:num_newest])
     if every is not None:
-        first = {env_steps_of(path) // every: path for path in newest_first}  # stored last: the oldest one
+        first = {env_steps_of(path) // every: path for path in newest_first}  # the oldest one replaces the others
         kept.update(path for multiple, path in first.items() if multiple)
     return kept
 

@@ -209,7 +209,7 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
 
 
 def _is_file(name: str) -> bool:
-    """Return whether the name of a data set is that of a file; otherwise, it is the id of a data set of Minari."""
+    """Return whether the name of a data set is a path; otherwise, the name is the id of a data set of Minari."""
     suffix = os.path.splitext(name)[1]
     if suffix not in ("", _SUFFIX):
         raise ConfigError(f"path must be a file with the suffix {_SUFFIX!r}, or, without a suffix, the id of a data "

@@ -250,8 +250,8 @@ class TrainedAgent:
             pair of the action and the next memory.
 
         Raises:
-            ConfigError: The observation does not fit the observation space; or the agent has several agents, and `obs`
-                is not a mapping from agents to observations.
+            ConfigError: The observation does not fit the observation space; or the environments have several
+                agents, and `obs` is not a mapping from agents to observations.
         """
         return self._acting.act(obs, memory, mask, deterministic)
 

@@ -197,7 +197,7 @@ class NcclCollective:
         return ""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks in rank order, by gloo."""
+        """Return the tensors of all ranks in rank order; gloo gathers them."""
         return self._gloo.gather(tensor)
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ def propose_address(*, is_local: bool) -> tuple[str, int]:
 def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> FromTorch:
     """Return the key-value store of torch through which the ranks of a group connect to each other.
 
-    Rank 0 listens on `address` only, if this is the loopback address, and otherwise on all addresses of its host.
+    If `address` is the loopback address, rank 0 listens only on it; otherwise, on all addresses of its host.
     """
     if rank or address != _LOOPBACK:
         return _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
@@ -277,7 +277,7 @@ def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta
 
 
 def gloo_options(address: str, timeout: timedelta) -> FromTorch:
-    """Return the options of a gloo group; its ranks listen on `address` only, if this is the loopback address."""
+    """Return the options of a gloo group; if `address` is the loopback address, ranks listen only on this address."""
     options = _gloo.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [_gloo.ProcessGroupGloo.create_device(hostname=address) if address == _LOOPBACK else
@@ -291,7 +291,7 @@ def suits_nccl(gpus: Sequence[str]) -> bool:
 
 
 def identity_of(device: torch.device) -> str:
-    """Return an identity of a GPU that is unique on all hosts; "" for other devices and if torch lacks NCCL."""
+    """Return an identity of a GPU, unique across all hosts; "" for other devices, and if torch lacks NCCL."""
     if device.type != "cuda" or not distributed.is_nccl_available():
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -25,7 +25,7 @@ _UMASK = "PYTORCHRL_UMASK"
 def private_start(ray: ModuleType) -> Iterator[None]:
     """Make `ray.init` in the block start only processes that a run needs and that only this user and machine can reach.
 
-    Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible for all users, so these
+    Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible to all users, so these
     folders rely on the permissions of the enclosing directory. Ray's function `resolve_ip_for_localhost` is replaced,
     because it would exchange the loopback address for the address at which other machines reach this machine.
 
@@ -56,7 +56,7 @@ def token_path() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Remove the permissions of other users for a file of this user; Ray's token file may be readable for everybody."""
+    """Remove the permissions of other users for a file of this user; Ray's token file may be readable by everybody."""
     with contextlib.suppress(OSError):  # the file does not exist yet, or belongs to another user
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & _PRIVATE:

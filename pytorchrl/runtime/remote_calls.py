@@ -92,7 +92,7 @@ class RemoteCalls:
         self._peers: dict[str, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
         self._numbers = itertools.count()
-        # The thread that reads answers has this lock. If Ctrl-C prevents the release of the lock, the same thread can
+        # The thread that reads answers holds this lock. If Ctrl-C prevents the release of the lock, the same thread can
         # acquire it again.
         self._reading = threading.RLock()
         self._is_reading = False

@@ -47,7 +47,7 @@ def _numbers_of(answer: object) -> tuple[int, ...]:
 
 
 def _seconds_of(answer: object) -> float | None:
-    """Return the seconds that a worker needed for a gradient, including waits for data; None without a report."""
+    """Return the seconds that a worker needed for a gradient, including waits for data; None if it sent no report."""
     return (sum(answer.report.timings.get("gradients", {}).values())
             if isinstance(answer, Gradients) and answer.report is not None else None)
 
