@@ -84,7 +84,7 @@ def kind_of(frame: FrameType | None) -> str | None:
         are:
 
         - "environment": functions of the environments, but not those of `VecEnv`, which calls them.
-        - "network": functions of actors, losses, gradients, and all functions that the actor or a loss calls.
+        - "network": functions of actors, losses and gradients, and all functions that an actor or a loss calls.
         - "optimizer": clipping gradients, updating parameters, and moving target networks.
         - "storage": storing steps, computing advantages, and sampling batches, including the copies.
         - "ours": all other work of this package.

@@ -131,7 +131,7 @@ def _half_width(drawn: Array, draws: Sequence[Indices], tail: float) -> Array:
 
     Args:
         drawn: The statistic of each resample; shape (resamples, ...).
-        draws: The indices of the drawn runs of each independent sample; shape (resamples, runs, tasks) each.
+        draws: For each independent sample, the indices of the drawn runs; shape (resamples, runs, tasks).
         tail: The probability of each of the two tails.
     """
     from scipy import stats

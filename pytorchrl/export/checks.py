@@ -1,4 +1,4 @@
-"""Compare the actions of an exported policy with those of the agent, on played and on random observations.
+"""Compare the actions of an exported policy with those of the agent, on random observations and in played episodes.
 
 B = observations of a step; a policy with memory sees the steps in order.
 """
@@ -120,7 +120,7 @@ def random_steps(player: Player, spaces_: RawSpaces, count: int, seed: int) -> l
 def _random_mask(
     reader: ObservationReader, spaces_: RawSpaces, rows: int, rng: np.random.Generator,
 ) -> np.ndarray | None:
-    """Return masks (rows, n) that allow at least one action, or None if the environment has none."""
+    """Return masks (rows, n) that allow at least one action, or None if the environment has no masks."""
     if reader.mask_path is not None:
         size = math.prod(part_at(spaces_.observation, reader.mask_path).shape)
     else:

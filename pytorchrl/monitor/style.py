@@ -49,7 +49,7 @@ details{{margin:.5rem 0}}summary{{cursor:pointer}}video,img{{max-width:100%}}
 @media (max-width:1000px){{svg text{{font-size:15px}}}}@media (max-width:520px){{svg text{{font-size:17px}}}}
 """
 
-# The choice between light and dark lasts until the page is closed. Without scripts, the page follows the system.
+# The choice between light and dark lasts until the page is closed. Without scripts, the system's setting decides.
 TOGGLE = """
 document.getElementById("theme").addEventListener("click",function(){
 var root=document.documentElement,set=root.dataset.theme;

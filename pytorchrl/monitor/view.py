@@ -216,7 +216,7 @@ class Reader:
         self._records: list[Record] = []
 
     def read(self, now: float | None = None) -> RunView:
-        """Return the view as of now; `now` is the time in seconds since the epoch, None: the current time."""
+        """Return the view at the time `now`, in seconds since the epoch; None: the current time."""
         now = time.time() if now is None else now
         (result, in_result), (run, in_run) = (read_checked(self._run_dir / name) for name in (RESULT_FILE, RUN_FILE))
         new = self._source.read()
@@ -268,10 +268,10 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
 
 
 def _before(records: Sequence[Record]) -> Record:
-    """Return the newest record that is `_WINDOW_S` older than the latest record, or else the oldest record.
+    """Return the newest record that is at least `_WINDOW_S` older than the latest record, or else the oldest record.
 
-    The result is empty, which stands for the start of the run, if there is only one record, or if the run was resumed
-    in between, because the counts of a resumed run start at 0 again.
+    If there is only one record, the result is empty, which means the start of the run. The same is true if the run was
+    resumed in between, because the counts of a resumed run start at 0 again.
     """
     if len(records) < 2:
         return {}

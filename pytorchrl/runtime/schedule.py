@@ -95,7 +95,7 @@ class Schedule:
         # is a task with the number of its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
-        self._interruption: BaseException | None = None  # the driver raises it when it resumes
+        self._interruption: BaseException | None = None  # raised in the driver when the driver resumes
         self._digest = hashlib.blake2b(digest_size=16)
         self.after_event: Callable[[], None] | None = None
         self.num_events = 0

@@ -253,7 +253,7 @@ class Algorithm(Part, Updatable, ABC):
     def norms_of(self, gradients: Sequence[Tensor | None]) -> list[float]:
         """Return the Euclidean norm of each gradient that is not None."""
         known, norms = self._known_norms
-        # Gradients whose version is 0 have not changed since they were computed.
+        # A tensor whose `_version` is 0 has not been changed in place since it was computed.
         if gradients is known and not any(gradient._version for gradient in known):
             return norms
         return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]

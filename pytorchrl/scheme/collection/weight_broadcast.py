@@ -25,8 +25,8 @@ class WeightBroadcast:
         runtime: Runtime of the workers.
         watch: Stopwatch that measures the time to encode and store weights ("push").
         broadcast_interval: Number of updates after which a worker is due for new weights.
-        max_weight_sync_delay: Number of a worker's env steps after which the worker is due for new weights; if given,
-            replaces `broadcast_interval`.
+        max_weight_sync_delay: Number of a worker's env steps after which the worker is due for new weights. If it
+            is given, it replaces `broadcast_interval`.
         compression: Codec of the weights; None: no compression.
 
     Attributes:

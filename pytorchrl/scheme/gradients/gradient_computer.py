@@ -120,13 +120,13 @@ class GradientComputer:
         self.used = micro.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            self._source.used(-num_new)  # the steps count as used only after the ranks have averaged
+            self._source.used(-num_new)  # the steps count as used once the ranks have averaged their gradients
             grads = self._mean_of_ranks(grads, total.samples, True)
             self._source.used(num_new)
         return grads, micro.decided(self._algo, total.info())
 
     def _update_replay(self, batch: Batch, info: MetricsDict) -> None:
-        """Remove the TD errors of the samples from the statistics, and update the priorities in replay with them."""
+        """Remove the samples' TD errors from the statistics, and update the priorities in replay with these errors."""
         if self._shards is None:
             self._storage.after_gradients(batch, info)
         errors = info.pop("errors", None)

@@ -312,7 +312,7 @@ class SampleQueue:
         self._freed.set()
 
     def poll(self) -> None:
-        """Do nothing, because this destination receives no messages."""
+        """Do nothing, because a sample queue has no pending responses to handle; see `Destination`."""
 
     def begin_drain(self) -> None:
         """Discard all train batches to make room."""

@@ -26,8 +26,8 @@ from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.untyped import MetricsDict, StateDict
 from pytorchrl.worker_names import collection_worker, gradient_worker
 
-# An error is raised after this many gradients in a row without samples. The probable cause is that no agent that acts
-# has a policy that learns.
+# An error is raised after this many gradients in a row without samples. The probable cause is that none of
+# the acting agents has a trainable policy.
 _MAX_EMPTY_IN_A_ROW = 10_000
 # A report is requested each time that this many gradients without reports have arrived.
 _REPORT_INTERVAL = 50
