@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from typing import SupportsIndex
 
 from pytorchrl.errors import PyTorchRLError
 from pytorchrl.saved_files import saved_int
-from pytorchrl.untyped import StateDict
 
 
 class LedgerError(PyTorchRLError):
@@ -56,11 +56,10 @@ class LedgerSnapshot:
     dropped: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def from_saved(cls, counts: StateDict) -> LedgerSnapshot:
+    def from_saved(cls, *, dropped: Mapping[str, SupportsIndex], **places: SupportsIndex) -> LedgerSnapshot:
         """Return the snapshot that a checkpoint contains; raise an error if its counts are not integers."""
-        dropped = {DropReason(reason).value: saved_int(count) for reason, count in counts["dropped"].items()}
-        places = {place: saved_int(count) for place, count in counts.items() if place != "dropped"}
-        return cls(**places, dropped=dropped)
+        return cls(**{place: saved_int(count) for place, count in places.items()},
+                   dropped={DropReason(reason).value: saved_int(count) for reason, count in dropped.items()})
 
     @property
     def imbalance(self) -> int:

@@ -23,11 +23,13 @@ from pytorchrl.agent.storages.observation_columns import (
     StackedColumn,
     write_rows,
 )
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.saved_files import saved_int
 from pytorchrl.untyped import StateDict
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
+_DTYPES = {"reward": np.float32, "link": np.int64} | dict.fromkeys(
+    ("terminated", "truncated", "valid", "drawable", "broken", "used"), np.bool_)
 MASK = "mask"
 """Name of the column of action masks; columns of observations are called `obs/<leaf>`."""
 
@@ -92,6 +94,7 @@ class Ring:
         self.columns: dict[str, np.ndarray] = {}
         self.counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "resident"), 0)
         self.extras = SlotPool()
+        self._is_loaded = False
         self._heads: dict[Hashable, _Head] = {}
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
         """Column -> shape, dtype, number of stacked frames (1 if stored unchanged)."""
@@ -288,17 +291,25 @@ class Ring:
             self.columns[name][:len(column)] = column
         self._heads = {source: _Head(np.array(ids), np.array(places), np.array(done))
                        for source, ids, places, done in state["heads"]}
+        self._is_loaded = True
         self._check_loaded({name: len(column) for name, column in state["columns"].items()})
 
     # Internals
 
     def _check_loaded(self, lengths: dict[str, int]) -> None:
         """Raise `ValueError` if the loaded state, whose columns had these lengths, contradicts itself."""
+        heads, leaves = self._heads.values(), self.observations.values()
+        num_extras = min((leaf.num_extras for leaf in leaves), default=0)
         drawable, link = (self.columns[name] for name in ("drawable", "link")) if self.columns else (_NO_ROWS, _NO_ROWS)
         if not (0 <= self.first <= self.total <= self.first + self.capacity
                 and set(lengths.values()) <= {self.num_used}
+                and all(self.columns[name].dtype == dtype for name, dtype in _DTYPES.items() if self.columns)
                 and self.num_drawable == np.count_nonzero(drawable)
-                and np.all((-self.extras.capacity <= link) & (link < self.capacity))):
+                and np.all((-num_extras <= link) & (link < self.capacity))
+                and all(head.ids.dtype == head.places.dtype == np.int64 and head.done.dtype == np.bool_
+                        and head.ids.shape == head.places.shape == head.done.shape == (len(head.ids),)
+                        and np.all((head.ids >= 0) & (head.ids < self.total))
+                        and np.all((-num_extras <= head.places) & (head.places <= 0)) for head in heads)):
             raise ValueError("the saved replay contradicts itself: its counts, columns and links do not fit together")
 
     def _parts(self, rollout: RolloutData) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -342,7 +353,8 @@ class Ring:
                                if name in self.columns}
         got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
         if got != self._expected:
-            raise ValueError(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
+            kind = CheckpointError if self._is_loaded else ValueError
+            raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Mark as broken all rows that need data of evicted rows; return the places of newly broken rows.

@@ -410,7 +410,7 @@ class GWorker(Worker):
 
     def restore(self, state: StateDict) -> None:
         """Load a result of `state()`, before anything is collected."""
-        self.ledger.restore(LedgerSnapshot.from_saved(state["ledger"]))
+        self.ledger.restore(LedgerSnapshot.from_saved(**state["ledger"]))
         self.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
         self.storage.load_state_dict(state["storage"])
         if self.shards is not None:

@@ -266,7 +266,7 @@ class Statistics:
             state: The result of `state` in the earlier run.
             ledgers: The saved ledgers of gradient workers, by index.
         """
-        own, lost = (LedgerSnapshot.from_saved(state[name]) for name in ("own", "lost"))
+        own, lost = (LedgerSnapshot.from_saved(**state[name]) for name in ("own", "lost"))
         self.tree_ledger.restore(own, lost, ledgers)
         with self._lock:
             for name in _SAVED_COUNTS:

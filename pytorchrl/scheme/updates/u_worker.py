@@ -357,7 +357,7 @@ class UWorker(Worker):
             self.strategy.reseed(seed)
             first = 1 if self.remote_workers else 0
             self.statistics.restore(state["accounts"], {
-                index: LedgerSnapshot.from_saved(own["ledger"]) for index, own in enumerate(workers, start=first)
+                index: LedgerSnapshot.from_saved(**own["ledger"]) for index, own in enumerate(workers, start=first)
                 if own is not None})
         except (ConfigError, MemoryError) as error:
             raise CheckpointError(f"the checkpoint does not fit this agent: {error}") from error

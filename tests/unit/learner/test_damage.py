@@ -139,6 +139,8 @@ def finished_runs(tmp_path_factory):
     ("dqn", (*RING, "columns", "link"), torch.full((64,), -2**40)),
     ("dqn", (*RING, "columns", "reward"), torch.zeros(63)),
     ("dqn", (*RING, "leaves", "obs/obs", "extras"), torch.zeros(64, 3)),
+    ("dqn", (*RING, "columns", "reward"), torch.zeros(64, dtype=torch.int64)),
+    ("dqn", (*RING, "heads"), [((0, 0), torch.tensor([100, 127]), torch.tensor([-2**20, -1]), torch.ones(2).bool())]),
     ("dqn", (*RING[:-1], "num_sampled"), "x"),
 ], ids=lambda value: "-".join(map(str, value[-2:])) if isinstance(value, tuple) and value else None)
 def test_wrong_contents_of_a_checkpoint_are_refused_with_the_file(tmp_path, finished_runs, algorithm, place, value):
@@ -152,3 +154,14 @@ def test_wrong_contents_of_a_checkpoint_are_refused_with_the_file(tmp_path, fini
     save(path, saved)
     with pytest.raises(CheckpointError, match=path.name):
         train(run, algorithm, target_steps=160, resume=True)
+
+
+def test_saved_actions_of_another_kind_are_an_error_of_the_checkpoint(tmp_path, finished_runs):
+    run = shutil.copytree(finished_runs["dqn"], tmp_path / "run")
+    path = run / "checkpoints" / "step-000000000128.pt"
+    saved = read_sealed(path, "checkpoint")
+    columns = saved["scheme"]["state"]["workers"][0]["storage"]["contents"]["ring"]["columns"]
+    columns["action"] = columns["action"].float()
+    save(path, saved)
+    with pytest.raises(CheckpointError, match="a rollout must have the columns of the first rollout"):
+        train(run, "dqn", target_steps=160, resume=True)
