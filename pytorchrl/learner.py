@@ -252,7 +252,7 @@ class Learner:
     def _end_after_failure(self, failure: BaseException) -> None:
         self._callbacks.report(failure)
         if self._started and not self._stopped and self.updates:
-            call_after_failure("saving the model", self._save)
+            call_after_failure("saving the model", lambda: self._files.save_last_model(self.scheme))
         call_after_failure("stopping", self.stop)
 
     @property

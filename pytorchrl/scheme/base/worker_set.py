@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar, cast
 
-from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
+from pytorchrl.errors import RayDiedError, StartError, StartTimeoutError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.base.levels import raise_all
 from pytorchrl.scheme.base.worker import Worker
@@ -156,9 +156,11 @@ class WorkerSet(Generic[W]):
         """
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
         for outcome in self._runtime.get_started(self.kind, self._starting, deadline):
+            if isinstance(outcome.error, (WorkerDiedError, RayDiedError)):
+                raise StartError(str(outcome.error))
             if isinstance(outcome.error, WorkerLostError):
-                raise StartTimeoutError(f"{outcome.worker} did not start within {deadline:.0f} s: {outcome.error}"
-                                        ) if "no answer" in str(outcome.error) else StartError(str(outcome.error))
+                raise StartTimeoutError(f"{outcome.worker} did not start within {deadline:.0f} s; the machine may be "
+                                        "too busy, or a constructor may hang")
             outcome.unwrap()
         self._starting = []
         if self._remote and self._local.encoder is not None and self._local.encoder.needs_link:

@@ -23,12 +23,12 @@ from pytorchrl.scheme.supervision.evaluation import Evaluation
 from tests.conftest import process_environment
 
 
-def make_scheme(seed=1, **settings):
+def make_scheme(seed=1, size=16, **settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
                                          normalize_obs=True)
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0))
-    return Scheme(algo, actor, GAEBuffer.create_factory(16), envs, envs,
+    return Scheme(algo, actor, GAEBuffer.create_factory(size), envs, envs,
                   **{"seed": seed, "runtime": "threads", **settings})
 
 
@@ -398,7 +398,8 @@ def evaluated_at(learner):
 
 def test_a_resumed_run_evaluates_when_the_uninterrupted_one_does(tmp_path):
     def train(name, until, **options):
-        with make(tmp_path / name, eval_every=250, eval_episodes=1, **options) as learner:
+        scheme = make_scheme(size=8)
+        with make(tmp_path / name, scheme=scheme, eval_every=250, eval_episodes=1, **options) as learner:
             steps = evaluated_at(learner)
             while learner.env_steps < until:
                 learner.step()

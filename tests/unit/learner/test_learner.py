@@ -181,7 +181,7 @@ def train_by_steps(learner):
 
 
 @pytest.mark.parametrize("train", [Learner.train, train_by_steps])
-def test_an_error_saves_the_model_and_the_last_record_first(fake_scheme, tmp_path, train):
+def test_an_error_saves_the_model_first(fake_scheme, tmp_path, train):
     def fail(scheme):
         if scheme.version == 3:
             raise PyTorchRLError("worker 2 broke")
@@ -190,7 +190,6 @@ def test_an_error_saves_the_model_and_the_last_record_first(fake_scheme, tmp_pat
         train(make(scheme, 100, tmp_path, log_every=50))
     assert [name for name, *_ in scheme.calls[-2:]] == ["save_model", "stop"]
     assert (tmp_path / "model.pt").exists()
-    assert [record["env_steps"] for record in records(tmp_path)] == [30]
 
 
 def test_an_error_before_the_first_update_saves_no_model(fake_scheme, tmp_path):

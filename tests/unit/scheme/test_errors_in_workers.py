@@ -12,7 +12,7 @@ import torch
 
 from pytorchrl import ASYNC, SYNC, VecEnv
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv
-from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
+from pytorchrl.errors import EnvError, NonFiniteUpdateError, StartTimeoutError, WorkerLostError
 
 EXECUTIONS = {
     f"{'parallel' if workers > 1 else 'central'}-{'async' if communication is ASYNC else 'sync'}": {
@@ -195,3 +195,10 @@ def test_no_workers_are_left_if_starting_fails(make_scheme):
     with pytest.raises(EnvError, match="no third"):
         scheme.start()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
+
+
+def test_a_worker_that_does_not_start_in_time_is_named(make_scheme):
+    scheme = make_scheme(num_col_workers=2, runtime="simulated", costs={"start@*/CWorker 2": 1000.0})
+    with pytest.raises(StartTimeoutError, match=r"CWorker 2 did not start within 80 s; the machine may be too busy"):
+        scheme.start()
+    scheme.stop()
