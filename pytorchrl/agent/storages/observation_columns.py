@@ -10,6 +10,7 @@ observation k has the place -(k + 1).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypedDict
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from pytorchrl.untyped import StateDict
 
 _FIRST_EXTRAS = 64
 _GROWTH = 1.5
+
+
+class SlotState(TypedDict):
+    """State of a `SlotPool`."""
+
+    free: np.ndarray
+    """Free slots, (N,) int64; the last one is taken first."""
+    capacity: int
 
 
 class SlotPool:
@@ -50,11 +59,11 @@ class SlotPool:
         """Release the slots `numbers`, (N,) int64."""
         self._free.extend(numbers.tolist())
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> SlotState:
         """Return a copy of the whole state."""
         return {"free": np.array(self._free, dtype=np.int64), "capacity": self.capacity}
 
-    def load_state_dict(self, state: StateDict, num_written: int) -> None:
+    def load_state_dict(self, state: SlotState, num_written: int) -> None:
         """Restore a state from `state_dict()`.
 
         Args:
