@@ -178,11 +178,11 @@ def test_a_callback_that_exits_raises_an_error_that_names_it(tmp_path, hook):
         learner.train()
 
 
-def test_training_ends_with_an_error_and_no_model(tmp_path):
+def test_training_ends_with_an_error_and_saves_the_model(tmp_path):
     with pytest.raises(PyTorchRLError, match="SystemExit: 0"):
         pytorchrl.train("ppo", ExitingEnv, env_kwargs={"call": "step", "at": 30}, num_envs=1, num_steps=8,
                         num_mini_batch=1, target_steps=200, log_dir=tmp_path, progress=False, seed=1)
-    assert not (tmp_path / "model.pt").exists()
+    assert pytorchrl.load(tmp_path).acting_state["all"].isfinite().all()
 
 
 def test_the_command_line_reports_code_that_exits(tmp_path):
