@@ -121,10 +121,17 @@ class PlainReplay:
         self.capacity, self.rows, self.streams = capacity, [], {}
 
     def insert(self, collector, num_steps):
-        """Insert the rows of the collector's latest `num_steps` steps."""
-        for made in collector.made:
-            rows = [row for row in made if row is not None][-num_steps:]
-            self.rows += rows
+        """Insert the rows of the collector's latest `num_steps` steps.
+
+        An environment whose previous row is evicted by then does not continue; a gap precedes its new rows.
+        """
+        new = [[row for row in made if row is not None][-num_steps:] for made in collector.made]
+        self.rows += [row for rows in new for row in rows]
+        kept = {id(row) for row in self.rows[-self.capacity:]}
+        for made, rows in zip(collector.made, new, strict=True):
+            first = made.index(rows[0])
+            if id(made[first - 1]) not in kept and made[first - 1] is not None:
+                made.insert(first, None)
             for row in rows:
                 self.streams[row.action] = (made, made.index(row), len(made))
         known = {id(made): len(made) for made in collector.made}

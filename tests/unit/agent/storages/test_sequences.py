@@ -191,7 +191,7 @@ def test_batches_equal_those_of_a_list_implementation(rule, same_step, frames, p
         seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,
         p_cut=0.2,
         with_mask=s >= 0 and frames == 3, first_number=s * 10**6, state_size=STATE, picture=(2, 2)) for s in range(2)]
-    for capacity, num_turns in ((70, 20), (110, 25)):
+    for capacity, num_turns in ((50, 14), (70, 20), (110, 25)):
         storage = build_replay(SequenceBuffer, capacity, gamma=GAMMA, state_size=STATE, stacked_frames=frames or None,
                                **rule)
         plain, names = make_plain_replay(capacity), [0, 1]
@@ -247,6 +247,16 @@ def test_a_lost_collectors_incomplete_window_is_not_sampled(build):
     assert drawn_windows(storage) == [(0, 0, 4), (0, 2, 6)]
     storage.insert_data_slice([rollout_of(3, number=100)], sources=[(1, 1)])
     assert drawn_windows(storage) == [(0, 0, 4), (0, 2, 6), (100, 100, 103)]
+
+
+def test_a_collector_whose_steps_are_all_evicted_continues_without_its_start(build):
+    storage = build(size=12, length=3, burn_in=0, period=3)
+    storage.insert_data_slice([rollout_of(4, is_over=False)], sources=["left out"])
+    storage.insert_data_slice([rollout_of(12, number=100)], sources=["fast"])
+    storage.insert_data_slice([rollout_of(6, first=False, number=4)], sources=["left out"])
+    # Step 4 would belong to the window of steps 3 to 5; without step 3, a window begins with the oldest known step.
+    assert drawn_windows(storage) == [(4, 4, 7), (7, 7, 10), (106, 106, 109), (109, 109, 112)]
+    assert storage.sample(50).rhs["q"][:, 0].unique().tolist() == [4, 7, 106, 109]
 
 
 def test_windows_are_evicted_with_their_first_step_and_late_errors_are_stale(build):
