@@ -116,7 +116,7 @@ class WorkerLostError(WorkerError):
 
 
 class WorkerDiedError(WorkerLostError):
-    """The worker's process or thread ended. Only runtimes raise it; callers convert it to `WorkerLostError`."""
+    """The worker's process or thread ended. Runtimes report this error; users receive a plain `WorkerLostError`."""
 
 
 class RayDiedError(WorkerLostError):

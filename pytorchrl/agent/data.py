@@ -407,4 +407,4 @@ class BatchStorage(Protocol):
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
     ) -> Iterator[BatchOfKind]:
-        """Return an iterator of batches; their class depends on the storage's kind of data, such as `ReplayBatch`."""
+        """Return an iterator of batches; their class, such as `ReplayBatch`, depends on the storage's kind of data."""

@@ -149,7 +149,7 @@ class Connection:
                 self._reaper.stdin.flush()
 
     def leave(self, ray: ModuleType) -> None:
-        """Leave Ray, and end it if this process started it, unless another runtime still uses the connection."""
+        """If no other runtime uses the connection, leave Ray, and end a Ray instance that this process started."""
         with self._lock:
             self._users -= 1
             if self._users:

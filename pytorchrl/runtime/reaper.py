@@ -36,7 +36,7 @@ def processes_of(directory: str, session: int) -> list[int]:
     """Return the ids of a session's processes that have the directory in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # not a process, an ended process, or another user's process
+        with contextlib.suppress(OSError, ValueError):  # no process, or a process that has ended or is another user's
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)

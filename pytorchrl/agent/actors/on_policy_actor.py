@@ -197,8 +197,9 @@ class OnPolicyActor(Actor):
 
         Returns:
             Actions (E, ...) as drawn; actions for the environment; `dist_params` (E, P), from which
-            `log_prob_from_params` computes log-probabilities later; values (E,), or None if `with_value` is false or
-            a separate network without memory computes values; and the memory after these observations.
+            `log_prob_from_params` computes log-probabilities later; values (E,), or None; and the memory after
+            these observations. Values are None if `with_value` is false, or if they can be computed later, because
+            their network is separate and has no memory.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -238,7 +239,7 @@ class OnPolicyActor(Actor):
     def keep_policy(self) -> None:
         """Remove the value network; see `Actor`."""
         super().keep_policy()
-        self._linear = (None, None)  # look up the parameters of the heads in the modules
+        self._linear = (None, None)  # the removed head has no cached parameters
         if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):
             self.value, self.value_head = None, nn.Identity()
 

@@ -243,7 +243,7 @@ class Barrier(_RemoteCollection):
         self._rests.clear()
         for index in [index for index, arrived in self._arrived.items() if not arrived]:
             del self._arrived[index]
-        return sorted(rollouts, key=lambda rollout: rollout.worker)  # stable: each rest stays before the next rollout
+        return sorted(rollouts, key=lambda rollout: rollout.worker)  # stable: a finished rollout stays first
 
     def _add(self, index: int, rollout: Rollout) -> None:
         """Store an arrived rollout; if it is the rest of an earlier rollout, request the rollout of this round."""

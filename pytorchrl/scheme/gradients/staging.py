@@ -41,7 +41,7 @@ class Copier(Protocol):
         """Return a new buffer in host memory, (num_bytes,) uint8."""
 
     def start(self, buffer: Tensor) -> Copy:
-        """Start to copy a buffer or a part of a buffer, which must not change before the copy is complete."""
+        """Start copying a buffer or a part of a buffer, which must not change before the copy is complete."""
 
 
 class CudaCopy:
@@ -75,7 +75,7 @@ class CudaCopier:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, buffer: Tensor) -> CudaCopy:
-        """Start to copy a buffer; see `Copier`."""
+        """Start copying a buffer; see `Copier`."""
         with torch.cuda.stream(self._stream):
             copy = buffer.to(self._device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -291,6 +291,6 @@ class Encoder:
 
     def _add_error(self, array: np.ndarray, error: np.ndarray) -> None:
         flat, off = array.reshape(-1), error.reshape(-1)
-        with np.errstate(over="ignore"):  # an infinite error is not reported
+        with np.errstate(over="ignore"):  # no warning if the sum is infinite
             self._squares = self._squares[0] + float(np.dot(off, off)), self._squares[1] + float(np.dot(flat, flat))
 

@@ -253,7 +253,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return answers if len(answers) == len(calls) else None
 
     def _book_aborted(self, was_made: bool) -> None:
-        """Record the aborted update as made by all ranks, or its data as dropped.
+        """Count the data of the aborted update as used if all ranks have the update, and otherwise as dropped.
 
         Args:
             was_made: Whether the state that all ranks have loaded contains the update.
