@@ -18,7 +18,7 @@ def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callab
     A running call may call other decorated methods of the same object.
 
     Args:
-        lock_name: Attribute that stores the lock. Methods with the same name wait for each other.
+        lock_name: Attribute that stores the lock. Methods with the same `lock_name` wait for each other.
     """
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)

@@ -46,7 +46,7 @@ class DataKind(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether storages of this kind are replays, which store data for repeated draws and evict the oldest data."""
+        """Whether storages of this kind are replay buffers: they keep data for repeated draws, and evict the oldest."""
         return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
 

@@ -152,7 +152,7 @@ def _required_seeds(effect: float, power: float, confidence: float, *, paired: b
 
 
 def _power(seeds: int, effect: float, confidence: float, *, paired: bool) -> float:
-    """Return the power of a two-sided t test; `effect` is the difference in standard deviations."""
+    """Return the power of a two-sided t test for means that differ by `effect` standard deviations."""
     from scipy import stats
     freedom, shift = (seeds - 1, effect * seeds**0.5) if paired else (2 * seeds - 2, effect * (seeds / 2)**0.5)
     limit = stats.t.isf((1.0 - confidence) / 2, freedom)

@@ -1,7 +1,7 @@
 """Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
-Ray's parts are the GCS (the directory of all workers), the raylet (which starts workers and has the object store) and
-the agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) is continued.
+Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store) and the
+agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) is continued.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class BlockPool:
             return len(self._blocks)
 
     def acquire(self, size: int) -> Block:
-        """Return a block of at least `size` bytes with one use, which `release` ends."""
+        """Return a block of at least `size` bytes; call `release` when the writer no longer needs its content."""
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
         if capacity > _LARGEST_REUSED:
             capacity = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

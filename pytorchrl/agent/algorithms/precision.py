@@ -31,7 +31,7 @@ class PrecisionOptions(Options):
 def precision(device: torch.device, is_mixed: bool) -> AbstractContextManager[object]:
     """Return a context in which networks on `device` compute in bfloat16 if `is_mixed` is set, otherwise in float32.
 
-    Even with `is_mixed`, only products of matrices and convolutions are computed in bfloat16.
+    Even with `is_mixed`, only matrix products and convolutions are computed in bfloat16.
     """
     # Without mixed precision, return no `torch.autocast`: entering a disabled one takes as long as a small layer.
     return torch.autocast(device.type, torch.bfloat16) if is_mixed else nullcontext()

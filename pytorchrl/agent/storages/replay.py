@@ -75,7 +75,7 @@ class ReplayBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if the replay cannot store a whole rollout, otherwise None; see `Part`."""
+        """Return a message if the buffer cannot store a whole rollout, otherwise None; see `Part`."""
         options, num_envs = agent.storage, agent.num_envs
         if num_envs is not None and options.size < options.rollout_size * num_envs:
             return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "

@@ -82,7 +82,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the return, discount and number of rewards of each trained step, (L, B) each; see `Ring.window`.
 
-    `rows`, (W+L+n, B), contains the places in `walk`, with 0 for the places of extra observations.
+    `rows`, (W+L+n, B), contains the places in `walk`, with 0 for extra observations, which belong to no row.
     """
     rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
     column = ring.columns
@@ -100,7 +100,7 @@ def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np
 
 
 def _previous(ring: Ring, walk: Walk, rows: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the previous action (one-hot) and reward of all rows, (W+L+n, B, actions + 1); `stored` is row 0."""
+    """Return the previous action (one-hot) and reward of all rows, (W+L+n, B, actions + 1); row 0 is `stored`."""
     column, there = ring.columns, walk.is_step[:-1]
     found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
     found[0] = stored

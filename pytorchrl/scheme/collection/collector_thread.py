@@ -157,7 +157,7 @@ class CollectorThread(threading.Thread):
         self._inference = inference
         compression = Compression.of(WEIGHTS, compress_weights_to_send)
         readers, their_runtime = remote_workers, self._runtime
-        if inference is not None:  # the only worker that receives weights is the actor in this process
+        if inference is not None:  # only the actor in this process receives weights
             their_runtime, compression = self._runtime.in_process(), None
             readers = [Handle(their_runtime, "actor", inference.actor)]
         self._weights = WeightBroadcast(

@@ -79,7 +79,7 @@ class Destination(Protocol):
 
     @property
     def queue(self) -> queue.Queue[Any]:  # each destination has its own type of entries
-        """Queue from which a user may take entries, and to which a user may add entries."""
+        """Queue of entries; a user's own loop may take entries from it, and add entries to it."""
 
     @property
     def delays_requests(self) -> bool:

@@ -41,7 +41,7 @@ class ElasticSet(Protocol):
     index_parent: int
 
     def remote_workers(self) -> list[Handle[CWorker]]:
-        """Return the list of the handles of the workers, which changes with `follow`."""
+        """Return the list of the workers' handles; `follow` changes this list."""
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
         """Return the recipe of the set with another number of workers."""

@@ -75,7 +75,7 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
         factory: Factory of a replay storage.
         given: Mapping from option names to values. None keeps the storage's value, and names that are not storage
             options are ignored. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. A storage of
-            rollouts keeps its own `size`, which is the length of a rollout and not the capacity of the replay.
+            rollouts keeps its own `size`, which is the length of a rollout and not the capacity of the shards.
 
     Raises:
         ConfigError: The storage lacks one of the options, or a value is not allowed.
