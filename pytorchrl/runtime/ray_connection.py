@@ -34,6 +34,9 @@ _REAP_TIMEOUT_S = 5.0
 # A start that fails after at least this many seconds was slow, and is tried once more. An earlier error has another
 # cause.
 _SLOW_START_S = 10.0
+# Only Ray's dashboard, which is not started, reads the events of calls. If workers reported them, the GCS would grow by
+# 280 MB in the first hour of a run.
+_SYSTEM_CONFIG = {"task_events_report_interval_ms": 0}  # 0: never
 # Number of lines of Ray's logs in the error of a start that failed, and the largest number of characters of a line.
 _LOG_LINES, _LOG_WIDTH = 3, 300
 
@@ -131,7 +134,8 @@ class Connection:
     def _start(self, ray: ModuleType) -> None:
         with private_start(ray):
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                     _node_ip_address=LOOPBACK, _temp_dir=os.path.join(self._directory or "", "r"))
+                     _node_ip_address=LOOPBACK, _temp_dir=os.path.join(self._directory or "", "r"),
+                     _system_config=_SYSTEM_CONFIG)
         # Ray prints messages about workers that have died to the standard output, which belongs to the program.
         self._replaced.enter_context(
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
