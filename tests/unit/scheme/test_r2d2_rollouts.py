@@ -138,7 +138,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
 
 
 def test_both_shards_are_sampled_and_hold_whole_rollouts(make):
-    scheme = make(agent=make_agent(size=101), **SHARDS, max_replay_ratio=2.0)
+    scheme = make(agent=make_agent(size=101), **SHARDS, max_replay_ratio=2.0, costs={"grad": 1e-4, "step": 1e-2})
     make_updates(scheme, 30)
     shards = [handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     storages = [shard._storage for shard in shards]
