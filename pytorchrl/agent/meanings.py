@@ -28,7 +28,7 @@ class Here:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """The options in `at` as pairs (home, name)."""
+        """The options that `at` names, as pairs of the part of the agent and the name of its option."""
         return tuple((home, name) for home, _, name in (
             option.strip().partition(".") for option in self.at.replace("+", "|").split("|") if option.strip()))
 

@@ -158,7 +158,7 @@ class _OnePolicy:
 def played_steps(
     players: Mapping[str, Player], factory: EnvFactory, count: int, seed: int,
 ) -> dict[str, list[Observed]]:
-    """Play with the best actions, and return policy -> steps with at least `count` observations of the policy."""
+    """Play greedily until each policy has received `count` observations; return policy -> its steps."""
     transform = reward_function(factory.options.reward_transform)
     made = factory(mode="test", seed=seed)
     envs = made if isinstance(made, MultiAgentVecEnv) else _OnePolicy(made)

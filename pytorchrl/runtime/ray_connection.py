@@ -31,8 +31,8 @@ logger = get_logger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 # Seconds to wait for the reaper, which usually ends Ray's remaining processes within a tenth of a second.
 _REAP_TIMEOUT_S = 5.0
-# A start that fails after at least this many seconds was slow, and is tried once more. An earlier error has another
-# cause.
+# A start that fails after at least this many seconds was slow, and is tried once more. A start that fails in less
+# time has another cause than slowness.
 _SLOW_START_S = 10.0
 # Only Ray's dashboard, which is not started, reads the events of calls. If workers reported them, the GCS would grow by
 # 280 MB in the first hour of a run.

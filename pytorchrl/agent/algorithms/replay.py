@@ -114,7 +114,8 @@ class ReplayAlgorithm(Algorithm):
             [self.actor, *self.targets.values()]) if options.compile else None
         self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; its `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
-        # Batch size and groups that are due -> shapes of the noise of the losses, and names of the losses and measures.
+        # Batch size and parameter groups of an update -> shapes of the random numbers in its losses, and names of its
+        # losses and measures.
         self._plans: dict[tuple[int, tuple[str, ...]], tuple[list[torch.Size], list[str]]] = {}
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 

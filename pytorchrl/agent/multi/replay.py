@@ -22,7 +22,7 @@ from pytorchrl.untyped import StateDict
 
 @dataclass(slots=True)
 class _Kept:
-    """A rollout that is at least partly in the replay."""
+    """A rollout of which at least some steps are in the replay buffer."""
 
     start: int
     """Number of env steps inserted before the rollout."""
