@@ -103,10 +103,12 @@ class RunFiles:
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
-        """Add the path of the checkpoint to an error of the block, which loads the checkpoint's state."""
+        """If the run resumes from a checkpoint, add its path to an error of the block, which loads its state."""
         try:
             yield
         except (CheckpointError, WeightsError) as error:
+            if self._resumed_from is None:  # a new run may start with the weights of a saved model
+                raise
             raise CheckpointError(f"{str(self._resumed_from)!r} cannot be resumed: {error}") from error
 
     def begin(

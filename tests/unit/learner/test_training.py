@@ -215,6 +215,13 @@ def test_train_returns_an_agent_that_plays_and_saves(tmp_path):
     assert torch.equal(other.acting_state["all"], agent.acting_state["all"])
 
 
+def test_a_saved_model_that_does_not_fit_is_named_by_its_path(tmp_path):
+    train("ppo", "CartPole-v1", hidden_sizes=(4,), log_dir=tmp_path / "first", **TINY)
+    model = tmp_path / "first" / "model.pt"
+    with pytest.raises(CheckpointError, match=rf"^checkpoint '{model}' contains \d+ parameters, but this actor has"):
+        train("ppo", "CartPole-v1", hidden_sizes=(8,), checkpoint=str(model), log_dir=tmp_path / "second", **TINY)
+
+
 @pytest.mark.parametrize("number", [0, 2.0, True, "3", None])
 def test_evaluate_refuses_invalid_numbers_of_episodes(number):
     agent = train("ppo", "CartPole-v1", **{**TINY, "target_steps": 0})
