@@ -113,7 +113,7 @@ def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
                 pipe.close()
         envs.closed = True
         return
-    close_and_log(envs, where)
+    close_and_log(envs.close, where)
 
 
 def _build_native(

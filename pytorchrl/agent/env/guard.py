@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
@@ -45,13 +45,6 @@ _HINTS = (
     ("values to unpack", "step must return (observation, reward, terminated, truncated, info) and reset "
      "(observation, info), as Gymnasium defines them"),
 )
-
-
-class CanClose(Protocol):
-    """Protocol of an environment, or a vector of environments, that can be closed."""
-
-    def close(self) -> object:
-        """Release all resources."""
 
 
 class GuardedEnv(AnyWrapper):
@@ -100,7 +93,7 @@ class GuardedEnv(AnyWrapper):
 
     def close(self) -> None:
         """Close the environment; an exception is only logged."""
-        close_and_log(self.env, self._where)
+        close_and_log(self.env.close, self._where)
 
     def _step_failed(self, failure: BaseException) -> StepResult:
         raise self._error("step", failure) from failure
@@ -111,15 +104,15 @@ class GuardedEnv(AnyWrapper):
             f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
 
 
-def close_and_log(env: CanClose, where: str) -> None:
+def close_and_log(close: Callable[[], object], where: str) -> None:
     """Close an environment, and log an exception instead of raising it: all data have been collected already.
 
     Args:
-        env: One environment, or a vector of environments.
+        close: The method of one environment, or of a vector of environments.
         where: Worker and environment index, for the message.
     """
     try:
-        env.close()
+        close()
     except USER_ERRORS as failure:
         reraise_of_signal(failure)
         logger.warning("%s: close raised %s\n%s", where, type(failure).__name__, Lines(traceback_of(failure)))

@@ -126,7 +126,7 @@ class MultiAgentVecEnv(VecEnv):
             agents = agents_by_policy(list(env.possible_agents), policy_of)
             check_agent_spaces(env, agents)
         finally:
-            close_and_log(env, "the environment")
+            close_and_log(env.close, "the environment")
         built = dataclasses.replace(built, agents=agents)
         probe = cls(dataclasses.replace(built, vec_env_size=1, log_dir=None), seed=0)
         try:
@@ -343,7 +343,7 @@ class MultiAgentVecEnv(VecEnv):
         self._closed = True
         self._statistics.close()
         for index, env in enumerate(self.environments):
-            close_and_log(env, f"{self._where}, env {index}")
+            close_and_log(env.close, f"{self._where}, env {index}")
 
 
 @dataclass(frozen=True, repr=False)
