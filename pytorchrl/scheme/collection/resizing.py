@@ -7,6 +7,7 @@ like the replacement of a lost worker: its first request contains the newest wei
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -102,7 +103,7 @@ class Resizing:
             self._plan(number)
 
 
-class Elastic:
+class Elastic(ABC):
     """Base class of strategies whose number of remote workers may change; it implements `ElasticStrategy`."""
 
     _workers: list[Handle[CWorker]]
@@ -117,9 +118,9 @@ class Elastic:
     """Number of workers that receive requests: workers from this index on are leaving."""
     delivered_by_lost: int
 
+    @abstractmethod
     def _request_replacement(self, index: int) -> None:
         """Make the requests that a new worker needs to take part in collection."""
-        raise NotImplementedError
 
     def _asked(self) -> list[int]:
         """Return the indices of the workers that receive requests: they are neither lost nor leaving."""
