@@ -70,11 +70,10 @@ class Updatable:
         for name, value in saved.items():
             if not isinstance(value, (int, float)):
                 raise WeightsError(f"the parameter {name} in the state is {value!r:.100}, not a number")
-        if missing := self.parameters.keys() - saved.keys():
-            try:
-                dataclasses.replace(self.options, **dict.fromkeys(missing))  # refuses None unless an option may be None
-            except ConfigError as error:
-                raise WeightsError(f"the state lacks a parameter: {error}") from error
+        declarations = self.options.declarations()
+        for name in self.parameters.keys() - saved.keys():
+            if name not in declarations or declarations[name].problem(None):  # an option that is None has no entry
+                raise WeightsError(f"the state lacks the parameter {name}")
         self.parameters = dict(saved)
 
     def schedules_state(self) -> dict[str, list[str | float]]:
