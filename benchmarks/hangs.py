@@ -106,12 +106,11 @@ def run_case(call: str, runtime: str, reaction: str, limit: float, file: str) ->
     from pytorchrl.errors import PyTorchRLError
 
     logging.basicConfig(level=logging.WARNING)
-    # Each vector of environments, and the vector that finds the spaces, makes fewer calls of close and reset.
     at = {"step": 30, "reset": 6, "render": 30, "close": 1}[call]
-    kwargs = {"call": call if call != "close" else "none", "at": at, "file": file}
+    kwargs = {"call": "none", "at": at, "file": file}  # the environment that finds the spaces must not hang
     factory = VecEnv.create_factory(HangingEnv, kwargs, 2, wrappers=(Rendering,), env_timeout_s=limit,
                                     on_env_error=reaction)
-    factory.options.env_kwargs["call"] = call  # the environment that finds the spaces must not hang
+    factory.options.env_kwargs["call"] = call
     scheme = Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=1),
         OnPolicyActor.create_factory(factory.observation_space, factory.action_space, hidden_sizes=(4,)),
