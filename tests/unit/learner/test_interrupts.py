@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.unit.learner.fake_learners import make
+from tests.unit.learner.fake_learners import make, records
 
 
 def send_at(version, number):
@@ -26,8 +26,9 @@ def test_first_signal_finishes_the_update_saves_and_stops(fake_scheme, tmp_path,
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     scheme = fake_scheme(on_step=send_at(4, number))
     with pytest.raises(raised) as caught:
-        make(scheme, 100, tmp_path).train()
+        make(scheme, 100, tmp_path, log_every=90).train()
     assert scheme.version == 5
+    assert [record["env_steps"] for record in records(tmp_path)] == [50]
     assert [call[0] for call in scheme.calls] == ["start", "save_model", "stop"]
     assert (tmp_path / "model.pt").read_bytes() == b"model"
     assert json.loads((tmp_path / "result.json").read_text())["updates"] == 5
