@@ -89,8 +89,10 @@ class RolloutSequenceBuffer(ReplayBuffer):
         if not self._kept:
             return None
         drawn: list[_Kept] = []
-        while sum(kept.num_envs for kept in drawn) < batch_size:
+        num_sequences = 0
+        while num_sequences < batch_size:
             drawn.append(self._kept[int(self._integers(0, len(self._kept), 1)[0])])
+            num_sequences += drawn[-1].num_envs
         states = {name: np.concatenate([kept.states[name] for kept in drawn]) for name in drawn[0].states}
         ids = np.concatenate([kept.rows[0] for kept in drawn])
         batch = take_sequences(
