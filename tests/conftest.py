@@ -20,13 +20,15 @@ from types import SimpleNamespace
 import pytest
 
 from pytorchrl.scheme.supervision.evaluation import Evaluation
-from tests.forkserver import ForkServer
+from tests.forkserver import ForkServer, write_executable
 
 ROOT = Path(__file__).parent.parent
 
 
 # Number of CPUs that the shared Ray cluster offers, regardless of how many the machine has.
 RAY_CPUS = 4
+# Name under which the main process tells the processes of pytest-xdist the value of the fixture `forked_python`.
+FORKED_PYTHON = "forked_python"
 # Folders of tests in the order in which they run; quick tests run before tests that take minutes.
 FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
@@ -120,10 +122,27 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
 
+class SharedForks:
+    """A plugin that starts one fork server for all processes of pytest-xdist; see `tests/forkserver.py`."""
+
+    def __init__(self):
+        self._server = None
+
+    @pytest.hookimpl(optionalhook=True)  # only pytest-xdist has this hook
+    def pytest_configure_node(self, node):
+        self._server = self._server or ForkServer(process_environment())
+        node.workerinput[FORKED_PYTHON] = self._server.python
+
+    def pytest_unconfigure(self):
+        if self._server is not None:
+            self._server.close()
+
+
 def pytest_configure(config):
     config.pluginmanager.register(Watchdog())
     if not hasattr(config, "workerinput"):  # only the main process writes to the terminal
         config.pluginmanager.register(Failures(config))
+        config.pluginmanager.register(SharedForks())
         return
     # Only one thread of the simulated runtime runs at a time. A simulation takes a tenth less time if all of its
     # threads use the same core. The first process is not bound to a core, because it runs the tests with Ray.
@@ -227,17 +246,17 @@ def run_process(python, folder, *arguments, timeout=60, **options):
 
 
 @pytest.fixture(scope="session")
-def ray_python(fork_server):
-    """Path of an executable with which Ray starts its workers as forks of `fork_server`, and other processes afresh."""
-    return fork_server.write_executable(
-        "python-of-ray",
-        f'case "$1" in */default_worker.py) exec {shlex.quote(fork_server.python)} "$@";; esac\n'
+def ray_python(forked_python, tmp_path_factory):
+    """Path of an executable with which Ray starts its workers as forks, and other processes afresh."""
+    return write_executable(
+        tmp_path_factory.mktemp("ray") / "python",
+        f'case "$1" in */default_worker.py) exec {shlex.quote(forked_python)} "$@";; esac\n'
         f'exec {shlex.quote(sys.executable)} "$@"')
 
 
 @pytest.fixture(scope="session")
 def shared_ray(ray_python):
-    """A Ray cluster for this session, started by the first test that needs it. Workers are forks of `fork_server`."""
+    """A Ray cluster for this session, started by the first test that needs it. Workers are forks."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     # By default, Ray's workers have a lower priority than all other processes, and starve on a busy machine.
@@ -256,19 +275,22 @@ def shared_ray(ray_python):
 
 
 @pytest.fixture(scope="session")
-def fork_server():
-    """A process that has imported torch and pytorchrl, and runs each script in a fork."""
+def forked_python(request):
+    """Path of an executable that runs a script in a fork of a process that has imported torch and pytorchrl."""
+    if FORKED_PYTHON in (shared := getattr(request.config, "workerinput", {})):
+        yield shared[FORKED_PYTHON]
+        return
     server = ForkServer(process_environment())
-    yield server
+    yield server.python
     server.close()
 
 
 @pytest.fixture
-def quick_processes(fork_server, monkeypatch):
-    """Make the worker processes of a test forks of `fork_server`, and send classes of test modules by value."""
+def quick_processes(forked_python, monkeypatch):
+    """Make the worker processes of a test forks like those of `run_forked`, and send classes of tests by value."""
     import cloudpickle
 
-    monkeypatch.setattr(sys, "executable", fork_server.python)  # the runtime starts its fork server with it
+    monkeypatch.setattr(sys, "executable", forked_python)  # the runtime starts its fork server with it
     modules = [module for name, module in sys.modules.items() if name.startswith("tests.") and hasattr(
         module, "__file__")]
     for module in modules:
@@ -279,9 +301,9 @@ def quick_processes(fork_server, monkeypatch):
 
 
 @pytest.fixture
-def run_forked(tmp_path, fork_server):
-    """Return a function that runs a script in a fork of `fork_server`, and otherwise behaves like `run_python`."""
-    return partial(run_process, fork_server.python, tmp_path)
+def run_forked(tmp_path, forked_python):
+    """Return a function that runs a script with `forked_python`, and otherwise behaves like `run_python`."""
+    return partial(run_process, forked_python, tmp_path)
 
 
 @pytest.fixture

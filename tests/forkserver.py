@@ -50,6 +50,8 @@ sys.exit(code)
 OF_RAY = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "requests", "yaml")
 # Packages that a training run with a log directory imports.
 OF_RUNS = ("torch.utils.tensorboard", "lz4.frame")
+# Packages that plots, comparisons of runs and exported policies need. Many scripts of pages and examples import them.
+OF_RESULTS = ("matplotlib.pyplot", "scipy.stats", "torch._dynamo", "onnxscript")
 
 
 class ForkServer:
@@ -68,9 +70,8 @@ class ForkServer:
         folder = Path(self._folder.name)
         address = folder / "socket"
         (folder / "client.py").write_text(CLIENT, encoding="utf-8")
-        self.python = str(folder / "python")
         command = shlex.join([sys.executable, "-IS", str(folder / "client.py"), str(address)])
-        self.write_executable("python", f'exec {command} "$@"')
+        self.python = write_executable(folder / "python", f'exec {command} "$@"')
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(address))
             listening.listen(64)
@@ -78,18 +79,18 @@ class ForkServer:
                 [sys.executable, __file__, str(listening.fileno())], stdin=subprocess.PIPE, env=environment,
                 pass_fds=[listening.fileno()], start_new_session=True)
 
-    def write_executable(self, name, commands):
-        """Write a shell script next to `python`, and return its path."""
-        path = Path(self._folder.name, name)
-        path.write_text(f"#!/bin/sh\n{commands}\n", encoding="utf-8")
-        path.chmod(0o755)
-        return str(path)
-
     def close(self):
         """End the process, and kill all scripts that are still running."""
         self._process.stdin.close()
         self._process.wait()
         self._folder.cleanup()
+
+
+def write_executable(path, commands):
+    """Write a shell script, and return its path as a string."""
+    path.write_text(f"#!/bin/sh\n{commands}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 class Forking:
@@ -212,7 +213,7 @@ if __name__ == "__main__":
 
     for public_name in pytorchrl.__all__:
         getattr(pytorchrl, public_name)
-    for package in OF_RAY + OF_RUNS:
+    for package in OF_RAY + OF_RUNS + OF_RESULTS:
         with contextlib.suppress(ImportError):  # another version of Ray may need other packages; others are optional
             importlib.import_module(package)
     gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory

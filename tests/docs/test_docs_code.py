@@ -100,7 +100,7 @@ def test_code_of_page_runs(page, request, tmp_path):
     if page.name in USE_RAY:
         run = request.getfixturevalue("run_on_ray")
     else:  # a process that the page starts is a fork, too
-        python = request.getfixturevalue("fork_server").python
+        python = request.getfixturevalue("forked_python")
         run = partial(request.getfixturevalue("run_forked"), env=process_environment(FORK_EXECUTABLE=python))
     text = page.read_text(encoding="utf-8")
     if page.name not in AS_SHOWN:

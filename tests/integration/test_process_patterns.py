@@ -279,16 +279,16 @@ if sys.argv[1] == "killed":
 
 
 @pytest.mark.parametrize("how", ["interrupted", "killed", "exit"])
-def test_nothing_is_left_of_a_script(run_forked, fork_server, how):
+def test_nothing_is_left_of_a_script(run_forked, forked_python, how):
     """Check that Ctrl-C, SIGKILL and the end of a script that does not stop its scheme leave nothing."""
-    done = run_forked("-c", SCRIPT, how, fork_server.python)
+    done = run_forked("-c", SCRIPT, how, forked_python)
     assert done.returncode == (-signal.SIGKILL if how == "killed" else 0), done.stderr
     done.returncode = 0
     assert result_of(done) == 1
 
 
-def test_the_command_line_trains_with_processes(run_forked, fork_server, tmp_path):
-    code = (f"import sys; sys.executable = {fork_server.python!r}; from pytorchrl.cli import main; "
+def test_the_command_line_trains_with_processes(run_forked, forked_python, tmp_path):
+    code = (f"import sys; sys.executable = {forked_python!r}; from pytorchrl.cli import main; "
             "sys.exit(main(sys.argv[1:]))")
     done = run_forked("-c", code, "train", "ppo", "--env", "CartPole-v1", "--target-steps", 4000, "--num-col-workers",
                       2, "--runtime", "processes", "--log-dir", tmp_path / "run")

@@ -63,10 +63,10 @@ print("result:", json.dumps(result))
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory, fork_server, ray_python):
+def result(tmp_path_factory, forked_python, ray_python):
     environment = process_environment(FORK_EXECUTABLE=ray_python)
     return result_of(run_process(
-        fork_server.python, tmp_path_factory.mktemp("devices"), "-c", SCRIPT, timeout=160, env=environment))
+        forked_python, tmp_path_factory.mktemp("devices"), "-c", SCRIPT, timeout=160, env=environment))
 
 
 def test_the_driver_has_the_gpus_that_torch_sees(result):

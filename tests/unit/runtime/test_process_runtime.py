@@ -347,9 +347,9 @@ os.kill(os.getpid(), 9) if sys.argv[1] != "exit" else None
 
 
 @pytest.mark.parametrize("how", ["killed", "exit"])
-def test_nothing_is_left_when_the_driver_ends(run_forked, fork_server, how):
+def test_nothing_is_left_when_the_driver_ends(run_forked, forked_python, how):
     """Check that all processes end, although the driver was killed, or did not close the runtime."""
-    check_nothing_left(run_forked("-c", DRIVER, how, fork_server.python), how)
+    check_nothing_left(run_forked("-c", DRIVER, how, forked_python), how)
 
 
 @pytest.mark.thorough
