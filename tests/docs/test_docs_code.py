@@ -33,7 +33,7 @@ PAGES = sorted(
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
 # Smallest and largest number of env steps to which training is shortened.
-FEW_STEPS, MOST_STEPS = 1_000, 2_000
+FEW_STEPS, MOST_STEPS = 500, 1_000
 AS_SHOWN = {"comparing_runs.md", "scaling.md"}
 _STEPS = re.compile(r"(\btarget_steps ?= ?|--target-steps )([\d_]+)")
 # Time limit of each process in seconds; a busy machine takes ten times as long as an idle one.
@@ -146,10 +146,10 @@ def test_shell_scripts_and_yaml_files_on_pages_have_valid_syntax():
 
 
 def test_training_is_shortened():
-    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=2000, size=90_000)"
-    assert shortened("train --target-steps 7000 --size 9000") == "train --target-steps 1700 --size 9000"
-    assert shortened("target_steps = 5_000") == "target_steps = 1500"
-    assert shortened("Learner(scheme, target_steps=800)") == "Learner(scheme, target_steps=800)"
+    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=1000, size=90_000)"
+    assert shortened("train --target-steps 4000 --size 9000") == "train --target-steps 900 --size 9000"
+    assert shortened("target_steps = 3_000") == "target_steps = 800"
+    assert shortened("Learner(scheme, target_steps=400)") == "Learner(scheme, target_steps=400)"
 
 
 def test_script_keeps_line_numbers_of_the_page():
