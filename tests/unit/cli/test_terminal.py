@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 import warnings
-from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -24,6 +23,7 @@ from pytorchrl.cli.parsing import Parser
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.reporting import Progress
 from pytorchrl.terminal import Lines, get_logger, printable
+from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
 
 # Text that clears the screen, returns to the start of the line, starts a new line, and reverses the text direction.
 NASTY = "a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
@@ -31,7 +31,6 @@ SHOWN = r"a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
 ONE_LINE, ONE_LINE_SHOWN = NASTY.replace("\n", ""), SHOWN.replace(r"\n", "")
 TINY = ["--target-steps", "64", "--num-envs", "1", "--num-steps", "16", "--num-epochs", "1", "--num-mini-batch", "1",
         "--no-tensorboard"]
-PACKAGE = Path(pytorchrl.__file__).parent
 
 
 def run(capsys, *arguments):
@@ -229,12 +228,13 @@ def test_a_warning_of_a_scheme_is_escaped():
     assert f"has no effect with {SHOWN}, " in str(caught[0].message)
 
 
+@reads_source
 @pytest.mark.parametrize(("name", "homes"), [
     ("print", {"cli/output.py", "monitor/live.py"}), ("getLogger", {"terminal.py"})])
 def test_print_and_get_logger_are_each_called_in_their_modules(name, homes):
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in MODULES:
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and name in (getattr(node.func, "id", None),
                                                        getattr(node.func, "attr", None)):
                 found.add(path.relative_to(PACKAGE).as_posix())

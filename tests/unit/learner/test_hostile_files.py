@@ -148,14 +148,14 @@ def hostile_runs(good, folder):
 
 
 @pytest.mark.timeout(600)
-def test_hostile_files_give_errors_in_little_memory_and_execute_nothing(good, tmp_path, run_python):
+def test_hostile_files_give_errors_in_little_memory_and_execute_nothing(good, tmp_path, run_forked):
     folder = tmp_path / "downloads"
     folder.mkdir()
     names = hostile_runs(good, folder)
     for place in (tmp_path, folder, *(folder / name for name in names)):
         (place / "evil.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'canary')!r}).touch()\n")
     (tmp_path / "read.py").write_text(SCRIPT)
-    result = run_python("read.py", folder, good, cwd=tmp_path, timeout=500)
+    result = run_forked("read.py", folder, good, cwd=tmp_path, timeout=500)
     assert result.returncode == 0, result.stdout[-500:] + result.stderr[-3000:]
     found = [json.loads(line) for line in result.stdout.splitlines()]
     outcomes = {(name, reader): outcome for name, reader, outcome in found}

@@ -11,13 +11,13 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.unit.packaging.project import EXTRAS, lines_of, name_of
+from tests.unit.packaging.source import nodes_of, reads_source
 
 CORE = {name_of(line) for line in lines_of("requirements.txt")}
 # The extras for users; the other extras are for tests, documentation and checks.
 OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
-# All of these tests read the same modules, so they run in one process.
-pytestmark = pytest.mark.xdist_group("dependencies")
+pytestmark = reads_source
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
 PEERS = {"stable-baselines3", "sample-factory", "rliable"}
 # Required packages that no module imports by name -> reason.
@@ -43,20 +43,20 @@ def listed_in(*extras):
 
 @functools.cache
 def modules_of(folder):
-    """Return the (path, syntax tree) of every module below a folder, except build results."""
-    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
-            for path in sorted((ROOT / folder).rglob("*.py")) if "_build" not in path.parts]
+    """Return the paths of all modules below a folder, except build results."""
+    return [path for path in sorted((ROOT / folder).rglob("*.py")) if "_build" not in path.parts]
 
 
 @functools.cache
-def imported_by(tree, *, for_checkers):
+def imported_by(path, *, for_checkers):
     """Return the top-level names that a module imports with a statement, or with `import_module` and a constant.
 
     With `for_checkers`, return only the imports for type checkers; otherwise, leave these imports out.
     """
-    found, nodes = set(), list(ast.walk(tree))
+    found, nodes = set(), nodes_of(path)
     def is_for_checkers(node):
-        return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        return isinstance(node, ast.If) and isinstance(node.test, ast.Name | ast.Attribute) and ast.unparse(
+            node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
     hidden = {id(node) for block in nodes if is_for_checkers(block) for line in block.body for node in ast.walk(line)}
     for node in nodes:
         if (id(node) in hidden) != for_checkers:
@@ -78,11 +78,11 @@ def foreign(folder, *, for_checkers=False):
     own = {"pytorchrl", "tests", "conftest", *(path.stem for path in (ROOT / folder).rglob("*.py")),
            *(p.stem for p in ROOT.glob("examples/*"))}
     found = {}
-    for path, tree in modules_of(folder):
-        for module in imported_by(tree, for_checkers=for_checkers):
+    for path in modules_of(folder):
+        for module in imported_by(path, for_checkers=for_checkers):
             if module not in own and module not in sys.stdlib_module_names:
                 for distribution in DISTRIBUTIONS.get(module, [module]):
-                    found.setdefault(name_of(distribution), path)
+                    found.setdefault(name_of(distribution), path.relative_to(ROOT).as_posix())
     return found
 
 
@@ -118,8 +118,8 @@ def test_every_package_of_an_extra_is_used_in_the_package(extra):
 def words_of_the_package():
     """Return the top-level names that the package's modules import, and each string's text before its first dot."""
     words = set()
-    for _, tree in modules_of("pytorchrl"):
-        words |= imported_by(tree, for_checkers=False)
-        words |= {node.value.partition(".")[0] for node in ast.walk(tree)
+    for path in modules_of("pytorchrl"):
+        words |= imported_by(path, for_checkers=False)
+        words |= {node.value.partition(".")[0] for node in nodes_of(path)
                   if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return words

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import sys
-from pathlib import Path
 
 import pytest
 
 import pytorchrl
 from pytorchrl.deprecation import deprecated, renamed, renamed_attribute, renamed_options, warn_deprecated
 from pytorchrl.errors import ConfigError
+from tests.unit.packaging.source import MODULES, nodes_of, reads_source
 
-PACKAGE = Path(pytorchrl.__file__).parent
 RENAMES = (
     renamed("queue_length", "queue_size", since="0.2", removed_in="0.3"),
     renamed("lag", "max_policy_lag", since="0.2", removed_in="0.3"),
@@ -85,10 +84,11 @@ def release(text):
     return tuple(int(number) for number in text.split(".")[:2])
 
 
+@reads_source
 def test_deprecated_names_are_removed_in_the_announced_release():
     kept = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in MODULES:
+        for node in nodes_of(path):
             given = {
                 keyword.arg: keyword.value.value
                 for keyword in getattr(node, "keywords", [])

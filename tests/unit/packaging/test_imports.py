@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-from pathlib import Path
 
 import pytest
 
 import pytorchrl
-
-PACKAGE = Path(pytorchrl.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
+from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
 
 # Modules that every layer may import. Options are declared in every layer, so the module `options` belongs to
 # no layer.
@@ -63,7 +60,7 @@ def name_of(path):
 
 
 def imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,6 +69,7 @@ def imports_of(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "pytorchrl")
 
 
+@reads_source
 def test_layers_import_only_allowed_layers():
     wrong = []
     for path in MODULES:
@@ -84,6 +82,7 @@ def test_layers_import_only_allowed_layers():
     assert wrong == []
 
 
+@reads_source
 def test_only_the_ray_runtime_imports_ray():
     importers = {name_of(path) for path in MODULES if any(m.split(".")[0] == "ray" for m in imports_of(path))}
     assert importers == {"pytorchrl.runtime.ray_runtime"}

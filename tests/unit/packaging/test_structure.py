@@ -6,6 +6,7 @@ The lists of exceptions may only shrink.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.unit.packaging.project import tomllib
+from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
 
-PACKAGE = ROOT / "pytorchrl"
-MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+pytestmark = reads_source
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
 LONGEST_FILE, LONGEST_LINE = 450, 120
@@ -42,13 +43,13 @@ NAMES = {name_of(path) for path in MODULES}
 PACKAGES = {name_of(path) for path in MODULES if path.name == "__init__.py"}
 
 
-def imports_of(tree):
+def imports_of(path):
     """Return the package's modules that a module imports anywhere, including imports that only type checkers see.
 
     `pytorchrl.__version__` does not count as an import.
     """
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -59,7 +60,10 @@ def imports_of(tree):
     return found & NAMES
 
 
-GRAPH = {name_of(path): imports_of(tree) - {name_of(path)} for path, tree in MODULES.items()}
+@functools.cache
+def graph_of_modules():
+    """Return module -> other modules of the package that the module imports, both by their dotted names."""
+    return {name_of(path): imports_of(path) - {name_of(path)} for path in MODULES}
 
 
 def cycles_of(graph):
@@ -94,7 +98,7 @@ def graph_of_folders(parent):
         child = ".".join(module.split(".")[:parent.count(".") + 2])
         return child if child in PACKAGES else None
     graph = {}
-    for module, imported in GRAPH.items():
+    for module, imported in graph_of_modules().items():
         if own := folder_of(module):
             graph.setdefault(own, set()).update(other for other in map(folder_of, imported) if other not in (None, own))
     return graph
@@ -109,7 +113,7 @@ def test_import_cycles_are_found(graph, cycles):
 
 
 def test_no_modules_import_each_other():
-    assert cycles_of(GRAPH) == []
+    assert cycles_of(graph_of_modules()) == []
 
 
 def test_no_folders_import_each_other():
@@ -137,9 +141,9 @@ def test_no_line_is_long():
     assert result.returncode == 0, result.stderr
 
 
-def annotations_of(tree):
+def annotations_of(path):
     """Yield the annotations of a module's parameters, return values and variables."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             of = node.args
             arguments = [*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, [of.vararg, of.kwarg])]
@@ -150,19 +154,22 @@ def annotations_of(tree):
             yield node.annotation
 
 
-UNTYPED = {node.target.id for node in MODULES[PACKAGE / "untyped.py"].body if isinstance(node, ast.AnnAssign)}
+def untyped():
+    """Return the names that `untyped.py` defines."""
+    module, *_ = nodes_of(PACKAGE / "untyped.py")
+    return {node.target.id for node in module.body if isinstance(node, ast.AnnAssign)}
 
 
 def untyped_annotations(names):
     """Yield (path, line) for each annotation that uses one of `names`, except in `untyped.py`."""
-    for path, tree in MODULES.items():
+    for path in MODULES:
         if path.name != "untyped.py":
-            yield from ((path, node.lineno) for annotation in annotations_of(tree) for node in ast.walk(annotation)
+            yield from ((path, node.lineno) for annotation in annotations_of(path) for node in ast.walk(annotation)
                         if isinstance(node, ast.Name) and node.id in names)
 
 
 def test_any_is_rare_in_annotations():
-    count = len(list(untyped_annotations({"Any", *UNTYPED})))
+    count = len(list(untyped_annotations({"Any", *untyped()})))
     assert count <= MOST_ANY, "use a more specific type: object, a Protocol, a TypeVar, a union"
 
 
@@ -180,7 +187,7 @@ def test_any_has_a_reason():
 
 
 def test_no_docstring_begins_with_a_headless_clause():
-    found = [f"{name_of(path)}: {doc.splitlines()[0]}" for path, tree in MODULES.items() for node in ast.walk(tree)
+    found = [f"{name_of(path)}: {doc.splitlines()[0]}" for path in MODULES for node in nodes_of(path)
              if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node))
              and re.match(r"(What|Whose|Who|Those|How)\b", doc)]
     assert found == []
@@ -188,8 +195,8 @@ def test_no_docstring_begins_with_a_headless_clause():
 
 def constructors():
     """Yield (qualified name, number of parameters) of every constructor that is defined explicitly."""
-    for path, tree in MODULES.items():
-        for node in ast.walk(tree):
+    for path in MODULES:
+        for node in nodes_of(path):
             for function in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(function, ast.FunctionDef) and function.name == "__init__":
                     of = function.args
@@ -202,8 +209,8 @@ def test_constructors_take_no_more_than_ten_parameters():
 
 def test_no_parameter_takes_any_keyword_in_the_scheme():
     """Check that no function of the scheme has `**options: Any`; keywords must be declared with their types."""
-    found = {f"{name_of(path)}.{node.name}" for path,
-             tree in MODULES.items() if "scheme" in path.parts for node in ast.walk(tree)
+    found = {f"{name_of(path)}.{node.name}" for path in MODULES
+             if "scheme" in path.parts for node in nodes_of(path)
              if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None
              and (node.args.kwarg.annotation is None or ast.unparse(node.args.kwarg.annotation) in ("Any", "object"))}
     assert found == UNTYPED_KEYWORDS

@@ -1,0 +1,20 @@
+"""Syntax trees of the project's modules, which several tests read; tests in the group `source` share one process."""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "pytorchrl"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+reads_source = pytest.mark.xdist_group("source")
+
+
+@functools.cache
+def nodes_of(path):
+    """Return all nodes of a module's syntax tree; the first one is the module."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
