@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import glob
@@ -321,19 +322,38 @@ def run_with_ray(run_forked, ray_python):
 @pytest.fixture
 def start_python(tmp_path):
     """Return a function that starts a script in a separate process, which is killed after the test if it still runs."""
+    with started_processes(sys.executable, tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def start_forked(tmp_path, forked_python):
+    """Return a function like `start_python`, except that the script runs in a fork, which has imported torch."""
+    with started_processes(forked_python, tmp_path) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def started_processes(python, folder):
+    """Yield a function that starts a script with the executable `python`, and kill its processes at the end.
+
+    The keywords of the function are environment variables of the script.
+    """
     started = []
 
-    def start(*arguments):
+    def start(*arguments, **variables):
         process = subprocess.Popen(
-            [sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=tmp_path, env=process_environment(), start_new_session=True)
+            [python, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=folder, env=process_environment(**variables), start_new_session=True)
         started.append(process)
         return process
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    try:
+        yield start
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def process_environment(**variables):

@@ -3,7 +3,8 @@
 `ForkServer` starts this file as a process, and provides an executable, `python`, that is called like Python:
 `python SCRIPT ARGUMENTS`, `python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`. The executable sends its
 arguments, environment, working directory and standard streams to the process, which forks; the fork runs the script as
-`__main__`. The executable ends with the exit code of the fork. If it is killed, the fork is killed, too.
+`__main__`. The executable forwards SIGINT and SIGTERM to the fork, and ends with its exit code. If the executable is
+killed, the fork is killed, too.
 
 Ray is not imported before forking, because its connections do not work in forks; the packages that it imports are.
 A fork waits for its threads and calls its exit handlers, but does not destroy its objects one by one. Tests of imports,
@@ -32,7 +33,8 @@ import threading
 import types
 from pathlib import Path
 
-# The code of the executable, which loads no package: connect, send the request, and wait for the exit code.
+# The code of the executable, which loads no package: connect, send the request, forward signals, and wait for the exit
+# code.
 CLIENT = """
 import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -40,6 +42,13 @@ server.connect(sys.argv[1])
 server.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
 request = {"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}
 server.sendall(json.dumps(request).encode() + b"\\n")
+def forward(number, frame):
+    try:
+        server.sendall(bytes([number]))
+    except OSError:  # the fork has ended
+        pass
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, forward)
 code = int(server.makefile().readline() or 1)
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
@@ -112,7 +121,11 @@ class Forking:
             ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
             is_over = sys.stdin in ready
             for connection in self._running if is_over else self._running.keys() & ready:
-                kill(self._running[connection])  # the client was killed, or the server is closing
+                numbers = b"" if is_over else connection.recv(100)
+                for number in numbers:
+                    os.kill(self._running[connection], number)
+                if not numbers:  # the client was killed, or the server is closing
+                    kill(self._running[connection])
             if is_over:
                 return None
             if self._woken in ready:
@@ -140,8 +153,10 @@ class Forking:
         _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(3 * streams.itemsize))
         for _, _, data in messages:
             streams.frombytes(data)
-        line = connection.makefile().readline()
-        if not line.endswith("\n"):  # the client was killed
+        request = bytearray()
+        while not request.endswith(b"\n") and (seen := connection.recv(1 << 16, socket.MSG_PEEK)):
+            request += connection.recv(seen.find(b"\n") + 1 or len(seen))  # signals may follow the line
+        if not request.endswith(b"\n"):  # the client was killed
             connection.close()
         elif pid := os.fork():
             self._running[connection] = pid
@@ -151,7 +166,7 @@ class Forking:
             for other in (self._listening, self._woken, self._wakes, connection, *self._running):
                 other.close()
             os.setsid()
-            return json.loads(line), streams
+            return json.loads(request), streams
         for stream in streams:
             os.close(stream)
         return None

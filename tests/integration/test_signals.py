@@ -14,9 +14,9 @@ CODES = {"SIGINT": {"130", "-2"}, "SIGTERM": {"143", "-15"}, "SIGKILL": {"-9"}, 
          "SIGTERM, SIGKILL": {"-9", "143", "-15"}}
 
 
-def check(start_python, *arguments, timeout_s):
+def check(start_forked, *arguments, timeout_s):
     """Run the benchmark and check its results for each form of training and each kind of signal."""
-    process = start_python(BENCHMARK, *arguments)
+    process = start_forked(BENCHMARK, *arguments)
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
@@ -40,8 +40,8 @@ def check(start_python, *arguments, timeout_s):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_signals_at_random_moments_of_central_training(start_python):
-    told = check(start_python, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2, "--training", 1,
+def test_signals_at_random_moments_of_central_training(start_forked):
+    told = check(start_forked, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2, "--training", 1,
                  timeout_s=140)
     assert told["central"].keys() == {"start_up_s", *CODES}
 
@@ -49,13 +49,13 @@ def test_signals_at_random_moments_of_central_training(start_python):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_signals_at_random_moments_of_training_on_ray(start_python):
-    check(start_python, "--count", 1, "--forms", "ray", "--start-up", 10, "--training", 1, "--kinds", "SIGINT",
+def test_signals_at_random_moments_of_training_on_ray(start_forked):
+    check(start_forked, "--count", 1, "--forms", "ray", "--start-up", 10, "--training", 1, "--kinds", "SIGINT",
           "SIGKILL", timeout_s=260)
 
 
 @pytest.mark.ray
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
-def test_many_signals_at_random_moments(start_python):
-    check(start_python, "--count", 20, "--twice", 10, timeout_s=7100)
+def test_many_signals_at_random_moments(start_forked):
+    check(start_forked, "--count", 20, "--twice", 10, timeout_s=7100)

@@ -46,8 +46,8 @@ def wait_for_line(process, text, timeout_s=60):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_stops_and_sets_the_exit_code(start_python, tmp_path, number, code):
-    process = start_python(*TRAIN, "--target-steps", "100000000", "--log-dir", "run", "--json")
+def test_a_signal_saves_stops_and_sets_the_exit_code(start_forked, tmp_path, number, code):
+    process = start_forked(*TRAIN, "--target-steps", "100000000", "--log-dir", "run", "--json")
     wait_for_line(process, "steps/s")
     start = time.monotonic()
     process.send_signal(number)
@@ -108,8 +108,8 @@ def test_a_run_survives_closed_streams_and_a_missing_home(tmp_path, streams):
     assert "\x1b" not in result.stderr
 
 
-def test_a_second_signal_ends_the_process_immediately(start_python):
-    process = start_python(
+def test_a_second_signal_ends_the_process_immediately(start_forked):
+    process = start_forked(
         "-c", "import sys, time\n"
               "from pytorchrl.cli import main\n"
               "from pytorchrl.scheme import Scheme\n"
@@ -133,9 +133,9 @@ def test_a_second_signal_ends_the_process_immediately(start_python):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_signal_stops_remote_workers_too(start_python, tmp_path):
-    process = start_python(*TRAIN, "--target-steps", "100000000", "--num-col-workers", "2", "--log-dir", "run",
-                           "--json")
+def test_a_signal_stops_remote_workers_too(start_forked, ray_python, tmp_path):
+    process = start_forked(*TRAIN, "--target-steps", "100000000", "--num-col-workers", "2", "--log-dir", "run",
+                           "--json", FORK_EXECUTABLE=ray_python)
     wait_for_line(process, "steps/s", timeout_s=150)
     start = time.monotonic()
     process.send_signal(signal.SIGINT)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +58,26 @@ def test_a_script_that_does_not_end_is_killed(run_forked, tmp_path):
         run_forked(tmp_path / "script.py", timeout=1)
     (tmp_path / "script.py").write_text("print('the next one runs')\n")
     assert run_forked(tmp_path / "script.py", timeout=120).stdout == "the next one runs\n"
+
+
+@pytest.mark.parametrize(("number", "shown", "code"), [
+    (signal.SIGTERM, "signal 15\n", 3), (signal.SIGINT, "signal 2\n", 3), (signal.SIGKILL, "", -9)])
+def test_signals_are_forwarded_to_the_fork(start_forked, number, shown, code):
+    process = start_forked("-c", """
+import os, signal, sys, time
+def end(number, frame):
+    print("signal", number, flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+print(os.getpid(), flush=True)
+time.sleep(600)
+""")
+    pid = int(process.stdout.readline())
+    process.send_signal(number)
+    assert process.communicate(timeout=120) == (shown, "")
+    assert process.returncode == code
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
