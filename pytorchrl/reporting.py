@@ -431,7 +431,10 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Return a new progress line, which first shows `log_dir`, if it is not `given`, and a notice of compilation."""
+    """Return a new progress line that has announced the run's directory and, if `compiles` is true, the compilation.
+
+    The directory is announced only if `log_dir` is not the path that the user has given.
+    """
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():
         progress.announce(f"run in {log_dir}", keep=True)

@@ -29,7 +29,10 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
 class _HashedFile:
-    """A file for `torch.save` that hashes what is written. It withholds the last two bytes, which `finish` replaces."""
+    """A file for `torch.save` that hashes what is written.
+
+    It holds back the last two bytes, the length of the zip comment. `finish` writes another length in their place.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash, self._last = file, hashlib.sha256(), b""

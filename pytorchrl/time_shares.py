@@ -115,7 +115,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a description of the time to which the shares refer."""
+    """Return a description of the time of which the parts in `candidates` take their shares."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"

@@ -40,7 +40,7 @@ def default_name(to: str) -> str:
 
 
 class Exporter:
-    """A writer of the policies of an agent to files; each policy is traced only once.
+    """Writes the policies of an agent to files; it traces each policy only once.
 
     Args:
         acting: The policies of the agent.

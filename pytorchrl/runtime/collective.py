@@ -87,7 +87,7 @@ class GlooCollective:
             # This is not the default process group of torch, which remains available to the user.
             self._group: FromTorch = _gloo.ProcessGroupGloo(
                 _gloo.PrefixStore(f"gradients {generation}", self.store), rank, size, gloo_options(address, meeting))
-            # All ranks have connected, so each rank with a GPU has stored its identity.
+            # All ranks have connected, so each rank with a GPU has stored the GPU's identity.
             self.gpus: list[str] = [
                 self.store.get(name).decode() for name in names] if gpu and self.store.check(names) else []
         except RuntimeError as error:
@@ -168,7 +168,7 @@ class NcclCollective:
         self._group, self._left, self._busy = group, threading.Event(), threading.Lock()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, which are on the ranks' GPUs, computed in place by all-reduce."""
+        """Return the sum of all ranks' tensors. Each is on its rank's GPU, and all-reduce computes the sum in place."""
         # If a rank is lost, NCCL waits forever, but gloo raises an error. Therefore, the ranks first wait for each
         # other with gloo.
         self._gloo.gather(torch.zeros(1))
@@ -291,7 +291,7 @@ def suits_nccl(gpus: Sequence[str]) -> bool:
 
 
 def identity_of(device: torch.device) -> str:
-    """Return an identity of a GPU, unique across all hosts; "" for other devices, and if torch lacks NCCL."""
+    """Return an identifier of a GPU, unique across all hosts; "" for other devices, or if torch lacks NCCL."""
     if device.type != "cuda" or not distributed.is_nccl_available():
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)

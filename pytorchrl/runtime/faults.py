@@ -99,7 +99,10 @@ class FaultPlan:
         return FaultPlan, (self.text, self._seed)
 
     def points(self, worker: str, incarnation: int, host: FaultHost) -> Callable[[str], bool] | None:
-        """Return the function that a worker calls at its points; None if no fault targets the worker.
+        """Return the function that a worker calls at its points (see `POINTS`); None if no fault targets the worker.
+
+        At a point, such as a step, a worker can fail. The function takes the point's name and injects the faults of
+        this point.
 
         Args:
             worker: Name of the worker, such as "GWorker 1/CWorker 3".
@@ -107,7 +110,7 @@ class FaultPlan:
             host: Runtime of the worker.
 
         Returns:
-            A function of a point's name that returns whether to corrupt the current result.
+            A function that returns whether to corrupt the worker's current result.
         """
         kind, names = _addresses(worker)
         chosen = [fault for fault in self.faults if any(fnmatch.fnmatchcase(name, fault.target) for name in names)]

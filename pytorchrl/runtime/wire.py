@@ -62,7 +62,7 @@ class Parts:
         scalars: Plain values in the order in which the builder needs them.
         arrays: (offset in bytes, array) for each array.
         size: Bytes of all arrays, including the gaps between them.
-        stored: Objects in the value that represent stored values.
+        stored: The handles in the value that refer to values stored once for many readers.
     """
 
     scalars: ScalarList = field(default_factory=list)
@@ -216,7 +216,7 @@ _TAKERS: dict[type, Take] = {
 
 
 def builder_of(structure: Structure) -> Build:
-    """Return the function that builds values of a structure."""
+    """Return the function that rebuilds values with the given structure from their scalars and arrays."""
     build: Build = _BUILDERS[str(structure[0])](*structure[1:])
     return build
 

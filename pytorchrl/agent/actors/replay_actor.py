@@ -1,4 +1,7 @@
-"""The base class of actors for replay algorithms, and Q networks, which have PyTorch's default initialization."""
+"""The base class of the actors of replay algorithms, and their Q networks.
+
+The Q networks have PyTorch's default initialization.
+"""
 
 from __future__ import annotations
 

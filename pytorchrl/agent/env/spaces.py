@@ -32,7 +32,7 @@ MIN_IMAGE_SIZE = 16
 def flatten_space(
     space: AnySpace | Mapping[str, AnySpace], *, keep_float64: bool = False,
 ) -> dict[str, AnySpace]:
-    """Return leaf -> space for observations of `space`, in the form that actors and storages receive.
+    """Return the space of each leaf for observations of `space`, in the form that actors and storages receive.
 
     Nested names are joined (`"camera/left"`); the leaf of a plain space is called `"obs"`. float64 becomes float32,
     images with channels last become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is
@@ -145,7 +145,7 @@ class ObservationReader:
         self.has_mask = self.mask_path is not None
 
     def read(self, observations: Observation) -> dict[str, np.ndarray]:
-        """Return leaf -> (E, ...) for the batched observations of a vector environment."""
+        """Return the batched observations of a vector environment as leaves: each leaf is an array (E, ...)."""
         if self.is_plain:
             return {OBS_LEAF: observations}
         leaves = {}
@@ -155,7 +155,7 @@ class ObservationReader:
         return leaves
 
     def read_rows(self, rows: Sequence[Observation]) -> dict[str, np.ndarray]:
-        """Return leaf -> (K, ...) for K observations of single environments."""
+        """Return K observations of single environments as leaves: each leaf becomes an array (K, ...)."""
         leaves = {}
         for path, name, convert in self._leaves:
             array = np.stack([np.asarray(part_at(row, path)) for row in rows])

@@ -30,7 +30,7 @@ class StorageActor(Protocol):
     """The members of an actor that every storage uses."""
 
     def initial_states(self, num_proc: int, /) -> Obs:
-        """Return the initial states of the memory, network -> (num_proc, H); empty for an actor without memory."""
+        """Return the initial memory states, one (num_proc, H) for each network; {} for an actor without memory."""
 
 
 class Storage(Part, Updatable, ABC):

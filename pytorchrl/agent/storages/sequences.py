@@ -293,7 +293,7 @@ class SequenceBuffer(PERBuffer):
         self._set_leaves(starts, self._max_priority ** self.options.alpha)
 
     def _drop(self, rows: np.ndarray) -> None:
-        """Discard all windows that begin at `rows`, (N,) places, and the memory states stored before these rows."""
+        """Discard all windows that begin at `rows`, which are (N,) places, and the memory states before these rows."""
         if not len(rows):
             return
         book, dropped = self.windows, []
@@ -326,7 +326,7 @@ class SequenceBuffer(PERBuffer):
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
         """Return the steps of windows, in arrays with axes for time and window.
 
-        At time index `burn_in`, the places are `starts`, the first trained step of each window. A burn-in that is
+        The first trained step of each window, at its place in `starts`, has time index `burn_in`. A burn-in that is
         shorter, because it begins at the start of an episode, is padded in front; the padding does not affect the
         memory.
         """
@@ -345,7 +345,10 @@ class SequenceBuffer(PERBuffer):
         return Walk(places, is_step, burn_in, self.options.n_step)
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the memory states before rows at (B,) places, network -> (B, H); zero at the start of an episode."""
+        """Return the memory states before the rows at `warm`, (B,) places: a (B, H) array for each network.
+
+        The states are zero at the start of an episode.
+        """
         slots = self.windows.slot[warm]
         known = slots >= 0
         found = {name: np.zeros((len(warm), states.shape[1]), np.float32) for name, states in self._states.items()}

@@ -57,7 +57,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     Attributes:
         index_parent: As given.
         is_parallel: Whether the workers are remote, so that their number may change.
-        inference: The actor of central inference, and builders of rollouts; None without central inference.
+        inference: The object that chooses actions and builds rollouts centrally; None without central inference.
     """
 
     kind = "collection workers"

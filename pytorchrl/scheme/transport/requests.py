@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # Worker -> seconds spent waiting for results that report no time.
+        # Worker -> seconds spent waiting for results that do not say how long the worker took.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -124,7 +124,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the time spent waiting for results that report no time, so that it is not added to later calls."""
+        """Discard the time spent waiting for results that did not say how long the worker took."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
