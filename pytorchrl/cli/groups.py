@@ -32,7 +32,7 @@ def add_group_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[Run]]:
-    """Return label -> runs; a run that is named more than once counts once.
+    """Return the runs of each group, by the label of the group; a run that is named more than once counts once.
 
     Args:
         words: Directories of runs, or words of the form NAME=PATTERN.
@@ -56,7 +56,7 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
 
 
 def _paths(words: Sequence[str]) -> list[Path]:
-    """Return the directories that the words name, which may be patterns; list each directory once."""
+    """Return the directories that the words name, each directory once. A word is a path or a pattern."""
     found: dict[Path, Path] = {}
     for word in words:
         path = Path(word).expanduser()

@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def titles() -> dict[str, str]:
-    """Return group of options -> its title in `--help`, which lists the groups in this order."""
+    """Return the title of each group of options in `--help`, which lists the groups in the order of the result."""
     # This module is imported here because it imports torch, which commands that only read files do not need.
     from pytorchrl.scheme_options import GROUPS
 

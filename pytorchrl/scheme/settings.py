@@ -160,7 +160,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return a mapping name -> ("scheme", name) of all flat keywords, from which errors suggest similar names."""
+    """Return ("scheme", name) by name for all flat keywords, so that errors can suggest similar names."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

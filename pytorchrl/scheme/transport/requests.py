@@ -128,7 +128,7 @@ class Requests(Generic[R]):
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
-        """Return the seconds from requests to answers, minus the workers' own time, since the last call of this method.
+        """Return the seconds from requests to answers since the last call of this method, minus the workers' own time.
 
         The result is the time in transit if each worker has one call at a time, and the caller waits for its answer.
         """
