@@ -233,7 +233,7 @@ class EpisodeWindow:
 
     @property
     def length_mean(self) -> float | None:
-        """The mean number of env steps of these episodes; None before the first episode has ended."""
+        """The mean number of env steps of the episodes in the window; None before the first episode has ended."""
         return statistics.fmean(self._lengths) if self._lengths else None
 
     @property

@@ -31,7 +31,7 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Take the number of env steps collected so far; the smallest number that reaches the target is stored."""
+        """Record the number of env steps collected so far; only the smallest number that reaches the target is kept."""
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
 

@@ -160,7 +160,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return ("scheme", name) by name for all flat keywords, so that errors can suggest similar names."""
+    """Return a mapping from each flat keyword to ("scheme", keyword), so that errors can suggest similar names."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

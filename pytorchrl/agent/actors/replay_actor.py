@@ -209,7 +209,7 @@ class ContinuousQNet(nn.Module):
         self.head = replay_linear(self.layers.out_features, 1, generator)
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """Return values (B,) of actions (B, ...) in [-1, 1] at normalized observations, leaf -> (B, ...)."""
+        """Return the values (B,) of actions (B, ...) in [-1, 1]; the leaves (B, ...) in `obs` are normalized."""
         features, _ = self.trunk.forward(obs, None, None)
         hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
         value: Tensor = self.head(hidden)

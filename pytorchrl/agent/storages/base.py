@@ -124,7 +124,7 @@ class Storage(Part, Updatable, ABC):
         return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Start a rollout with the observations after a reset, leaf -> (E, ...), and the action masks, (E, n) bool."""
+        """Start a rollout with the observations after a reset (leaves (E, ...)) and action masks (E, n) bool."""
         self._rollout_rows.start(obs, mask)
 
     def current(self) -> ActingRow:

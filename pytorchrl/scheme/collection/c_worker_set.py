@@ -133,7 +133,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return [outcome.value for outcome in self.runtime.get_all(calls, _LEAVE_TIMEOUT_S)]
 
     def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
-        """Start or kill remote workers until their number is that of `recipe_for(num_col_workers)`; see `resize`.
+        """Start or kill remote workers until there are as many as `num_col_workers` requires; see `resize`.
 
         Each remaining worker receives its new index among all collection workers, which may affect its exploration.
         """

@@ -177,7 +177,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return `ids` (N,), because the id of a rollout is the index of its first env step."""
+        """Return `ids` (N,) unchanged, because the id of a rollout is the index of its first env step."""
         return ids
 
     def reset(self) -> None:

@@ -111,7 +111,7 @@ class ShardStates:
             return headers
 
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
-        """Stop sampling from a lost shard, and record in `lost` that the inserter must handle it."""
+        """Stop sampling from a lost shard, and add the loss to `lost`, so that the inserter handles it."""
         with self._lock:
             if incarnation == self._incarnations[index]:  # `update` ignores later responses, which have fewer `answers`
                 self._states[index] = ShardState(self._states[index].answers + 2**32)

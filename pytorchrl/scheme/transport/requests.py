@@ -62,8 +62,8 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
         journal: Records the order in which answers are taken; if a recorded run is repeated, it enforces this order.
-        seconds_of: Function that returns the seconds of work that a result reports, including work on earlier calls
-            whose results report no time; None if the result reports no time.
+        seconds_of: Function that returns how many seconds a worker took, as its result states; None if the result
+            does not state it. The number includes the time for earlier calls whose results did not state it.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
         on_lost: Called with the index of a lost worker after the pending calls of this worker have been discarded.
         on_replaced: Called with the index of a worker that was replaced.

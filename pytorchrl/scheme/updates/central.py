@@ -16,8 +16,8 @@ class CentralUpdates:
     Args:
         local_worker: The local gradient worker.
         statistics: The object that records the updates.
-        in_thread: Whether a separate thread makes the updates. If so, gradients contain reports; if not, reports are
-            requested when they are needed.
+        in_thread: Whether a separate thread makes the updates. If so, each gradient contains a report of the worker's
+            statistics; if not, such a report is requested only when it is needed.
     """
 
     def __init__(self, local_worker: GWorker, statistics: Statistics, *, in_thread: bool = False) -> None:
