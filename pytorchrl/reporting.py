@@ -196,7 +196,7 @@ class RateWindow:
 
     @property
     def rate(self) -> float:
-        """The steps per second; 0 until steps have arrived between two calls of `add`."""
+        """The steps per second within the window; 0 before the second call of `add`."""
         if len(self._points) < 2:
             return 0.0
         (start, first), (end, last) = self._points[0], self._points[-1]

@@ -36,7 +36,7 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
 
     Args:
         words: Directories of runs, or words of the form NAME=PATTERN.
-        by: Settings by which runs are grouped; None: all in which they differ; ["run"]: one group per run.
+        by: Settings by which runs are grouped; None: all settings in which the runs differ; ["run"]: one group per run.
 
     Raises:
         ConfigError: A directory contains no run, the two forms of words are mixed, or `by` is given with NAME=PATTERN.

@@ -41,7 +41,7 @@ class FaultHost(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure to inject into the workers that match its target.
+    """A failure to inject into the workers that match its target; see `FaultPlan` for targets and points.
 
     Without a `probability`, a fault happens once, at occurrence `count` of its point (None: the first), in the first
     incarnation of a worker; but a `delay` without a `count` happens at every occurrence. With a `probability`, a fault

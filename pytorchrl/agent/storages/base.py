@@ -169,7 +169,7 @@ class Storage(Part, Updatable, ABC):
         """Prepare the inserted rollouts for `generate_batches`."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Return count, mean and sum of squared deviations of valid samples' advantages; the count may be 0."""
+        """Return the count, mean and sum of squared deviations of valid samples' advantages; the count may be 0."""
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:

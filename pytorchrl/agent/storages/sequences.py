@@ -368,7 +368,7 @@ class SequenceBuffer(PERBuffer):
             errors: (L, B) signed TD errors.
 
         Returns:
-            (B,) float.
+            One error for each sequence, (B,) float.
         """
         valid, eta = batch.valid.cpu().numpy(), self.options.priority_eta
         absolute = np.where(valid, np.abs(np.asarray(errors)), 0.0)
