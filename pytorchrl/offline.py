@@ -1,7 +1,7 @@
 """Record the episodes of a trained agent as a data set, and read data sets for imitation and offline learning.
 
-A data set is a file `*.npz`, or a data set of Minari (extra `offline`), whose id has no suffix. N = number of steps,
-K = number of episodes.
+A data set is a file `*.npz` or, with the extra `offline`, a data set of Minari; the id of the latter has no suffix.
+N = number of steps, K = number of episodes.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def record_dataset(
         if is_file:
             _write_npz(dataset, Path(name))
         else:
-            assert isinstance(envs.raw_spaces, RawSpaces)  # factories of single agents state their spaces
+            assert isinstance(envs.raw_spaces, RawSpaces)  # a mapping only with several policies, which are refused above
             _write_minari(dataset, name, envs.raw_spaces)
     except OSError as error:
         raise ConfigError(f"{name!r} cannot be written: {error}") from error
@@ -284,7 +284,7 @@ def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -
 
 
 def _paths_of(space: AnySpace) -> dict[str, LeafPath]:
-    """Return the path of each leaf in an observation, by name; an action mask in the observation is included."""
+    """Return the name and the path of each leaf of an observation, including the leaf of an action mask."""
     reader = ObservationReader(space)
     paths = {leaf.name: leaf.path for leaf in reader.readings}
     if reader.mask_path is not None:

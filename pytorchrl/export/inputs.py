@@ -1,4 +1,7 @@
-"""The inputs of an exported policy, their names, and the description of a policy in its file. B = observations."""
+"""The inputs of an exported policy and their names, and the description that is stored in the exported file.
+
+B = number of observations in a batch.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def output_names(policy: Policy) -> list[str]:
 
 
 def describe(name: str, policy: Policy, inputs: Inputs) -> dict[str, object]:
-    """Return the description of a policy that is stored in its file; it can be written as JSON."""
+    """Describe a policy, for the file to which it is exported. The description can be written as JSON."""
     args, mask = inputs.arguments()
     returned = policy(*args, **mask)
     action, memory = returned if policy.has_memory else (returned, {})

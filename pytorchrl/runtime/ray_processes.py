@@ -18,10 +18,11 @@ _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 
 @contextlib.contextmanager
 def without_unused_processes(ray: ModuleType) -> Iterator[None]:
-    """Prevent the `ray.init` of the block from starting processes that only dashboards, autoscalers and logs use.
+    """Prevent `ray.init` in the `with` block from starting processes that only dashboards, autoscalers and logs need.
 
     Args:
-        ray: The module `ray`. Versions of Ray without one of the methods that start these processes are not changed.
+        ray: The module `ray`. If a version of Ray lacks one of the methods that start these processes, the method is
+            ignored.
     """
     node = getattr(getattr(ray._private, "node", None), "Node", None)
     found = {name: getattr(node, name) for name in _UNUSED if hasattr(node, name)}

@@ -319,7 +319,7 @@ class OnPolicyAlgorithm(Algorithm):
         return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:
-        """Return a batch of zeros with actions of this policy, to measure the time of a gradient."""
+        """Return a batch to measure the time of a gradient: actions are from the current policy, the rest is zero."""
         columns, length = shape
         obs, rhs = example_rows(self.actor.example_obs(), columns), self.actor.initial_states(columns)
         done = torch.zeros(columns, dtype=torch.bool, device=self.device)

@@ -210,7 +210,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how often updates are due in the first `num_transitions` transitions; each time, `num_updates` are."""
+        """Return how often `num_updates` updates become due during the first `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod

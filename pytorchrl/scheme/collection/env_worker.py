@@ -124,7 +124,8 @@ class EnvWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built; and 0, because each step has been returned.
+            The number of env steps since the worker was built, and the number of steps that the worker has not
+            returned, which is always 0.
         """
         if not self._is_closed:
             self._envs.close()

@@ -303,7 +303,7 @@ class Used(NamedTuple):
 
 
 def warn_of_batch_norm(actor: nn.Module) -> None:
-    """Warn about batch normalization layers, which would normalize over each slice."""
+    """Warn if the actor has batch normalization layers, which would normalize over each slice of a batch separately."""
     if any(isinstance(module, _BatchNorm) for module in actor.modules()):
         warnings.warn("the actor has batch normalization layers, which normalize over each slice of microbatch_size "
                       "env steps, not over the batch; use layer normalization, or leave microbatch_size out",

@@ -177,7 +177,10 @@ class Shards:
         return requested + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
     def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
-        """Send the item ids (B,) and absolute TD errors (B,) of the latest batch to its shard, without blocking."""
+        """Send the item ids (B,) and absolute TD errors (B,) of the latest batch to the shard that drew the batch.
+
+        This method does not block.
+        """
         self.sampler.update_priorities(ids, errors)
 
     def take_headers(self) -> list[Rollout]:

@@ -62,7 +62,7 @@ class Times:
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
         self._now = now
         self._began: float | None = None  # time at which the first update began
-        self._until = 0.0  # time at which the latest part ended
+        self._until = 0.0  # time at which a part of the work ended most recently
         self._watch = Stopwatch(now, add)
         self._seconds: Seconds = {"update": self._watch.seconds}
         self._operations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
