@@ -410,7 +410,7 @@ def _write_minari(dataset: Dataset, dataset_id: str, raw: RawSpaces) -> None:
     if (existing := _minari_path(dataset_id)).exists():
         shutil.rmtree(existing)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Minari warns of each missing description
+        warnings.simplefilter("ignore", UserWarning)  # Minari warns about each missing description
         minari.create_dataset_from_buffers(
             dataset_id, buffers, env=dataset.env or None, observation_space=raw.observation, action_space=raw.action,
             jpeg_encoding=False)

@@ -103,7 +103,7 @@ class RunFiles:
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
-        """If the run resumes from a checkpoint, add its path to an error of the block, which loads its state."""
+        """If the run resumes from a checkpoint, add the path of the checkpoint to errors raised in the `with` block."""
         try:
             yield
         except (CheckpointError, WeightsError) as error:

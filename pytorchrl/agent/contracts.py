@@ -191,7 +191,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        object.__setattr__(watched, "__class__", kind)  # restore the class, because networks may store the copy
+        object.__setattr__(watched, "__class__", kind)  # networks may have stored `watched`
         actor.options = options
     if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, which contains all options
         return
@@ -246,7 +246,7 @@ def check_output(actor: object, network: str, output: object, size: int | None) 
 
 
 def check_evaluated(actor: object, evaluated: object, batch: Batch) -> None:
-    """Raise `ContractError` unless `evaluate_all` of an actor returned one number per sample of the first batch."""
+    """Raise `ContractError` unless an actor's `evaluate_all` returned an `Evaluated` with one number per sample."""
     if not isinstance(evaluated, Evaluated):
         raise violation(actor, "evaluate_all()", _described(evaluated), "an Evaluated")
     for name in ("logp", "entropy", "value"):

@@ -43,7 +43,7 @@ class Inputs:
                 **mask}
 
     def arguments(self) -> tuple[tuple[RawObs, ...], dict[str, Tensor]]:
-        """Return the positional and the keyword arguments of `Policy.forward`, without an absent memory or mask."""
+        """Return the positional and the keyword arguments of `Policy.forward`; a missing memory or mask is left out."""
         memory = ({name: torch.as_tensor(state) for name, state in self.memory.items()},) if self.memory else ()
         mask = {} if self.mask is None else {"mask": torch.as_tensor(self.mask)}
         return (_map_leaves(torch.as_tensor, self.obs), *memory), mask

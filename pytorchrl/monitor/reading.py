@@ -33,7 +33,7 @@ def check_run(run_dir: Path) -> None:
 
 
 def read_object(path: Path) -> Record:
-    """Return the contents of `run.json` or `result.json`; empty if the file is missing, damaged or another file."""
+    """Return the contents of `run.json` or `result.json`; empty if the file is missing or invalid."""
     return read_checked(path)[0]
 
 

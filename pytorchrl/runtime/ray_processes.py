@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from types import ModuleType
 
-# Methods that start these processes. Ray calls the first even with `include_dashboard=False`, and the last even with
-# `log_to_driver=False`.
+# Methods of Ray that start the unused processes. Ray calls the first method even with `include_dashboard=False`, and
+# the last method even with `log_to_driver=False`.
 _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 
 

@@ -1,4 +1,4 @@
-"""Start a Ray instance on this machine that other users and other machines cannot reach.
+"""Start a local Ray instance that neither other users nor other machines can reach.
 
 Ray has no options for this, so `ray.init` runs with a few of Ray's functions replaced.
 """
@@ -23,14 +23,15 @@ _UMASK = "PYTORCHRL_UMASK"
 
 @contextlib.contextmanager
 def private_start(ray: ModuleType) -> Iterator[None]:
-    """Make `ray.init` in the block start only processes that a run needs and that only this user and machine can reach.
+    """Make `ray.init` in the `with` block start only the processes that a run needs.
 
-    Ray's processes inherit the umask of the block. Each worker makes Ray's folders accessible to all users, so these
-    folders rely on the permissions of the enclosing directory. Ray's function `resolve_ip_for_localhost` is replaced,
-    because it would exchange the loopback address for the address at which other machines reach this machine.
+    Other users and other machines cannot reach these processes, which inherit the umask that is set for the block. Each
+    worker makes Ray's folders accessible to all users, so these folders rely on the permissions of the enclosing
+    directory. Ray's function `resolve_ip_for_localhost` is replaced, because it would exchange the loopback address for
+    the address at which other machines reach this machine.
 
     Args:
-        ray: The module `ray`. Versions of Ray without one of the replaced functions are not changed.
+        ray: The module `ray`. If a version of Ray lacks one of the replaced functions, the function is ignored.
     """
     make_private(token_path())
     before = os.umask(_PRIVATE)
@@ -45,7 +46,7 @@ def private_start(ray: ModuleType) -> Iterator[None]:
 
 
 def restore_umask() -> None:
-    """Set the umask of the driver in a worker of a Ray instance that `private_start` has started."""
+    """Set the driver's umask again in this worker process, if `private_start` has started Ray."""
     if _UMASK in os.environ:
         os.umask(int(os.environ[_UMASK]))
 
@@ -72,7 +73,7 @@ def without_handlers_of(ray: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(module: ModuleType | None, name: str, function: Callable[..., object]) -> Iterator[None]:
-    """Replace a function of a module within the block; a module without the function is not changed."""
+    """Replace a function of a module during the `with` block; do nothing if the module lacks the function."""
     found = getattr(module, name, None)
     if found is not None:
         setattr(module, name, function)

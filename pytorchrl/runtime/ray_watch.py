@@ -18,8 +18,8 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# Name of a child of the driver, or of the raylet, which Linux cuts after 15 bytes -> name of the part. A process that
-# the raylet has just started is called "raylet", too, until it executes Python, and then becomes a worker.
+# Process name (Linux keeps only 15 bytes) -> name of the part of Ray. A child of the raylet is called "raylet", too,
+# until it executes Python.
 _OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
 _OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5
@@ -29,7 +29,7 @@ _MAX_STOPPED = 4
 
 
 def parts_of(driver: int) -> dict[int, str]:
-    """Return a map from process id to name, for the parts of the Ray instance that a process has started."""
+    """Return the process id and the name of each part of the Ray instance that the process `driver` has started."""
     found = _named_children(driver, _OF_DRIVER)
     for raylet in [pid for pid, name in found.items() if name == "raylet"]:
         found |= _named_children(raylet, _OF_RAYLET)

@@ -112,10 +112,10 @@ class BlockPool:
 
 
 class MappedBlocks:
-    """The blocks of one other process that this process reads.
+    """The blocks that this process reads and that one other process writes.
 
     Attributes:
-        released: Numbers of the blocks whose views this process has dropped, one entry for each call of `view`.
+        released: The number of the block of each view that this process has dropped.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class MappedBlocks:
     def view(self, number: int, size: int) -> np.ndarray:
         """Return a view of the first `size` bytes of a block: (size,) uint8, read-only.
 
-        The number of the block is added to `released` when no array refers to the view any more.
+        When no array refers to the view any more, `number` is added to `released`.
         """
         block = self._mapped[number]
         if len(block) > _LARGEST_REUSED:

@@ -1,4 +1,4 @@
-"""Choose float32 or bfloat16 for each algorithm of a scheme that has `mixed_precision="auto"`."""
+"""Choose float32 or bfloat16 for each algorithm whose option `mixed_precision` is "auto"."""
 
 from __future__ import annotations
 

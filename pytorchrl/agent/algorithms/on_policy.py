@@ -155,7 +155,7 @@ class OnPolicyAlgorithm(Algorithm):
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
-        # A check of masks waits for results of the GPU, and waiting cannot be recorded.
+        # The check of a mask waits for the GPU, and a CUDA graph cannot record a wait.
         act = self._act if self._recorded_act is None or mask is not None else self._recorded_act
         with torch.inference_mode():
             action, clipped_action, dist_params, value, states = act(
@@ -319,7 +319,7 @@ class OnPolicyAlgorithm(Algorithm):
         return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:
-        """Return a batch to measure the time of a gradient: actions are from the current policy, the rest is zero."""
+        """Return a batch for timing a gradient, with the current policy's actions for all-zero observations."""
         columns, length = shape
         obs, rhs = example_rows(self.actor.example_obs(), columns), self.actor.initial_states(columns)
         done = torch.zeros(columns, dtype=torch.bool, device=self.device)

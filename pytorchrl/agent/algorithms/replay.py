@@ -159,7 +159,8 @@ class ReplayAlgorithm(Algorithm):
             deterministic: Whether to choose the best actions instead of exploring.
 
         Returns:
-            Actions (E,), for storage and for the environments; None if the network, or E, is too large or unsupported.
+            Actions (E,), which are both stored and sent to the environments. None if NumPy cannot compute the network,
+            or if the network or E is too large for NumPy to be faster.
         """
         return None
 
@@ -271,7 +272,11 @@ class ReplayAlgorithm(Algorithm):
             weight=zeros + 1, ids=torch.arange(count), num_samples=count)
 
     def _uncompiled_gradients(self, batch: ReplayBatch, due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradients; a vector with the losses of groups in `due`, then the measures; and the errors."""
+        """Compute the gradients of the losses of the groups in `due`.
+
+        Returns:
+            The gradients of all groups, a vector that contains these losses and the measures, and the TD errors.
+        """
         for group in self.groups.values():
             group.zero_grad()
         recorder = None if self._compiled is None else NoiseRecorder(self.update_generator)
@@ -293,7 +298,7 @@ class ReplayAlgorithm(Algorithm):
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Compute what `_uncompiled_gradients` computes, with the same noise, and append the norms to its vector."""
+        """Return the same as `_uncompiled_gradients`, with the gradients' norms appended to the vector of losses."""
         shapes, self._names = self._plans[len(batch.ret), due]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:

@@ -53,7 +53,7 @@ class PausePoint:
             self._paused.clear()
 
     def resume(self) -> None:
-        """Withdraw the request, and resume the thread if it is paused."""
+        """Withdraw the request for a pause, and resume the thread if it is paused."""
         with self._lock:
             self._is_requested = self._is_paused = False
         self._resumed.set()

@@ -1,4 +1,4 @@
-"""Gradients of batches that are too large for one backward pass, computed in slices.
+"""Compute the gradient of a batch that is too large for one backward pass, one slice after the other.
 
 In shapes, B is the number of samples in a batch, L the number of steps in a sequence, and P the number of scalars in a
 group's parameter vector.

@@ -71,7 +71,7 @@ class CudaCopier:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Return a page-locked buffer; only such buffers can be copied at the same time as other work."""
+        """Return a page-locked buffer, because other buffers cannot be copied while the device computes."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, buffer: Tensor) -> CudaCopy:
@@ -132,7 +132,7 @@ class Staging:
         self.watch = Stopwatch(now)
 
     def start(self, data: D) -> Staged[D]:
-        """Start to copy all tensors of `data` that are in host memory; later changes of the tensors are not copied."""
+        """Start to copy all tensors of `data` that are in host memory; later changes to the tensors are not copied."""
         began, leaves, offsets, size = self._now(), _leaves(data), list[int](), 0
         for leaf in leaves:
             offsets.append(size)
@@ -151,7 +151,7 @@ class Staging:
         return Staged(data, offsets, copy)
 
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
-        """Yield the batches unchanged; before each batch, start to copy it and the next batch, for `on_device`."""
+        """Yield the batches unchanged. Before a batch is yielded, start to copy the next one, for `on_device`."""
         current = self._begun(next(batches, None))
         while current is not None:
             following = self._begun(next(batches, None))
