@@ -1,4 +1,4 @@
-"""Treat `sys.exit()` in code of a user as an error; otherwise, a run would end early and look successful."""
+"""Treat `sys.exit()` in a user's code as an error; otherwise, a run would end early and look successful."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def check_terms(
     Args:
         algorithm: The algorithm.
         returned: Result of the method: name -> term of the loss, and name -> measure, a statistic that is only logged.
-        like: (B,), or (L, B) for sequences of length L, log-probabilities of the batch; terms and measures must have
-            this shape and dtype.
+        like: Log-probabilities of the batch, (B,), or (L, B) for sequences of length L. Terms and measures must have
+            the same shape and dtype.
         weights: Name -> weight of each term.
 
     Returns:
@@ -216,8 +216,8 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
     """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` rows; return the features (rows, F).
 
     Raises:
-        ContractError: The result is not a pair of features (rows, F) and memory states; `rhs` contains the names and
-            shapes that these states must have.
+        ContractError: The result is not a pair of features (rows, F) and memory states, or a state has a name or shape
+            that `rhs` does not contain.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
         raise violation(actor, method, _described(returned),

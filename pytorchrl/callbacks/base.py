@@ -214,7 +214,7 @@ class Callbacks:
 
 @contextlib.contextmanager
 def _exits_named(callback: Callback, method: str) -> Iterator[None]:
-    """Convert a `SystemExit` in the block, which calls a method of a callback, to a `CallbackError`."""
+    """Convert a `SystemExit` that a callback's method raises in the `with` block to a `CallbackError`."""
     try:
         yield
     except SystemExit as error:

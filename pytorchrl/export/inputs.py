@@ -37,7 +37,7 @@ class Inputs:
     mask: np.ndarray | None
 
     def named(self) -> Arrays:
-        """Return name -> array, in the order of the inputs of exported graphs."""
+        """Return the arrays by name, in the order in which exported graphs take them."""
         mask = {} if self.mask is None else {"mask": self.mask}
         return {**dict(_leaves(self.obs, ())), **{f"memory/{name}": state for name, state in self.memory.items()},
                 **mask}

@@ -1,7 +1,7 @@
 """Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
 Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store) and the
-agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) is continued.
+agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) receives SIGCONT.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ logger = get_logger(__name__)
 _OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
 _OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5
-# A part that is stopped at this number of checks in a row is continued. One check is not enough: Ctrl-Z and `fg` stop
-# and continue all processes at about the same time, so a check shortly after `fg` may still find a stopped part.
+# A part receives SIGCONT when this number of checks in a row have found it stopped. One check is not enough: Ctrl-Z and
+# `fg` stop and continue all processes at about the same time, so a check shortly after `fg` may find a stopped part.
 _MAX_STOPPED = 4
 
 
@@ -110,7 +110,7 @@ class Watch:
             self._on_lost(self.problem)
 
     def _continue(self, pid: int, name: str) -> None:
-        """Continue a part of Ray if it was stopped (SIGSTOP) at several checks in a row."""
+        """Send SIGCONT to a part of Ray if several checks in a row have found it stopped (SIGSTOP)."""
         with contextlib.suppress(OSError):  # the part has ended
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             self._stopped[pid] = self._stopped.get(pid, 0) + 1 if fields[0] == "T" else 0

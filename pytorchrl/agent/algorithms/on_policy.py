@@ -112,7 +112,7 @@ class OnPolicyAlgorithm(Algorithm):
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
-            if options.compile:  # without `compile`, only torch computes values
+            if options.compile:  # without `compile`, torch computes all values
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None

@@ -69,7 +69,7 @@ def multi_agent(
 def _by_policy(
     name: str, parts: Factory[T] | Mapping[str, Factory[T]] | Callable[..., Factory[T]], policies: tuple[str, ...],
 ) -> dict[str, Factory[T]]:
-    """Return policy -> factory; if `parts` is one factory, all policies use it."""
+    """Return the factory of each policy; if `parts` is one factory, all policies use it."""
     if isinstance(parts, Factory):
         parts = dict.fromkeys(policies, parts)
     if (not isinstance(parts, Mapping) or set(parts) != set(policies)

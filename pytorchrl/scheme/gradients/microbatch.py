@@ -241,7 +241,7 @@ def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, in
 
 
 def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device | None) -> BatchOfKind:
-    """Return the samples [start, stop) of a batch along an axis; initial memory states `rhs` have no time axis."""
+    """Return the samples [start, stop) of a batch along an axis; the initial memory `rhs` is cut along axis 0."""
     def cut(value: Tensor, axis: int) -> Tensor:
         part = value.narrow(axis, start, stop - start)
         return part if device is None else part.to(device)

@@ -264,7 +264,7 @@ class Shards:
         return {"shards": contents, "added": self.added, "trained": self.trained}
 
     def restore(self, state: StateDict) -> None:
-        """Load the `state()` of other shards, before any rollout is added."""
+        """Load a `state()` that was saved in a checkpoint; no rollout may have been added before."""
         self._states.added, self._states.trained = state["added"], state["trained"]
         calls = {index: self._handles[index].submit(RWorker.restore, own)
                  for index, own in enumerate(state["shards"]) if own is not None}
