@@ -29,8 +29,8 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
-    The message of a `ConfigError` is sufficient, so the frames of the check and earlier errors in the chain are
-    removed. A traceback that contains a frame of the user's own code, for example in an environment, is kept. A
+    The message of a `ConfigError` is sufficient, so the frames of the check are removed, and so are earlier errors in
+    the chain. A traceback that contains a frame of the user's own code, for example in an environment, is kept. A
     `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same way.
     """
     @functools.wraps(function)

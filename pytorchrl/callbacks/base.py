@@ -99,7 +99,7 @@ class Callback:
         """
 
     def on_error(self, run: TrainingRun, error: BaseException) -> None:
-        """Respond to an error or a signal that ends training, before `on_end`."""
+        """Respond to an error or a signal that ends training; called before `on_end`."""
 
     def state(self) -> dict[str, float]:
         """Return numbers that a resumed run needs; they are stored in checkpoints."""

@@ -115,7 +115,7 @@ class MappedBlocks:
     """The blocks that this process reads and that one other process writes.
 
     Attributes:
-        released: The number of the block of each view that this process has dropped.
+        released: For each view that this process has dropped, the number of the view's block.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return {"q": zeros (E, H)}, or {} without memory; the state of an LSTM is [output, cell state].
+        """Return {"q": zeros (E, H)}, or {} without memory; an LSTM's state is its output, followed by its cell state.
 
         With `prev_action_reward`, the result also contains `PREVIOUS`, zeros (E, n + 1).
         """
@@ -131,7 +131,7 @@ class QActor(ReplayActor):
             generator: Generator of the noise of a noisy network; None means no noise.
 
         Returns:
-            Values (B, n) or (L, B, n), and the memory (B, H) after the last row under the name "q"; {} without memory.
+            Values (B, n) or (L, B, n), and the memory after the last row, {"q": (B, H)}; {} without memory.
         """
         assert isinstance(self.q, DiscreteQNet)
         scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))

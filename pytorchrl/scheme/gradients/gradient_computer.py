@@ -37,7 +37,7 @@ class GradientComputer:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         group: The group of ranks that average gradients.
-        bad_batches: Finds and saves batches whose loss or gradient is not finite.
+        bad_batches: The object that finds and saves batches whose loss or gradient is not finite.
         point: Function that returns whether to inject a fault into a gradient; None: no faults.
 
     Attributes:

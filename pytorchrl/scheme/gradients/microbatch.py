@@ -192,8 +192,8 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         microbatch_size: Largest number of env steps in a backward pass; None: no limit.
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
         is_part: Whether the batch is itself a microbatch, which the caller has logged; if not, each slice is logged.
-        staging: Copies the batch to the algorithm's device, or each slice during the backward pass of the previous
-            slice. None: the batch or slice is copied just before it is used.
+        staging: The object that copies the batch to the algorithm's device. If the batch is divided, each slice is
+            copied during the backward pass of the previous slice. None: data are copied just before they are used.
     """
     counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:

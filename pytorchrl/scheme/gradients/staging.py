@@ -115,7 +115,7 @@ class Staging:
     is complete. Any thread may call `start`; only the learner's thread may call `ahead` and `on_device`.
 
     Args:
-        copier: Starts copies of buffers.
+        copier: The object that starts copies of buffers.
         now: The clock.
 
     Attributes:

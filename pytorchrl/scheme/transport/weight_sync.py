@@ -1,4 +1,4 @@
-"""Send weights to the workers of one set."""
+"""Send weights to the workers of one worker set."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Make the next request store the weights again, although their version has not changed."""
+        """Make the next request store the weights again, even if their version has not changed."""
         self._version = None
 
     def put(self, weights: Weights) -> None:

@@ -51,12 +51,12 @@ class Rates:
 class Times:
     """Seconds that each level of the tree spent on each part of its work, and mean times of operations.
 
-    Only the method `timed` is thread-safe.
+    The caller must hold a lock when it calls any method other than `timed`.
 
     Args:
         now: The clock.
         add: Function that is called at the end of each part of the update worker's work, with the name and the seconds
-            of the part; it must call `add_part` under a lock.
+            of the part. The function must call `add_part` while it holds the lock.
     """
 
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
