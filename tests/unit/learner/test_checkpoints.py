@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -111,7 +110,7 @@ for folder in map(str.strip, sys.stdin):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_killed_repeatedly_equals_the_uninterrupted_one(tmp_path):
+def test_a_run_killed_repeatedly_equals_the_uninterrupted_one(forked_python, tmp_path):
     """Check that a run that is killed at arbitrary moments, even while it writes, ends like an uninterrupted run."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -121,7 +120,7 @@ def test_a_run_killed_repeatedly_equals_the_uninterrupted_one(tmp_path):
         print(tmp_path / name, file=server.stdin, flush=True)
         return int(server.stdout.readline())
     rng, kills = random.Random(0), 0
-    with subprocess.Popen([sys.executable, script, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    with subprocess.Popen([forked_python, script, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True, env=process_environment()) as server:
         while kills < 3:
             pid = start("killed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 
 import gymnasium as gym
@@ -17,29 +16,7 @@ from pytorchrl.callbacks import Callback
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CallbackError, EnvError, PyTorchRLError, WorkerError
 from pytorchrl.exits import as_error
-
-
-class ExitingEnv(CountingEnv):
-    """A `CountingEnv` of which one call ends the program; the first environment, which finds the spaces, works."""
-
-    def __init__(self, call, at=0):
-        super().__init__(episode_length=5)
-        self._call, self._at, self._count = call, at, 0
-        self._maybe_exit("constructor")
-
-    def _maybe_exit(self, call):
-        if call == self._call:
-            self._count += 1
-            if self._count > self._at:
-                sys.exit(0)
-
-    def reset(self, *, seed=None, options=None):
-        self._maybe_exit("reset")
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        self._maybe_exit("step")
-        return super().step(action)
+from tests.unit.agent.env.small_envs import ExitingEnv
 
 
 class ExitingNetwork(torch.nn.Module):
@@ -185,7 +162,7 @@ def test_training_ends_with_an_error_and_saves_the_model(tmp_path):
     assert pytorchrl.load(tmp_path).acting_state["all"].isfinite().all()
 
 
-def test_the_command_line_reports_code_that_exits(tmp_path):
+def test_the_command_line_reports_code_that_exits(run_forked, tmp_path):
     (tmp_path / "leaving.py").write_text(
         "import sys\nfrom pytorchrl.envs.testing import CountingEnv\n"
         "class Leaving(CountingEnv):\n"
@@ -195,10 +172,8 @@ def test_the_command_line_reports_code_that_exits(tmp_path):
         "        return super().step(action)\n")
     (tmp_path / "registered.py").write_text(
         "import gymnasium\ngymnasium.register('Leaving-v0', entry_point='leaving:Leaving')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytorchrl", "train", "ppo", "--env", "registered:Leaving-v0", "--num-envs", "1",
-         "--num-steps", "8", "--target-steps", "2000", "--no-progress"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = run_forked("-m", "pytorchrl", "train", "ppo", "--env", "registered:Leaving-v0", "--num-envs", "1",
+                      "--num-steps", "8", "--target-steps", "2000", "--no-progress", timeout=170)
     assert done.returncode == 1
     assert "CWorker 0, env 0: step raised after 42 steps" in done.stderr
     assert "SystemExit: 0; an environment must not call sys.exit()" in done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -109,7 +107,7 @@ def test_torchrl_0_14_1_loses_both_files_if_a_save_is_interrupted(make_scheme, t
 # Settings
 
 
-def test_ray_2_60_lets_an_impossible_request_wait_forever():
+def test_ray_2_60_lets_an_impossible_request_wait_forever(run_forked):
     """Check that an impossible resource request raises an error before Ray is started.
 
     Ray keeps such a request pending, and Ray Train retries it without limit.
@@ -131,8 +129,7 @@ def test_ray_2_60_lets_an_impossible_request_wait_forever():
         "    sys.exit(0 if time.monotonic() - start < 5 else 'late')\n"
         "sys.exit('started')\n")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    result = subprocess.run([sys.executable, "-c", script], timeout=50, check=False, capture_output=True, text=True,
-                            env={**environment, "OMP_NUM_THREADS": "1"})
+    result = run_forked("-c", script, env={**environment, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
 
 
