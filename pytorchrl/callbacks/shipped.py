@@ -119,7 +119,8 @@ class CsvLog(Callback):
     """Write the numbers of each record to `metrics.csv` in the run's directory, when the run ends.
 
     There is a column for each number that any record contains; numbers in nested tables have names such as
-    `policy_lag/mean`. The file is made from `metrics.jsonl`, so it also contains the records before a run was resumed.
+    `policy_lag/mean`. The file is made from `metrics.jsonl`. If the run was resumed, the file therefore also contains
+    the earlier records.
     """
 
     def check(self, run: TrainingRun) -> None:

@@ -1,4 +1,4 @@
-"""Draw curves and bars as SVG, with colors from the page's style sheet. Every text is escaped."""
+"""Draw curves and bars as SVG, with colors from the page's style sheet. All text is escaped."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a bar for each level of the worker tree, divided into its parts of at least one percent, with a legend."""
+    """Return a bar and a legend for each level of the worker tree; the bar shows all shares of at least one percent."""
     rows = []
     for level, parts in shares.items():
         found = sorted(((part, share) for part, share in parts.items() if share >= 0.01), key=lambda one: -one[1])

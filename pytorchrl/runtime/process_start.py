@@ -85,7 +85,7 @@ class ForkServer:
     """Connection of a process to the fork server.
 
     Args:
-        place: Place of this process in the tree; None: the driver, which starts the server.
+        place: Place of this process in the tree of processes; None in the driver, which starts the server.
 
     Attributes:
         address: Address of the server.

@@ -1,4 +1,4 @@
-"""Stop the workers of a scheme that is garbage-collected before `stop()` was called."""
+"""Stop the workers of a scheme that is garbage-collected before its `stop()` is called."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionPattern(Options):
-    """The keyword that, together with `num_replay_workers`, selects the kind of collection."""
+    """The option that, together with `num_replay_workers`, selects the kind of collection."""
 
     col_communication: Communication = option(
         SYNC, help="Coordination of collection and learning: with \"synchronous\", they alternate; with "

@@ -29,15 +29,15 @@ _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 _MAX_FRUITLESS = 3
 # Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that also counts as a crash loop.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
-# Number of earlier losses of the worker that the error about a crash loop contains.
+# The error about a crash loop lists at most this number of earlier losses of the worker.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
 # A worker is considered hung only if its call takes more than `_HANG_FACTOR` times as long as the longest call so far.
-# The timeout of a worker's first call is multiplied by `_FIRST_CALL_FACTOR`, because that call includes the start of
-# the worker; it is compared with the longest first call so far.
+# A worker's first call includes the start of the worker. Its timeout is therefore multiplied by `_FIRST_CALL_FACTOR`,
+# and its duration is also compared with the longest first call so far.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -147,8 +147,8 @@ class Supervisor:
         Args:
             index: Index of the worker.
             error: The error that shows that the worker is dead or hung.
-            will_be_replaced: Whether the worker is certain to be replaced, as in a replayed run; the budget then does
-                not apply.
+            will_be_replaced: Whether the worker is certain to be replaced, as in a replayed run. If so, the number of
+                its losses is not limited.
 
         Raises:
             WorkerLostError: `on_worker_failure` is "raise", or a process of Ray itself has ended.
