@@ -105,7 +105,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
              "agent (independent), or a mapping from agent to policy."))
-    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other algorithms: declared by `ReplayBuffer`
+    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # else, `ReplayBuffer` declares the option
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
             help="Env steps that all replay shards store in total; used with num_replay_workers.", group="replay"))
@@ -120,7 +120,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
-    """Return a map from each option of `train(algorithm, ...)` to (owner, name in its owner), for error messages."""
+    """Return the owner of each option of `train(algorithm, ...)` and the owner's name for it, for error messages."""
     return _known(registration_of(algorithm))
 
 

@@ -173,7 +173,7 @@ def _takes_mode(env_fn: EnvFn) -> bool:
 def _single_game(
     options: VecEnv.Options, recorder: _Wrapper, rendering: dict[str, str],
 ) -> dict[str, OptionValue]:
-    """Return the options of a single Atari game that Gymnasium's wrappers preprocess like a vector environment.
+    """Return options for a single Atari game, preprocessed by Gymnasium's wrappers as in ale-py's vector environment.
 
     Raises:
         ConfigError: Gymnasium's wrappers lack a setting of the vector environment.

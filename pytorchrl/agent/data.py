@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards (E,) of a step into `rhs`, the memory of the next step, if the memory has rewards as input."""
+    """Write the rewards (E,) of a step into `rhs`, the memory of the next step, if the memory contains them."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 

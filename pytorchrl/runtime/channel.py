@@ -39,8 +39,8 @@ Head: TypeAlias = tuple[Value, ...]
 
 # Up to this size in bytes, arrays are part of the packet, because a block of shared memory would take longer.
 LARGEST_ENCLOSED = 4096
-# Larger packets, in bytes, are written into a block. The kernel's own limit for a packet is `net.core.wmem_default`,
-# usually 212,992 bytes.
+# Packets of more than this number of bytes are written into a block. The kernel's own limit for a packet is
+# `net.core.wmem_default`, usually 212,992 bytes.
 _LARGEST_PACKET = 32768
 # A channel sends at most this many structures of values (see `wire`) once, and then refers to them by their numbers.
 # The definition of any further structure is part of each message.

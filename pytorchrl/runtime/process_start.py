@@ -173,7 +173,10 @@ class _Server:
                 return None
 
     def _handle(self, client: socket.socket) -> tuple[str, str, socket.socket] | None:
-        """Handle one request of a client; in a worker's process, return its address, name and socket, else None."""
+        """Handle one request of a client, and return None.
+
+        In the process of a new worker, return the worker's address, name and listening socket instead.
+        """
         try:
             packet, files, _, _ = socket.recv_fds(client, _PACKET_BYTES, 1)
         except OSError:

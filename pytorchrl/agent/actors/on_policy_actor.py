@@ -165,7 +165,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return network -> zeros (E, H), or {} without memory; the state of an LSTM is [output, cell state]."""
+        """Return the initial memory, network -> zeros (E, H); the state of an LSTM is [output, cell state]."""
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
@@ -244,7 +244,7 @@ class OnPolicyActor(Actor):
             self.value, self.value_head = None, nn.Identity()
 
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return log-probabilities (...,) of actions `(..., *shape)` under the parameters (..., P) from `act`."""
+        """Return the log-probabilities (...,) of actions `(..., *shape)`, given `dist_params` (..., P) from `act`."""
         return self.distribution.log_prob(dist_params, action, mask)
 
     def get_action(

@@ -56,7 +56,10 @@ class TreeLedger:
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
-        """Record the final ledger of a gradient worker; if it is None, the worker is lost and its unused steps are dropped."""
+        """Record the final ledger of a gradient worker.
+
+        If the snapshot is None, the worker is lost, and its unused steps are dropped.
+        """
         with self._lock:
             key = (worker, self._incarnations[worker])
             if snapshot is not None:
