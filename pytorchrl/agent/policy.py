@@ -63,7 +63,7 @@ class Policy(nn.Module):
         Args:
             obs: A tensor (B, ...), or, for Dict and Tuple spaces, nested dictionaries and tuples of tensors.
             memory: The memory before these observations; None: `initial_memory`. To start a new episode in one row, set
-                the row to zero.
+                this row of the memory to zero.
             mask: (B, n) bool, true where an action is allowed, for environments that return masks in `info`. If the
                 observations contain a mask, as the leaf `action_mask`, the argument is not needed.
 

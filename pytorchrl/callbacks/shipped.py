@@ -85,7 +85,7 @@ class StopAtScore(Callback):
 
 
 class StopOnPlateau(Callback):
-    """Stop when the mean return of the training episodes has not improved for some env steps.
+    """Stop when the mean return of the training episodes has not improved for `patience` env steps.
 
     Args:
         patience: Number of env steps without an improvement.

@@ -196,7 +196,7 @@ class DQN(ReplayAlgorithm):
         return self.parameters[_EPSILON] if self._ladder_epsilon is None else self._ladder_epsilon
 
     def _make_small_network(self) -> SmallNetwork | None:
-        """Return a NumPy copy of the Q network, which is faster for small networks; None if it is unsupported."""
+        """Return a NumPy copy of the Q network, which is faster for small networks; None if no copy can be made."""
         actor, q = self.actor, self.actor.q
         if (self.device.type != "cpu"
                 or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise", "random_actions")

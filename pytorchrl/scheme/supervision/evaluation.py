@@ -57,7 +57,7 @@ _AFTER_TRAINING = 2**62
 
 
 class Evaluator(Worker):
-    """Plays episodes with given weights, deterministically and with frozen normalizers.
+    """Worker that plays episodes with given weights and frozen normalizers.
 
     Args:
         index_worker: Index of the evaluator; an experiment has only one evaluator.

@@ -44,7 +44,7 @@ logger = get_logger(__name__)
 
 
 class Supervisor:
-    """Watches the workers of one set on behalf of the thread that sends requests to them.
+    """Supervision of the workers of one set, on behalf of the thread that sends requests to them.
 
     A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
     has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
@@ -55,7 +55,7 @@ class Supervisor:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
         replace: Function that kills the worker at an index of `workers` and starts a replacement.
         runtime: The runtime of the workers, which provides the clock.
-        options: Reaction and time limit; None: the defaults.
+        options: Options for the handling of lost workers; None: the defaults.
         seed: Seed of the random variation of pauses.
         hang_timeout_s: Seconds without a result after which a worker is considered hung; None: `worker_timeout_s`. The
             wait for resources is always limited by `worker_timeout_s`.
