@@ -168,7 +168,7 @@ class Agent:
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
 ) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
-    """Divide the options of `train` between agent, scheme and learner; the options override the preset.
+    """Divide the options of `train` among agent, scheme and learner; the given options override the preset.
 
     Returns:
         The agent, the scheme's keyword arguments, and the learner's options (including `target_steps`).

@@ -121,7 +121,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(points: Points, most: int = _MOST_POINTS) -> Points:
-    """Reduce a curve to about `most` points: keep the smallest and the largest value of each of equally long pieces."""
+    """Reduce a curve to about `most` points: divide it into equal pieces, and keep each piece's minimum and maximum."""
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / most)

@@ -1,4 +1,4 @@
-"""Data that the parts of an agent with several policies exchange: mappings from policy to the data of one policy.
+"""Data that the parts of an agent with several policies exchange: mappings from each policy to its data.
 
 Each agent (in the sense of PettingZoo) is a column of its policy. A policy with k agents in each of E environments has
 C = E * k columns; agent j of environment e is column e * k + j. If an agent does not act in a step, because its episode

@@ -22,7 +22,7 @@ class _Tree:
     _neutral: ClassVar[float]
 
     def __init__(self, capacity: int) -> None:
-        """Create a tree of `capacity` >= 1 leaves with the neutral value: 0 for sums, infinity for minima."""
+        """Create a tree of `capacity` >= 1 leaves, all with the neutral value: 0 for sums, infinity for minima."""
         if capacity < 1:
             raise ValueError(f"capacity must be >= 1, got {capacity}")
         self.capacity = capacity
