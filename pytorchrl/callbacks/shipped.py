@@ -56,7 +56,7 @@ class SaveBestModel(Callback):
         self.best = state["best"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Add the highest mean return of an evaluation so far to the record."""
+        """Add to the record the highest mean return that any evaluation has reached so far."""
         return None if self.best == -math.inf else {"best_return": self.best}
 
 

@@ -199,7 +199,7 @@ class _Server:
         pid = os.fork()
         if pid:
             listener.close()
-            with contextlib.suppress(OSError):  # the fork has done the same, or has ended
+            with contextlib.suppress(OSError):  # the new process has already done this, or has ended
                 os.setpgid(pid, pid)
             self._workers[pid] = address, parent
             return None

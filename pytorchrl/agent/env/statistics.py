@@ -78,7 +78,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, ended: np.ndarray) -> None:
-        """Discard the statistics of the running episodes of environments in which an episode has `ended`, (E,) bool."""
+        """Forget the rewards and steps so far in the environments whose episode has `ended`, (E,) bool."""
         self._returns[ended] = 0.0
         self._num_before[ended] = self._num_steps
 

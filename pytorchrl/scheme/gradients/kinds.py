@@ -88,7 +88,7 @@ class AsynchronousCollection(
 
     @property
     def longest_interval(self) -> int:
-        """Number of updates after which workers receive new weights: `broadcast_interval`, at most `max_policy_lag` + 1.
+        """Number of updates after which workers receive new weights, limited to `max_policy_lag` + 1.
 
         With a larger number, the weights of all workers could be too old for the learner before they are replaced, and
         the learner would wait forever.

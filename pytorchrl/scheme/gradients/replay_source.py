@@ -95,7 +95,7 @@ class ReplaySource:
         """Do nothing, because each sampled batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of shards, sampled batches and replay items to `counters`."""
+        """Add the current counts of the shards and their batches to `counters`."""
         shards, states = self._shards, self._shards.states
         counters.restarts += shards.restarts
         counters.workers += len(states)
@@ -145,11 +145,11 @@ class ReplayDestination:
         self._shards.poll(0.0)
 
     def begin_drain(self) -> None:
-        """Accept rollouts even if collection is ahead of learning."""
+        """From now on, let the shards accept rollouts even if collection is ahead of learning."""
         self._shards.is_draining = True
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Add rollouts that arrive during a drain to the shards; wait for free space until the deadline."""
+        """Pass rollouts that arrive during a drain on to the shards; wait for free space until the deadline."""
         for rollout in rollouts:
             if rollout.num_env_steps:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)

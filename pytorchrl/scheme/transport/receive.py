@@ -40,7 +40,7 @@ def receive_tensor(array: np.ndarray | Packed) -> Tensor:
 
 
 def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
-    """Return whether the columns of a rollout have the type `kind`, such as `Tensor` or `np.ndarray`."""
+    """Return whether the arrays of a rollout have the type `kind`, such as `Tensor` or `np.ndarray`."""
     return isinstance(next(iter(data.parts.values())).reward, kind)
 
 
