@@ -111,7 +111,7 @@ def _check_mode(agent: TrainedAgent, mode: str) -> None:
         return env
 
     single_environment(agent, look, None)(mode="test", seed=0).close()
-    # If Gymnasium makes the environment from an id, it can also show the rendered images in a window.
+    # If Gymnasium makes the environment from an id, Gymnasium can also show the rendered images in a window.
     has_window = not callable(agent.agent.test_envs.options.env_fn) and "rgb_array" in modes
     if mode not in modes and not (mode == "human" and has_window):
         raise ConfigError(f"{agent.agent.test_envs.options.env_fn} cannot be rendered with render_mode={mode!r}; its "

@@ -239,7 +239,7 @@ class OnPolicyActor(Actor):
     def keep_policy(self) -> None:
         """Remove the value network; see `Actor`."""
         super().keep_policy()
-        self._linear = (None, None)  # the removed head has no cached parameters
+        self._linear = (None, None)  # forget the parameters of the removed head
         if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):
             self.value, self.value_head = None, nn.Identity()
 

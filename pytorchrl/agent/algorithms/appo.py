@@ -143,7 +143,7 @@ class APPO(VTraceAlgorithm, PPO):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """Number of scalars in each vector; see `Algorithm`.
+        """Number of scalars in each vector of gradients; see `Algorithm`.
 
         If `kl_coef` is not 0, the last vector contains one scalar, the mean KL.
         """

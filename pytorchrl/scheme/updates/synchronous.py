@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class SynchronousUpdates(RemoteUpdates):
-    """Updates, each of which averages one gradient from every remote gradient worker.
+    """Updates, each of which applies the mean of one gradient from every remote gradient worker.
 
     No update is made from the gradients of only some workers. If a worker is lost, its train batch is lost, too. The
     other workers then drop their train batches, so that all workers remain synchronous, and the update is tried again
