@@ -165,7 +165,10 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the initial memory, network -> zeros (E, H); the state of an LSTM is [output, cell state]."""
+        """Return the initial memory, network -> zeros (E, H), or {} for an actor without memory.
+
+        The state of an LSTM is [output, cell state].
+        """
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})

@@ -36,8 +36,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
 # A worker is considered hung only if its call takes more than `_HANG_FACTOR` times as long as the longest call so far.
-# A worker's first call includes the start of the worker. Its timeout is therefore multiplied by `_FIRST_CALL_FACTOR`,
-# and its duration is also compared with the longest first call so far.
+# A worker's first call includes the start of the worker. The timeout of a first call is therefore multiplied by
+# `_FIRST_CALL_FACTOR`, and its duration is also compared with that of the longest first call so far.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
