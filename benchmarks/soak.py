@@ -1,6 +1,7 @@
 """Train for a long time while workers are killed, and measure what grows; or start and stop many times.
 
     python benchmarks/soak.py [--minutes 60] [--runtime ray] [--kill-every 20] [--workers 6] [--drive learner]
+    python benchmarks/soak.py --drive ray
     python benchmarks/soak.py --cycles 50 [--runtime ray]
 
 PPO trains asynchronously with central gradients, in a process of its own, the driver. This script watches the driver
@@ -21,6 +22,9 @@ A slope is the Theil-Sen estimate: the median of the slopes between all pairs of
 interval, because that interval assumes independent normal errors. A point is the median of the samples of one block,
 a sixtieth of the time after the warm-up, because consecutive samples depend on each other. A Theil-Sen slope ignores
 few large steps, so `change` also shows the last sixth minus the first sixth of the blocks.
+
+With `--drive ray`, the driver calls methods of Ray's actors, and does nothing else: it sends arguments and receives
+results of about the same size, and replaces actors that are killed. Its growth is that of Ray.
 
 With `--cycles`, one process makes, trains for ten updates, and stops a learner again and again. `left` compares the
 process after the last cycle with the process after the warm-up of five cycles; slopes are per cycle.
@@ -56,6 +60,8 @@ UPDATES_PER_CYCLE, WARM_UP_CYCLES = 10, 5
 NUM_BLOCKS = 60
 MEMORY = {"rss_mb": ("Rss",), "pss_mb": ("Pss",), "uss_mb": ("Private_Clean", "Private_Dirty")}
 FOREVER = 10**12
+WEIGHTS_BYTES, ROLLOUT_BYTES = 1_000, 6_000
+"""Sizes of the messages with `--drive ray`, about those of the scheme."""
 SECONDS_TO_END = 2.0
 """Seconds after which the processes of a stopped run should have ended."""
 WORKER_WARM_UP_S = 10.0
@@ -195,6 +201,9 @@ def drive(options: argparse.Namespace) -> None:
     ended = threading.Event()
     # A buffered read would abort the interpreter if training fails.
     threading.Thread(target=lambda: (os.read(sys.stdin.fileno(), 1), ended.set()), daemon=True).start()
+    if options.drive == "ray":
+        drive_ray(options, ended)
+        return
     with tempfile.TemporaryDirectory() as directory:
         learner = make_learner(options, directory if options.drive == "learner" else None)
         learner.start()
@@ -209,6 +218,40 @@ def drive(options: argparse.Namespace) -> None:
         ledger = learner.stop()
         tell({"ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()),
               "collected": ledger["collected"]})
+
+
+def drive_ray(options: argparse.Namespace, ended: threading.Event) -> None:
+    """Call methods of Ray's actors until `ended` is set, as `drive` does, but without a scheme."""
+    import ray
+
+    class Worker:
+        def collect(self, weights: bytes) -> bytes:
+            time.sleep(options.step_ms / 1000 * NUM_STEPS * NUM_ENVS)
+            return os.urandom(ROLLOUT_BYTES)
+
+    with tempfile.TemporaryDirectory(prefix="prl-", dir="/tmp") as directory:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                 _node_ip_address="127.0.0.1", _temp_dir=os.path.join(directory, "r"),
+                 _system_config={"task_events_report_interval_ms": 0})
+        actor = ray.remote(num_cpus=0)(Worker)
+        weights = os.urandom(WEIGHTS_BYTES)
+        actors = [actor.remote() for _ in range(options.workers)]
+        calls = {one.collect.remote(weights): index for index, one in enumerate(actors)}
+        received, lost, due = 0, 0, 0.0
+        while not ended.is_set():
+            done, _ = ray.wait(list(calls))
+            index = calls.pop(done[0])
+            try:
+                ray.get(done[0])
+                received += 1
+            except ray.exceptions.RayActorError:
+                lost += 1
+                actors[index] = actor.remote()
+            calls[actors[index].collect.remote(weights)] = index
+            if time.monotonic() >= due:
+                due = time.monotonic() + 1.0
+                tell({"calls": received, "workers_restarted": lost})
+        ray.shutdown()
 
 
 def tell(value: dict[str, Any]) -> None:
@@ -422,8 +465,9 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--sample-every", type=float, default=5.0, help="seconds between two samples")
     parser.add_argument("--step-ms", type=float, default=1.0, help="duration of a step of the environment in ms")
-    parser.add_argument("--drive", choices=["learner", "scheme"], default="learner",
-                        help="whose step() is called; a scheme's episodes and metrics are then never taken")
+    parser.add_argument("--drive", choices=["learner", "scheme", "ray"], default="learner",
+                        help="object whose step() is called (a scheme's episodes and metrics are then never taken), "
+                             "or ray for actors of Ray without a scheme")
     parser.add_argument("--cycles", type=int, default=0, help="start and stop so often instead")
     parser.add_argument("--seed", type=int, default=1, help="seed of the choice of workers to kill")
     parser.add_argument("--is-driver", action="store_true", help=argparse.SUPPRESS)
