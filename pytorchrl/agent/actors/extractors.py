@@ -153,7 +153,7 @@ class _LayerWeights:
 
 
 class MLP(nn.Module):
-    """Fully connected layers over a leaf, which `encode` converts to vectors, or over a given number of features."""
+    """Fully connected layers. The input is a leaf, which `encode` converts to vectors, or a given number of features."""
 
     def __init__(
         self,

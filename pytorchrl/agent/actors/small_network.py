@@ -48,7 +48,7 @@ class SmallNetwork:
                 and not trunk.extractor.encodes and activation in _ACTIVATIONS)
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """Return the outputs (E, n) float32 for at most `max_rows` observations (E, ...), normalized."""
+        """Return the outputs (E, n) float32 for at most `max_rows` normalized observations (E, ...)."""
         activation = self._activation
         for weight, bias in self._hidden:
             values = np.dot(values, weight)  # about a sixth faster than `@`
@@ -59,7 +59,7 @@ class SmallNetwork:
         return outputs
 
     def of_rollout(self, values: Tensor) -> Tensor:
-        """Return the outputs (B, n) float32 for any number of observations (B, ...), normalized.
+        """Return the outputs (B, n) float32 for any number of normalized observations (B, ...).
 
         Torch computes the products, because it can use several threads. NumPy computes the activations, because
         its tanh takes a seventh of the time that torch's takes; the results differ from torch's by rounding errors.

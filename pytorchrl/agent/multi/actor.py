@@ -59,7 +59,7 @@ class MultiAgentActor(nn.Module):
             load_checkpoint(self, options.checkpoint)
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return parameter group -> network, for all networks that acting needs."""
+        """Return all networks that acting needs, by parameter group."""
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
@@ -79,5 +79,5 @@ class MultiAgentActor(nn.Module):
     @classmethod
     def create_factory(cls, policies: Mapping[str, Factory[Actor]], agents: Mapping[str, tuple[str, ...]],
                        checkpoint: str | None = None) -> Factory[MultiAgentActor]:
-        """Return a factory of these actors; `multi_agent` calls this method."""
+        """Return a factory of multi-agent actors; `multi_agent` calls this method."""
         return Factory(cls, cls.Options(policies=dict(policies), agents=dict(agents), checkpoint=checkpoint))

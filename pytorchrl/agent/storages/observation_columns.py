@@ -255,7 +255,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1, because up to K consecutive rows have the same frame in their stacks."""
+        """K - 1, because the stacks of a row and of the K - 1 rows after it may contain the newest frame of the row."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -373,7 +373,9 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _inherit_frames(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the frame numbers of rows that replace extra observations; make the rows the owners of the frames.
+        """Return the frame numbers of rows that replace extra observations.
+
+        Each row becomes the owner of the extra frames that its extra observation owned.
 
         Args:
             extras: (N,) places of the extra observations.

@@ -62,7 +62,7 @@ class CountedCollector(Counted, Protocol):
         """Total messages and bytes of weights that were sent to collection workers."""
 
     def take_send_s(self) -> float:
-        """Return the seconds that requests and rollouts of synchronous rounds were in transit since the last call."""
+        """Return the transit time, in seconds, of the messages of synchronous rounds since the last call."""
 
 
 class CountedSource(Counted, Protocol):
