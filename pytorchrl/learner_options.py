@@ -73,7 +73,7 @@ class LearnerOptions(Options):
             self._refuse_changed(("on_callback_error", "callback_timeout_s"), "callbacks, of which there are none")
 
     def _check_log_dir(self) -> None:
-        """Refuse options that need a `log_dir` without one."""
+        """Refuse options that need a `log_dir` if there is none."""
         if self.log_dir is not None and not os.fspath(self.log_dir):
             raise ConfigError("log_dir must be a directory or None, got an empty string")
         if self.overwrite and self.log_dir is None:

@@ -138,7 +138,7 @@ def _random_mask(
 
 
 class _OnePolicy:
-    """Environments with a single policy, with the interface of environments that have several policies."""
+    """Adapter that gives environments with one policy the interface of environments with several policies."""
 
     def __init__(self, envs: VecEnv) -> None:
         self._envs = envs

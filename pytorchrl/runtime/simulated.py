@@ -244,7 +244,10 @@ class SimulatedRuntime(Runtime):
         return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """Return a function that waits for the virtual duration of a point's operation, then injects faults."""
+        """Return the function that a worker calls when it reaches a named point of its work; see `Runtime`.
+
+        The function waits for the virtual duration of the operation at this point, and then injects faults.
+        """
         inject = super().points(worker, incarnation)
 
         def point(operation: str) -> bool:

@@ -121,7 +121,7 @@ class ThreadRuntime(Runtime):
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run the call immediately in the caller's thread; a signal only sets flags."""
+        """Run the call immediately in the caller's thread, because a signal only sets flags."""
         future: cf.Future[object] = cf.Future()
         actor: _ThreadActor = handle.native
         if actor.worker is None:

@@ -142,7 +142,7 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _LayerWeights:
-    """Iterable over the weight and the bias of each layer, which are looked up during each iteration."""
+    """Iterable of (weight, bias), one pair per layer; each iteration looks the tensors up in the layers."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._layers = layers
@@ -153,7 +153,7 @@ class _LayerWeights:
 
 
 class MLP(nn.Module):
-    """Fully connected layers. The input is a leaf, which `encode` converts to vectors, or a given number of features."""
+    """Fully connected layers. The input is a leaf, which `encode` converts to vectors, or vectors of a given size."""
 
     def __init__(
         self,

@@ -198,7 +198,7 @@ class Algorithm(Part, Updatable, ABC):
         """Return the batches that are due after the storage has received new data, one batch for each update."""
 
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
-        """Return the batch with values that need the whole batch, such as normalized advantages.
+        """Return the batch with all values that depend on the whole batch, such as normalized advantages.
 
         If gradients are accumulated over parts of a batch, this method is called before the batch is split. By default,
         it returns `batch` itself.

@@ -58,7 +58,7 @@ class PolicyColumns:
         return env * len(self.places) + self.places[agent]
 
     def as_env_action(self, value: np.ndarray) -> Action:
-        """Convert an agent's action, where discrete actions count from 0, to the form that its environment expects."""
+        """Return an agent's action as its environment expects it; discrete actions in `value` count from 0."""
         if self._action_start is not None:
             value = value + self._action_start
         space = self._raw_action_space

@@ -356,7 +356,7 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _keep(self, images: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store extra frames, (N, pixels), for the places `owners`, (N,); return the numbers of the frames, (N,)."""
+        """Store extra frames (N, pixels), owned by the places `owners` (N,); return the numbers of the frames, (N,)."""
         extra = self.slots.take(len(images))
         self._extra_frames = write_extras(self._extra_frames, extra, images)
         self.owners = write_extras(self.owners, extra, owners, fill=self._black)

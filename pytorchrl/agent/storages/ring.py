@@ -425,7 +425,7 @@ class Ring:
 
 
 def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
-    """Return the number of frames stacked in observations (T+1, E, ...); 1 means that they are stored unchanged.
+    """Return the number of frames stacked in observations (T+1, E, ...); 1 if they are to be stored unchanged.
 
     Raises:
         ConfigError: The observations are not stacks of `wanted` frames.
