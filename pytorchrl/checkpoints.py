@@ -82,7 +82,7 @@ class CheckpointFiles:
         self._directory.mkdir(exist_ok=True)
         with self._lock:
             for left in (*self._directory.glob(".step-*"), *self._directory.glob(f".{_BEST}.*")):
-                with contextlib.suppress(OSError):  # for example, a directory with such a name
+                with contextlib.suppress(OSError):  # for example, if `left` is a directory
                     left.unlink()
         path = _path_of(self._directory, written.env_steps)
         save(path, checkpoint)

@@ -80,7 +80,7 @@ class ConfigFile:
         """Return the options as arguments of `train`, without the swept options.
 
         Raises:
-            ConfigError: Options are unknown, or their values have wrong types; the message names all these lines.
+            ConfigError: Options are unknown, or their values have wrong types; the message names the line of each.
         """
         specs = option_specs(algorithm)
         self._refuse_unknown(algorithm, specs)

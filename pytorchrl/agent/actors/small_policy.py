@@ -96,7 +96,7 @@ class SmallPolicy:
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that normalizes the only leaf of observations as `actor` does, or None if it does not."""
+    """Return a function that normalizes single-leaf observations as `actor` does; None if it normalizes none."""
     if not actor.options.normalize_obs:
         return None
 

@@ -63,11 +63,11 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of all actors, such as normalizers, name -> tensor, without copying them."""
+        """Return the buffers of all actors (such as normalizers) by name, without copying them."""
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
-        """Return policy -> network -> zeros (C, H), for the networks with memory."""
+        """Return the initial memory, zeros (C, H), of each network with memory, by policy and network."""
         return {policy: actor.initial_states(num_envs * len(self.options.agents[policy]))
                 for policy, actor in self.actors.items()}
 

@@ -22,7 +22,7 @@ from pytorchrl.untyped import StateDict
 
 @dataclass(slots=True)
 class _Kept:
-    """A rollout of which at least some steps are in the replay buffer."""
+    """A rollout that still has steps in the replay buffer."""
 
     start: int
     """Number of env steps inserted before the rollout."""
@@ -103,7 +103,7 @@ class MultiAgentReplay(MultiAgentStorage):
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
     def to_learn_from(self, policy: str) -> _InEnvSteps:
-        """Return a policy's storage with counters in env steps; see `MultiAgentStorage`."""
+        """Return a policy's storage whose counters count env steps; see `MultiAgentStorage`."""
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
@@ -176,7 +176,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """Replay of one policy with `counters` in env steps, which the algorithm uses to decide when to update."""
+    """Replay of one policy. Its `counters` count env steps; the algorithm uses them to decide when to update."""
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters

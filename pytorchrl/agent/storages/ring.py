@@ -81,8 +81,8 @@ class Ring:
 
         Args:
             capacity: C, the number of rows.
-            stacked_frames: Number of frames stacked in an observation; each frame is stored once. None detects stacks,
-                1 stores observations unchanged.
+            stacked_frames: Number of frames stacked in an observation; each frame is stored once. With None, stacks
+                are detected; with 1, observations are stored unchanged.
             in_sequences: Whether rows are drawn in sequences. If so, the ring also stores where episodes begin, and a
                 row can be drawn only after `make_drawable`; otherwise every valid row can be drawn immediately.
         """
