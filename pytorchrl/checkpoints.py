@@ -115,7 +115,7 @@ class CheckpointFiles:
             write_json(self._directory / _BEST, self._best._asdict())
 
     def _prune(self) -> None:
-        """Remove the checkpoints that no option keeps."""
+        """Remove all checkpoints except those that the options say to keep."""
         found = paths(self._directory)
         kept = _kept(found, self._options.keep_checkpoints, self._options.keep_checkpoint_every)
         if self._options.keep_best_checkpoint and self._best is not None:
@@ -196,7 +196,7 @@ class Newest(NamedTuple):
 
 
 def newest(directory: Path) -> Newest | None:
-    """Return the newest readable checkpoint, or None if there are no checkpoints; changes no file.
+    """Return the newest readable checkpoint, or None if there are no checkpoints; do not change any file.
 
     If newer checkpoints cannot be read, a warning says what is lost.
 

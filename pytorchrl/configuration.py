@@ -87,7 +87,7 @@ class ConfigFile:
         return self._values(self._entries, specs)
 
     def runs(self, algorithm: str) -> list[dict[str, object]]:
-        """Return the swept options of each run: all combinations of their values, or one empty mapping without a sweep.
+        """Return the swept options of each run, for all combinations of values; without a sweep, one empty mapping.
 
         Raises:
             ConfigError: A swept option is unknown, is set outside the sweep too, or has no list of values.
@@ -108,7 +108,7 @@ class ConfigFile:
                 for combination in itertools.product(*columns)]
 
     def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
-        """Add to the message of an error the line of each option that it mentions, if the option is in `names`."""
+        """Return an error whose message also names the lines of the options in `names` that `error` mentions."""
         text = str(error)
         places = [f"{name}: {self.where(name)}" for name in names
                   if name in self._entries and re.search(rf"\b{re.escape(name)}\b", text)]
@@ -166,7 +166,7 @@ def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
 
 
 def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options: Mapping[str, object]) -> None:
-    """Write a file from which `load_config` returns the same arguments, except those for one run, such as `log_dir`.
+    """Write the arguments of `train`, except those of a single run (such as `log_dir`), to a file for `load_config`.
 
     Args:
         path: The TOML file, which is overwritten.

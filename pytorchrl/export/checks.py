@@ -91,7 +91,7 @@ def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> C
 
 
 def random_steps(player: Player, spaces_: RawSpaces, count: int, seed: int) -> list[Observed]:
-    """Return `count` observations, drawn from the observation space, with the actions of the agent.
+    """Draw `count` observations from the observation space; return them and the actions that the agent chooses.
 
     For a policy with memory, the observations form sequences, in which new episodes start at random steps.
     """
@@ -158,7 +158,7 @@ class _OnePolicy:
 def played_steps(
     players: Mapping[str, Player], factory: EnvFactory, count: int, seed: int,
 ) -> dict[str, list[Observed]]:
-    """Play greedily until each policy has received `count` observations; return policy -> its steps."""
+    """Play greedily until each policy has received `count` observations; return the steps of each policy."""
     transform = reward_function(factory.options.reward_transform)
     made = factory(mode="test", seed=seed)
     envs = made if isinstance(made, MultiAgentVecEnv) else _OnePolicy(made)

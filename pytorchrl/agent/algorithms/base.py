@@ -105,7 +105,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
-    _known_norms: tuple[list[Tensor], list[float]] = [], []  # gradients and norms from a compiled graph, else empty
+    _known_norms: tuple[list[Tensor], list[float]] = [], []  # computed by a compiled graph; empty if none did
 
     @classmethod
     @brief_errors
@@ -140,7 +140,7 @@ class Algorithm(Part, Updatable, ABC):
         self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return group -> name -> parameter; by default, the group `all` contains all parameters of the actor."""
+        """Return the trained parameters, by group and name; by default, all of the actor's are in the group `all`."""
         return {"all": dict(self.actor.named_parameters())}
 
     # Acting

@@ -98,7 +98,7 @@ class Destination(Protocol):
         """Handle pending responses of replay shards, if there are any, without blocking."""
 
     def begin_drain(self) -> None:
-        """Make room for rollouts, because the learner no longer takes data; may be called repeatedly."""
+        """Make room for rollouts, because the learner no longer takes data. Repeated calls are allowed."""
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""

@@ -69,7 +69,7 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each removal of a batch since the last call."""
+        """Return, for each batch taken since the last call, how many batches were waiting at that time."""
 
 
 class HasStatistics(Protocol):
