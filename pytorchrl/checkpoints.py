@@ -196,7 +196,7 @@ class Newest(NamedTuple):
 
 
 def newest(directory: Path) -> Newest | None:
-    """Return the newest readable checkpoint, or None if there are no checkpoints; do not change any file.
+    """Return the newest readable checkpoint, or None if there are no checkpoints; no file is changed.
 
     If newer checkpoints cannot be read, a warning says what is lost.
 

@@ -267,7 +267,7 @@ class SyntheticStorage(Storage):
         """Do nothing."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Return a count, mean and sum of 0, because there are no advantages."""
+        """Return zeros, because there are no advantages."""
         return (0.0, 0.0, 0.0)
 
     def reset(self) -> None:

@@ -23,7 +23,7 @@ def add_run_dir(parser: Parser) -> None:
 
 
 def add_episode_flags(parser: Parser, environment: str) -> None:
-    """Add the flags for playing episodes; the help of `--seed` calls the environments by the word `environment`."""
+    """Add the flags for playing episodes; `environment` names the environments in the help of `--seed`."""
     parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
     parser.add_argument("--seed", type=_whole_seed, metavar="INT",
                         help=f"seed of {environment} and actions [the run's seed]")

@@ -157,7 +157,7 @@ class SimulatedCollective:
 
 
 class _Meeting:
-    """Tensors that the ranks of one group exchange: number of the call -> rank -> tensor."""
+    """Tensors that the ranks of one group exchange, by number of the call and by rank."""
 
     def __init__(self) -> None:
         self.tensors: dict[int, dict[int, Tensor]] = {}
@@ -170,7 +170,7 @@ class SimulatedRuntime(Runtime):
     Args:
         options: Options of the runtime; None: the defaults.
         seed: Seed of the experiment; it also determines when faults with a probability occur.
-        is_recording: Whether workers record the order of events that the schedule decides.
+        is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal to repeat. In a repeated run, operations take no virtual
             time.
 

@@ -255,7 +255,7 @@ class DictNet(nn.Module):
         self.out_features = self.joint.out_features
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Return features (B, out_features) of observations, leaf -> (B, ...)."""
+        """Return features (B, out_features) of B observations; `obs` maps each leaf to a tensor (B, ...)."""
         features = [net(obs[leaf]) for leaf, net in zip(self._leaves, self.extractors, strict=True)]
         return self.joint.forward(torch.cat(features, -1))
 

@@ -96,7 +96,7 @@ class SmallPolicy:
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that normalizes single-leaf observations as `actor` does; None if it normalizes none."""
+    """Return a function that normalizes single-leaf observations as `actor` does; None if it does not normalize them."""
     if not actor.options.normalize_obs:
         return None
 

@@ -67,7 +67,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
-        """Return the initial memory, zeros (C, H), of each network with memory, by policy and network."""
+        """Return the initial memory, zeros (C, H), of each network with memory, by policy and name."""
         return {policy: actor.initial_states(num_envs * len(self.options.agents[policy]))
                 for policy, actor in self.actors.items()}
 
