@@ -42,7 +42,7 @@ _ACTING = ("noise_std",)
 
 
 def describe(registration: Registration, env: object, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments of `train` as JSON; return an empty dictionary if the environment is not an id."""
+    """Return the arguments of `train` as JSON values, or an empty dictionary if the environment is not an id."""
     if not isinstance(env, str):
         return {}
     return {"algorithm": registration.reference, "env": env,

@@ -96,7 +96,7 @@ class SmallPolicy:
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that normalizes single-leaf observations as `actor` does; None if it does not normalize them."""
+    """Return a function that normalizes one-leaf observations as `actor` does; None if it leaves them unchanged."""
     if not actor.options.normalize_obs:
         return None
 
