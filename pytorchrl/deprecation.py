@@ -52,7 +52,7 @@ def warn_deprecated(name: str, *, use: str, since: str, removed_in: str) -> None
 
 
 def deprecated(*, use: str, since: str, removed_in: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function or method to warn at each call; see `warn_deprecated` for the arguments."""
+    """Return a decorator that makes each call of a function or method warn; see `warn_deprecated` for the arguments."""
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def warning(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""The linear recursion over time with which returns, advantages and discounted sums are computed. T = steps."""
+"""The linear recursion over time that computes returns, advantages and discounted sums. T = number of steps."""
 
 from __future__ import annotations
 

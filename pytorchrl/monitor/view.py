@@ -206,7 +206,7 @@ class Reader:
     """Reader of one run, which may still be running.
 
     Args:
-        run_dir: The directory of the run, which `reading.check_run` accepts.
+        run_dir: The directory of the run; `reading.check_run` must accept it.
         only_latest: Whether to keep only the latest records, for callers that do not draw curves.
     """
 

@@ -29,7 +29,7 @@ _RECORDS = "pytorchrl_log_records"
 
 
 class WorkerLog(logging.Handler):
-    """Collects the warnings and errors that this library logs in a worker, until an answer sends them to the caller."""
+    """Collects the warnings and errors that this library logs in a worker; the next answer carries them to the caller."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -57,7 +57,7 @@ class Answer(Generic[R]):
     records: LogRecords = field(default_factory=list)
 
     def outcome(self, worker: str) -> Outcome[R]:
-        """Log the records in this process, and return the outcome of the call to a worker."""
+        """Log the records in the calling process, and return the outcome of the call to `worker`."""
         log(worker, self.records)
         if self.error is not None:
             self.error.__cause__ = RemoteTraceback(self.trace)

@@ -128,7 +128,7 @@ class Ledger:
         return self._places[place]
 
     def total(self, *places: str) -> int:
-        """Return the number of steps in several places together."""
+        """Return the total number of steps in the given places."""
         with self._lock:
             return sum([self._places[place] for place in places])
 

@@ -42,8 +42,8 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
     Args:
         ring: The ring that contains the rows.
         walk: The rows of each sequence.
-        states: Network -> (B, H) float32, the memory states before row 0; includes `PREVIOUS`, the previous action
-            and reward, if they are an input of the memory.
+        states: Network -> (B, H) float32, the state of its memory before row 0 of each sequence. If the memory also
+            receives the previous action and reward, those before row 0 are under the key `PREVIOUS`.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.

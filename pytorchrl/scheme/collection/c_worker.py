@@ -354,7 +354,10 @@ def _with_own_draws(state: object, own: object) -> object:
 
 
 def _kind(value: object) -> object:
-    """Return a name for the types between which a value in the state of an algorithm may change; None for any type."""
+    """Return the kind of a value in the state of an algorithm; None if the value is of another type.
+
+    A value with a kind may be replaced only by a value of the same kind, for example an int by a float.
+    """
     kinds: dict[str, type | tuple[type, ...]] = {
         "flag": bool, "number": (int, float), "text": str, "mapping": Mapping, "tensor": Tensor}
     return next((kind for kind, types in kinds.items() if isinstance(value, types)), None)

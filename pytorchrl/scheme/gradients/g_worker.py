@@ -286,10 +286,10 @@ class GWorker(Worker):
         return self.stats.take(self.collector, self.batch_source, () if self.shards is None else self.shards.states)
 
     def _apply_mean(self, grads: Vectors) -> tuple[Vectors | None, dict[str, float] | None]:
-        """Apply the mean gradient, as all ranks do.
+        """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            The value of `Gradients.vectors` ([] if no rank had data, else None), and statistics (None: update skipped).
+            `Gradients.vectors` ([] if no rank had data, else None), and statistics (None if the update was skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)

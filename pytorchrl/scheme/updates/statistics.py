@@ -246,7 +246,7 @@ class Statistics:
             self._times.add_step(seconds)
 
     def add_send_s(self, seconds: float) -> None:
-        """Add the seconds for which all workers waited while requests and gradients were in transit."""
+        """Add the seconds that requests and gradients spent in transit, summed over the workers."""
         with self._lock:
             self._times.add_seconds({"gradients": {"send": seconds}})
 
