@@ -27,7 +27,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 @dataclass(frozen=True)
 class Renamed:
-    """A name with its replacement and the releases in which its use starts to warn and to fail."""
+    """The old and the new name of an option or attribute, and the releases in which the old name warns and fails."""
 
     old: str
     new: str

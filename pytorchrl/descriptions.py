@@ -1,6 +1,6 @@
 """Describe options and factories as JSON, and build them again from their descriptions.
 
-Numbers, texts, booleans, lists and mappings are their own descriptions. Any other value is described by an object:
+Numbers, strings, booleans, lists and mappings are their own descriptions. Any other value is described by an object:
 
 | value | description |
 |---|---|
@@ -8,9 +8,9 @@ Numbers, texts, booleans, lists and mappings are their own descriptions. Any oth
 | a schedule | `{"schedule": [name, number, ...]}` |
 | a class or function | `{"__code__": "module:qualname"}` |
 | a `functools.partial` | `{"__partial__": [function, [argument, ...], {name: argument, ...}]}` |
-| a space of the environments | `{"__space__": ["observation_space"]}`; with several policies, the list also names one |
+| a space of the environments | `{"__space__": ["observation_space"]}`; with several policies, the list names one, too |
 | a tuple in a mapping | `{"__tuple__": [item, ...]}`; outside mappings, a list describes a tuple |
-| a mapping whose keys are not texts | `{"__mapping__": [[key, value], ...]}` |
+| a mapping with keys that are not strings | `{"__mapping__": [[key, value], ...]}` |
 | a number that is not finite | `{"__float__": "inf"}` |
 | anything else | `{"__other__": repr}`, from which no value can be built |
 """
@@ -61,7 +61,8 @@ def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False)
     Args:
         value: A value of an option, or a factory.
         spaces: Spaces that are described by their names; None: no spaces.
-        exact: Whether to distinguish tuples from lists, as inside mappings; an option itself accepts either.
+        exact: Whether tuples are described as tuples; if not, as lists, because options accept lists as well as tuples.
+            Inside mappings, tuples are always described as tuples.
     """
     described = functools.partial(to_json, spaces=spaces, exact=exact)
     if isinstance(value, Factory):
@@ -140,7 +141,7 @@ def from_json(value: object, find: Find | None = None, spaces: Spaces | None = N
         value: The description.
         find: Function that finds a class or function by its reference; None means `find_imported`.
         spaces: Spaces to which the description may refer.
-        exact: Whether lists stay lists instead of becoming tuples; see `to_json`.
+        exact: Whether lists stay lists instead of becoming tuples. Inside mappings, lists always stay lists.
 
     Raises:
         CheckpointError: The code is not found, or no value can be built from the description.

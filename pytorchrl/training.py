@@ -136,9 +136,9 @@ def load(
         model: Name of the model in that directory, without `.pt`.
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
             names, which must be in this package or already imported by this process.
-        trust: Whether to import code that the run names, such as the function of its environments, which executes this
-            code. If not, only classes that this process has already imported are used. Set it only for runs whose
-            author you trust.
+        trust: Whether to import, and thereby execute, code that the run names, such as the function that makes its
+            environments. If not, only classes that this process has already imported are used. Set it only for runs
+            whose author you trust.
 
     Raises:
         CheckpointError: There is no run or no such model, the files cannot be read, or the run needs code that is not
@@ -239,15 +239,15 @@ class TrainedAgent:
         """Choose the action for one observation of one environment.
 
         Args:
-            obs: The observation, as the environment returns it; with several agents, agent -> observation.
+            obs: The observation as the environment returns it; with several agents, a mapping from agents to observations.
             memory: The memory that the previous call of this episode returned; None at the start of an episode.
             deterministic: Whether the policy takes its best action instead of sampling one.
             mask: (n,) bool, true where an action is allowed, if `info` contains masks; with several agents,
-                agent -> mask.
+                a mapping from agents to masks.
 
         Returns:
-            The action, as the environment accepts it; with several agents, agent -> action. If a policy has memory, a
-            pair of the action and the next memory.
+            The action as the environment accepts it; with several agents, a mapping from agents to actions. If a policy
+            has memory, a pair of the action and the next memory.
 
         Raises:
             ConfigError: The observation does not fit the observation space; or the environments have several

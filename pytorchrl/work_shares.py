@@ -132,7 +132,7 @@ class WorkSampler:
 
     def __enter__(self) -> WorkSampler:
         self._handler = signal.signal(signal.SIGALRM, self._sample)
-        signal.siginterrupt(signal.SIGALRM, False)  # native code need not handle interrupted system calls
+        signal.siginterrupt(signal.SIGALRM, False)  # restart interrupted system calls of native code
         self._is_sampling = True
         self._start = self._last = time.perf_counter()
         self._timer = signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S)

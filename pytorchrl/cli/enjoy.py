@@ -1,4 +1,4 @@
-"""Implement `pytorchrl enjoy RUN_DIR`: play episodes with a trained agent, and show or film other episodes."""
+"""Implement `pytorchrl enjoy RUN_DIR`: play episodes with a trained agent, and show or film additional episodes."""
 
 from __future__ import annotations
 

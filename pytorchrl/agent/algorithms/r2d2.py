@@ -31,7 +31,7 @@ RESCALING_EPS = 1e-3
 
 
 def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
-    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, which compresses values: Pohlen et al. 2018, section 3.2."""
+    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, which compresses values (Pohlen et al. 2018, section 3.2)."""
     return x / ((x.abs() + 1).sqrt() + 1) + eps * x
 
 

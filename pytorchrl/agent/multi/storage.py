@@ -198,7 +198,7 @@ class MultiAgentStorage(Storage):
             storage.before_gradients()
 
     def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # mappings
-        """Return policy -> count, mean and sum of squared deviations of the policy's advantages."""
+        """Return, by policy, the count, mean and sum of squared deviations of the policy's advantages."""
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
@@ -275,7 +275,7 @@ class MultiAgentStorage(Storage):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """`policy/name` -> current value of the parameter."""
+        """The current values of the parameters of all policies, by `policy/name`."""
         return joined({policy: storage.parameters for policy, storage in self.storages.items()})
 
     @parameters.setter
@@ -285,11 +285,11 @@ class MultiAgentStorage(Storage):
 
     @property
     def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
-        """`policy/name` -> schedule of the parameter."""
+        """The schedules of the parameters of all policies, by `policy/name`."""
         return joined({policy: storage.schedules for policy, storage in self.storages.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set the scheduled parameters of all policies; return `policy/name` -> value. See `Storage`."""
+        """Set the scheduled parameters of all policies, and return their values by `policy/name`; see `Storage`."""
         return joined({
             policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 

@@ -354,7 +354,7 @@ def _with_own_draws(state: object, own: object) -> object:
 
 
 def _kind(value: object) -> object:
-    """Return the kind of a value in the state of an algorithm; None if the value is of another type.
+    """Return the kind of a value in the state of an algorithm, such as "number"; None for a value of any other type.
 
     A value with a kind may be replaced only by a value of the same kind, for example an int by a float.
     """

@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: workers start train batches at different steps, so there is no common step to wait for."""
+        """Always True, because each worker starts its train batches independently; see `UpdateStrategy`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

@@ -373,7 +373,7 @@ class Statistics:
     def _by_worker(self) -> list[dict[str, object]]:
         """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
-        The result is a list, because lists are not written to TensorBoard, which would show a curve for each worker.
+        Lists are not written to TensorBoard, so this list adds no curves for single workers there.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()

@@ -35,7 +35,7 @@ class UpdateStrategy(Protocol):
     def is_between_items(self) -> bool:
         """Whether the next step starts with new data on all workers.
 
-        If the workers start train batches at different steps, there is no such step, and the value is always True.
+        With asynchronous gradients, each worker starts its train batches independently, and the value is always True.
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
