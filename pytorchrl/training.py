@@ -239,14 +239,14 @@ class TrainedAgent:
         """Choose the action for one observation of one environment.
 
         Args:
-            obs: The observation as the environment returns it; with several agents, a mapping from agents to observations.
+            obs: The environment's observation; with several agents, a mapping from agents to observations.
             memory: The memory that the previous call of this episode returned; None at the start of an episode.
             deterministic: Whether the policy takes its best action instead of sampling one.
             mask: (n,) bool, true where an action is allowed, if `info` contains masks; with several agents,
                 a mapping from agents to masks.
 
         Returns:
-            The action as the environment accepts it; with several agents, a mapping from agents to actions. If a policy
+            An action that the environment accepts; with several agents, a mapping from agents to actions. If a policy
             has memory, a pair of the action and the next memory.
 
         Raises:
@@ -281,7 +281,7 @@ class TrainedAgent:
         Raises:
             ConfigError: The format is unknown, its packages are missing, the file exists, or `path` is None for an
                 agent without a directory.
-            ExportError: The policy cannot be exported, or the file chooses other actions; the file is then not kept.
+            ExportError: The policy cannot be exported, or its file chose other actions than the agent and was deleted.
         """
         # The import is inside the method, because torch.export takes long to import, and few programs need it.
         from pytorchrl.export import Exporter, default_name

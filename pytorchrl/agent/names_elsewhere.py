@@ -383,7 +383,7 @@ _SAMPLE_FACTORY: dict[str, tuple[Here, ...]] = {
     "env_framestack": at("environments.frame_stack"),
     "env_frameskip": no_option("environments and their wrappers skip frames, see `env_kwargs` and `wrappers`"),
 }
-# These are options of this package. The entries serve parts that lack the option or use a different name for it.
+# These are options of this package. A user may pass one to a part that lacks the option or gives it a different name.
 _OWN: dict[str, tuple[Here, ...]] = {
     "num_envs": _ENVS,
     "num_steps": _ROLLOUT,

@@ -178,7 +178,7 @@ class RunView:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Reason -> env steps that were dropped for this reason; reasons without steps are missing."""
+        """The number of dropped env steps by reason; reasons without steps are missing."""
         reasons = mapping(self.latest, "ledger", "dropped")
         return {reason: steps for reason in reasons if (steps := count(reasons, reason))}
 

@@ -116,7 +116,7 @@ class OffPolicyActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `policy` and `critics`; a subclass may build different modules.
 
-        The modules receive normalized observations, leaf -> (B, ...). `policy(obs)` returns (B, k) float32. For a Box,
+        The modules receive normalized observations (leaf -> (B, ...)). `policy(obs)` returns (B, k) float32. For a Box,
         k = D if the policy is deterministic; otherwise, k = 2 D (means, then log standard deviations). For a Discrete
         space, k = n (logits). `critics` is a ModuleList of networks that return values (float32): `critic(obs, action)`
         returns (B,) for a Box, and `critic(obs)` returns (B, n) for a Discrete space.
@@ -256,7 +256,7 @@ class PolicyNet(nn.Module):
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Return outputs (B, num_outputs) float32 for normalized observations, leaf -> (B, ...)."""
+        """Return outputs (B, num_outputs) float32 for normalized observations, a mapping leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
         outputs: Tensor = self.head(features)
         return outputs.float()  # with mixed precision, the head returns bfloat16

@@ -268,7 +268,7 @@ class MultiAgentStorage(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of env steps: `inserted` and `sampled` so far, and `resident`, those stored now."""
+        """Numbers of env steps: `inserted` so far, `sampled` so far, and `resident` (stored now)."""
         return {"inserted": self._inserted, "sampled": self._sampled, "resident": self._resident_env_steps}
 
     # Parameters, states

@@ -82,7 +82,7 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
         local_report: Function that returns a report of the local gradient worker; None: its gradients contain reports.
-        local_episodes: Function that returns the episodes that would be in the next `local_report`, and removes them.
+        local_episodes: Function that returns finished episodes at once, so that the next `local_report` omits them.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
