@@ -228,7 +228,7 @@ def code_in(value: object) -> list[str]:
 
 
 def reference(value: object) -> str:
-    """Return `module:qualname` of a class or function; return an empty text for a value without a name.
+    """Return `module:qualname` of a class or function; return an empty string for a value without a name.
 
     A class or function of the running script belongs to the module `__main__`. Its reference names the script's file
     instead, which another process in the same directory can import.

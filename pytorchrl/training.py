@@ -294,7 +294,7 @@ class TrainedAgent:
         return self._exporter.export(file, to, checks, overwrite)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""
+        """Save the policy in the format of `Scheme.save_model`, which the option `checkpoint` of an actor can load."""
         return save(path, {"format": MODEL_FORMAT, "version": self._version, "acting_state": self.acting_state})
 
     @property

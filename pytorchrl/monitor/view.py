@@ -270,8 +270,8 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
 def _before(records: Sequence[Record]) -> Record:
     """Return the newest record that is at least `_WINDOW_S` older than the latest record, or else the oldest record.
 
-    If there is only one record, the result is empty, which means the start of the run. The same is true if the run was
-    resumed in between, because the counts of a resumed run start at 0 again.
+    If there is only one record, the result is empty, which stands for the start of the run. The result is also empty if
+    the run was resumed within this time, because the counts of a resumed run start at 0 again.
     """
     if len(records) < 2:
         return {}

@@ -48,7 +48,7 @@ class WorkerLog(logging.Handler):
 class Answer(Generic[R]):
     """Result of a call that also logged warnings, or that raised `SystemExit` or `KeyboardInterrupt`.
 
-    If one of these two exceptions reached Ray, Ray would report a crashed process or a cancelled call.
+    These two exceptions must not reach Ray, which would report a crashed process or a cancelled call.
     """
 
     value: R | None = None

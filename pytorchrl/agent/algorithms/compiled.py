@@ -178,7 +178,7 @@ def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
 
 
 def _modes(modules: Iterable[nn.Module]) -> Hashable:
-    """Return whether each module is in training mode, which is constant in a graph."""
+    """Return whether each module is in training mode. A compiled graph is valid only for the same modes."""
     return tuple([module.training for module in modules])
 
 

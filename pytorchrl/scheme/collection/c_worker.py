@@ -341,7 +341,7 @@ class CWorker(Worker):
 
 
 def _with_own_draws(state: object, own: object) -> object:
-    """Return a copy of `state` with the random generators and the noise of `own`; both are states of an algorithm.
+    """Return a copy of `state` with the random generators and the noise of `own`. Both arguments are algorithm states.
 
     If all workers had the same random generators, they would all collect the same data.
     """

@@ -374,7 +374,7 @@ class GWorker(Worker):
     # Resizes, checkpoints and shutdown
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
-        """Request a new number of collection workers for each gradient worker; see `Resizing.request`."""
+        """Request a new number of collection workers for this worker; see `Resizing.request`."""
         self.collector.resize(num_col_workers, resources)
 
     def announce_drain(self, number: int) -> None:
