@@ -124,7 +124,7 @@ def describe_learner(options: LearnerOptions) -> dict[str, object]:
 
 
 def _without_log_dir(envs: EnvFactory) -> object:
-    """Return the description of environments without `log_dir`, the directory for monitor files."""
+    """Describe a factory of environments, but omit `log_dir`, the directory for monitor files."""
     options = {name: value for name, value in as_keywords(envs.options).items() if name != "log_dir"}
     return {FACTORY: reference(envs.cls), "options": {name: to_json(value) for name, value in options.items()}}
 
@@ -258,8 +258,8 @@ def _place(value: object, spaces: Spaces) -> list[str]:
 def find_imported(reference: str) -> object:
     """Return a class that this process has imported: a part of an agent, network, optimizer, environment or wrapper.
 
-    Only the names of classes are compared. Looking a name up in a module could execute the module's code, and could
-    find functions such as `os.system`.
+    The function only compares `reference` with the names of imported classes. Looking `reference` up in a module could
+    execute the module's code, and could find functions such as `os.system`.
 
     Raises:
         CheckpointError: There is no such class.

@@ -26,8 +26,8 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 
-# Prefix of a file of this package -> kind of work that the functions in the file do. In other files, the work of a
-# function has the kind of its caller.
+# Prefix of a path in this package -> kind of work that the functions in these files do. The work of a function in any
+# other file has the kind of its caller.
 _FILES = {
     "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
     "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
@@ -36,7 +36,7 @@ _FILES = {
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Prefix of a file of this package -> kind of work of functions outside this package that the file calls.
+# Prefix of a path in this package -> kind of work of the functions outside this package that these files call.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")
@@ -86,7 +86,7 @@ def kind_of(frame: FrameType | None) -> str | None:
         - "environment": functions of the environments, but not those of `VecEnv`, which calls them.
         - "network": functions of actors, losses and gradients, and all functions that an actor or a loss calls.
         - "optimizer": clipping gradients, updating parameters, and moving target networks.
-        - "storage": storing steps, computing advantages, and sampling batches, including the copies.
+        - "storage": storing and copying steps, computing advantages, and sampling batches.
         - "ours": all other work of this package.
     """
     innermost, codes = frame, []

@@ -16,7 +16,7 @@ from pytorchrl.monitor.screen import check_rich
 from pytorchrl.option_text import positive_seconds
 from pytorchrl.run_directory import RUN_FILE
 
-# After training, the process of the view has this many seconds to show the last frame, and as many to end.
+# After training, the process of the view has this many seconds to show the last frame, and then the same time to end.
 _LAST_FRAME_S = 5.0
 
 

@@ -220,7 +220,7 @@ class GWorker(Worker):
     @errors_carry_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
-        """Load the next train batch, unless an unused train batch is loaded.
+        """Load the next train batch, unless an unused train batch is already loaded.
 
         With the returned moments, synchronous gradient workers normalize advantages over all their train batches, as a
         single worker would. During this call, `preempt(number)` ends a rollout that this worker collects itself.
