@@ -1,4 +1,4 @@
-"""The linear recursion over time that computes returns, advantages and discounted sums. T = number of steps."""
+"""Compute returns, advantages and discounted sums by a linear recursion over time. T = number of steps."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def make_factory(
         vec_env_size: Number of environments.
         policy_of: The policy that controls each agent; see `MultiAgentVecEnv.create_factory`. If `env_id` is a
             function, a value other than None declares that its environments have several agents.
-        options: Further options, such as `frame_stack`. If the id belongs to a suite, the suite's own function (such as
-            `atari_factory`) receives them; otherwise, `VecEnv.create_factory` or `MultiAgentVecEnv.create_factory`.
+        options: Further options. If the id belongs to a suite, the suite's own function (such as `atari_factory`)
+            receives them; otherwise, `VecEnv.create_factory` or `MultiAgentVecEnv.create_factory` does.
 
     Raises:
         ConfigError: The id is unknown (the message names the closest id), an option is invalid, or a package is missing

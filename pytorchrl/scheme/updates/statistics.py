@@ -373,7 +373,7 @@ class Statistics:
     def _by_worker(self) -> list[dict[str, object]]:
         """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
-        Lists are not written to TensorBoard, so this list adds no curves for single workers there.
+        Lists are not written to TensorBoard, so this list does not add a curve for each worker there.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()
