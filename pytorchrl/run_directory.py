@@ -96,7 +96,7 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the message for a directory without the file `missing`, with the newest run in it if there is one."""
+    """Return the error message for a directory that lacks the file `missing`; if it contains runs, name the newest one."""
     newest = _newest_run(path)
     if path.is_file():
         return f"{str(path)!r} is a file; name the directory of the run, {str(path.parent)!r}"

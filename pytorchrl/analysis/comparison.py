@@ -56,7 +56,7 @@ def compare(
         scores: Array of shape (runs, tasks).
         baseline: Array of shape (runs of the baseline, tasks).
         statistic: The statistic whose difference is estimated.
-        paired: Whether row `i` of both arrays has the same seed. Then runs are resampled and tested in pairs. Pairing
+        paired: Whether row `i` of both arrays has the same seed. If so, runs are resampled and tested in pairs. Pairing
             makes intervals shorter if equal seeds lead to similar scores.
         confidence: The fraction of intervals that contain the true value.
         method: "t" or "percentile"; see `estimate`.
@@ -77,7 +77,7 @@ def compare(
         paired=paired,
         difference=compared,
         mean_difference=estimated(difference(mean), by_pairs=paired),
-        # The probability compares each run with every run of the baseline, so the runs are not resampled in pairs.
+        # This probability compares each run with every run of the baseline, so runs are not resampled in pairs.
         improvement=_with_exact_end(estimated(probability_of_improvement, by_pairs=False, low=0.0, high=1.0),
                                     min(len(first), len(second)) * first.shape[1], confidence),
         p_value=p_value, seeds_needed=seeds_needed)
@@ -139,7 +139,7 @@ def required_seeds(
 
 
 def _required_seeds(effect: float, power: float, confidence: float, *, paired: bool) -> int | None:
-    """Return the number of seeds for a difference of `effect` standard deviations; None for more than a million."""
+    """Return the number of seeds that detect a difference of `effect` standard deviations; None above a million."""
     low, high = 1, 2  # the power with `low` seeds is too low
     while _power(high, effect, confidence, paired=paired) < power:
         low, high = high, 2 * high

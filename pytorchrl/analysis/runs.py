@@ -25,7 +25,7 @@ from pytorchrl.run_directory import (
 from pytorchrl.saved_files import parse_value, read_bytes, read_json
 from pytorchrl.sealed_lines import check_sealed
 
-# These settings do not distinguish groups: the seed, and settings of files, of the display and of evaluations.
+# Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
             "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
             "log_every", "eval_every", "eval_episodes"}
@@ -67,7 +67,7 @@ class Scores:
     seeds: tuple[tuple[int | None, ...], ...]
 
     def is_paired_with(self, other: Scores) -> bool:
-        """Return whether each task has the same known seeds in both groups, and each seed once."""
+        """Return whether, on each task, both groups have the same seeds, all known and each used once."""
         return self.seeds == other.seeds and all(None not in seeds and len(set(seeds)) == len(seeds)
                                                  for seeds in self.seeds)
 
@@ -117,7 +117,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str
 
     Args:
         runs: The runs.
-        by: Names of the settings by which to group; None: all in which runs differ.
+        by: Names of the settings by which to group; None: all settings in which runs differ.
 
     Raises:
         ConfigError: No run has a setting that `by` names.

@@ -53,7 +53,7 @@ def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
                   worker_bytes: int = WORKER_BYTES) -> None:
     """Refuse workers if a machine lacks memory for them, or lacks the CPUs or GPUs that they request explicitly.
 
-    More workers than cores are allowed: the default request is reduced, and the workers share the cores.
+    More workers than cores are allowed: workers that request the default resources share the cores.
 
     Args:
         requests: (name, number of workers, resources of one worker) for each kind of remote worker of a scheme.

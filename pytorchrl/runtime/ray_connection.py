@@ -31,13 +31,13 @@ logger = get_logger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 # Seconds to wait for the reaper, which usually ends Ray's remaining processes within a tenth of a second.
 _REAP_TIMEOUT_S = 5.0
-# A start that fails after at least this many seconds was slow, and is tried once more. A start that fails in less
-# time has another cause than slowness.
+# A start that fails after at least this many seconds is tried once more, because the machine may just be slow. A
+# start that fails sooner was not merely slow, so it is not tried again.
 _SLOW_START_S = 10.0
-# Only Ray's dashboard, which is not started, reads the events of calls. If workers reported them, the GCS would grow by
-# 280 MB in the first hour of a run.
+# Workers do not report an event for each call. Only Ray's dashboard, which is not started, reads these events, and with
+# them, the GCS grew by 280 MB in the first hour of a run.
 _SYSTEM_CONFIG = {"task_events_report_interval_ms": 0}  # 0: never
-# Number of lines of Ray's logs in the error of a start that failed, and the largest number of characters of a line.
+# If a start fails, the error quotes at most this many lines of each of Ray's logs, and cuts each line to this length.
 _LOG_LINES, _LOG_WIDTH = 3, 300
 
 
@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def share(cls) -> Connection | None:
-        """Return the connection that another runtime of this process has made; None if the user has made it."""
+        """Return the connection that another runtime of this process has made, and count one more user; None without one."""
         with cls._lock:
             if cls.current is not None:
                 cls.current._users += 1
@@ -141,8 +141,8 @@ class Connection:
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
-        # Functions that are registered later run earlier, so a program that ends with an error, without leaving Ray,
-        # ends the watch before Ray ends its parts.
+        # If the program ends without leaving Ray, the watch ends before Ray's own exit function ends Ray's processes,
+        # because `atexit` calls functions in reverse order of registration.
         atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:

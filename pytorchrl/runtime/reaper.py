@@ -26,17 +26,17 @@ _EXIT = "Terminate the process"
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start a process that runs `main` for this process, in a session of its own, which Ctrl-C does not affect."""
+    """Start the reaper of this process, which runs `main`, in a session of its own, so that Ctrl-C does not affect it."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Return the ids of a session's processes that have the directory in their command line or an open file in it."""
+    """Return the ids of a session's processes whose command line names the directory, or that have opened a file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # no process, or a process that has ended or is another user's
+        with contextlib.suppress(OSError, ValueError):  # not a process, one that has ended, or another user's
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)

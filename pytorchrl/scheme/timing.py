@@ -72,7 +72,7 @@ class Stopwatch:
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Count one block of a part, and add its seconds, which the caller has measured, to the total of the part."""
+        """Count one finished block of a part, and add the seconds that the caller measured for the block."""
         self.add(part, seconds)
         self.counts[part] += 1
 

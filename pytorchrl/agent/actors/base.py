@@ -39,7 +39,7 @@ class Loadable(Protocol):
         """Return the networks that act, by parameter group."""
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of the saved state, name -> tensor, without copying them."""
+        """Return the buffers of the saved state by name, without copying them."""
 
 
 class Actor(Part, nn.Module, ABC):
@@ -121,7 +121,7 @@ class Actor(Part, nn.Module, ABC):
         """
 
     def example_obs(self) -> Obs:
-        """Normalize all-zero observations; return leaf -> (`NUM_EXAMPLES`, ...) on the actor's device."""
+        """Return `NUM_EXAMPLES` normalized all-zero observations on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
@@ -165,7 +165,7 @@ class Actor(Part, nn.Module, ABC):
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the initial memory, network -> zeros (E, H), or {} for an actor without memory (the default)."""
+        """Return the initial memory of each network, zeros (E, H), by name; {} (the default) without memory."""
         return {}
 
     def policy_states(self, num_envs: int) -> Obs:
@@ -199,7 +199,7 @@ class Actor(Part, nn.Module, ABC):
                 module.look_up_weights()
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of the saved state (such as normalizers), name -> tensor, without copying them."""
+        """Return the buffers of the saved state (such as normalizers) by name, without copying them."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
                 if not isinstance(value, nn.Parameter)}
 

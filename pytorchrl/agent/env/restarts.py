@@ -212,7 +212,7 @@ class RememberingEnv(AnyWrapper):
 
 
 def cut_in(info: Info) -> np.ndarray | None:
-    """Return whether each environment raised an exception in the step with this `info`, (E,) bool; None if none did."""
+    """Return which environments raised an exception in the step with this `info`, as (E,) bool; None if none did."""
     last = info.get("final_info", info)
     return last.get(CUT) if isinstance(last, Mapping) else None
 

@@ -340,9 +340,9 @@ class VecEnv(Part):
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info`; under NEXT_STEP, add lives and masks for environments that raised exceptions.
+        """Return `info`; if autoreset is NEXT_STEP, add the lives and masks of environments that raised exceptions.
 
-        `cut`, (E,) bool, marks these environments, whose own `info` contains neither.
+        `cut`, (E,) bool, marks these environments. The `info` that they return contains neither lives nor masks.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

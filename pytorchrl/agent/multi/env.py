@@ -156,7 +156,7 @@ class MultiAgentVecEnv(VecEnv):
                 agents, env.observation_space(agents[0]), env.action_space(agents[0]), self.num_envs)
             for policy, agents in options.agents.items()}
         self._policy_of = {agent: policy for policy, agents in options.agents.items() for agent in agents}
-        # Unlike in `VecEnv`, these attributes are mappings from policies.
+        # Unlike in `VecEnv`, each of these attributes is a mapping, with an entry for each policy.
         self.observation_space = {
             policy: columns.observation_space  # type: ignore[misc]
             for policy, columns in self._columns.items()}
@@ -299,7 +299,7 @@ class MultiAgentVecEnv(VecEnv):
         self._observe(index, obs, infos, agents, set(), results)
 
     def _policy_returns(self, index: int) -> dict[str, float]:
-        """Return policy -> mean return of those agents of the policy that acted in the episode."""
+        """Return, for each policy, the mean return of its agents that acted in the episode."""
         own: dict[str, list[float]] = {}
         for agent, value in self._agent_returns[index].items():
             own.setdefault(self._policy_of[agent], []).append(value)

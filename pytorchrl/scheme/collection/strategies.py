@@ -46,7 +46,7 @@ class _RemoteCollection(Elastic):
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # measures the time to deliver rollouts ("receive"), including waits for free space
+        self._watch = weights.watch  # times the delivery of rollouts ("receive"), with waits for space in the queue
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
@@ -144,7 +144,7 @@ class _RemoteCollection(Elastic):
 class Barrier(_RemoteCollection):
     """Collection in synchronous rounds. In a round, each worker collects one rollout with the same weights.
 
-    With `on_straggler="finish"`, a worker whose previous rollout was preempted first collects the rest of that rollout.
+    With `on_straggler="finish"`, a preempted worker collects the rest of its rollout at the start of the next round.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return a counter of the steps that preempted workers must still collect for `rollout_size` steps."""
+            """Return an object that counts how many of the `rollout_size` steps of a rollout each worker still owes."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -243,7 +243,8 @@ class Barrier(_RemoteCollection):
         self._rests.clear()
         for index in [index for index, arrived in self._arrived.items() if not arrived]:
             del self._arrived[index]
-        return sorted(rollouts, key=lambda rollout: rollout.worker)  # stable: a finished rollout stays first
+        # The sort is stable, so the rest of a worker's previous rollout stays before its rollout of this round.
+        return sorted(rollouts, key=lambda rollout: rollout.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
         """Store an arrived rollout; if it is the rest of an earlier rollout, request the rollout of this round."""
@@ -275,7 +276,7 @@ class Barrier(_RemoteCollection):
         self._rests.clear()
 
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Forget the workers from index `number` on, with the steps that they owe; see `Elastic`."""
+        """Forget the workers from index `number` on, and the steps that they owe; see `Elastic`."""
         self._owed.cancel(number)
         super().resized(number, closed)
 

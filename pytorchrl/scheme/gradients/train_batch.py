@@ -33,12 +33,12 @@ class TrainBatch:
 
     @property
     def num_steps(self) -> int:
-        """Number of env steps, including those of old rollouts."""
+        """Number of env steps in all rollouts, new and old."""
         return sum(queued.rollout.num_env_steps for queued in self.rollouts)
 
     @property
     def num_new_steps(self) -> int:
-        """Number of env steps, excluding those of old rollouts."""
+        """Number of env steps in new rollouts; see `QueuedRollout.is_old`."""
         return sum(queued.rollout.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:

@@ -4,7 +4,7 @@ Each line is a JSON object with a checksum; see `pytorchrl.sealed_lines`. The fi
 line states how the run ended. If the run was killed, the last line is missing. Each line in between is written after an
 update, at most four times per second. It contains the entries that were added to the workers' journals since the
 previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see `pytorchrl.runtime.journal.Part`. In the
-older format, such a line contains only the outer list, and no line has a checksum.
+older format, each line in between contains only the outer list, and no line has a checksum.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Record:
                               "the agent of that run")
 
     def check_target(self, target_steps: int) -> None:
-        """Raise `ConfigError` if the schedules of the recorded run ended at another number of env steps."""
+        """Raise `ConfigError` if the schedules of the recorded run did not end at `target_steps`."""
         if self.target_steps != target_steps:
             raise ConfigError(f"replay {self.path!r} has target_steps={self.target_steps}, got {target_steps}; give "
                               "the same number")
@@ -302,7 +302,7 @@ def _mapping(value: object) -> dict[str, Json]:
 
 
 def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """Return the options of each factory as strings: name -> option -> string.
+    """Return the options of each factory as strings, by the names of the factory and of the option.
 
     The strings contain no memory addresses. The option `log_dir` is omitted.
     """

@@ -119,12 +119,12 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many further batches had arrived at that time."""
+        """Return, for each batch taken since the last call, how many other batches had arrived when it was taken."""
         levels, self._levels = tuple(self._levels), []
         return levels
 
     def _take(self) -> BatchOfKind | None:
-        """Return the batch of the oldest request, or None if it has not arrived, or if the shard is lost or empty."""
+        """Return the batch of the oldest request; None if it has not arrived, or if its shard is lost or empty."""
         request = self._requests[0]
         if not self._runtime.wait([request.future], POLL_INTERVAL_S):
             if self._runtime.now() - request.asked > self._timeout_s:

@@ -14,7 +14,7 @@ P = TypeVar("P", bound="Peer")
 
 # Sizes of the probes in bytes, which are large enough for Ray to send the probes through shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
-# If a large probe takes at least this many seconds longer than the small probe, its size is the reason, not chance.
+# If a large probe takes at least this many seconds longer than the small probe, the difference is not due to chance.
 _ENOUGH_S = 0.02
 # Number of probes of each size. Only the fastest probe counts, because other load can only slow a probe down. If the
 # first probe takes at least `_SLOW_S` seconds, it is not repeated.
