@@ -135,7 +135,7 @@ def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> Non
 
 
 def call_after_failure(name: str, action: Callable[[], object]) -> None:
-    """Call a function that cleans up after a run has failed. If it fails, too, log its error instead of raising it.
+    """Call a function after a run has failed. If the function fails, too, log its error instead of raising it.
 
     Args:
         name: What the function does, for the log.

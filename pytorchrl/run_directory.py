@@ -84,7 +84,7 @@ def prepare_log_dir(
 
 
 def check_description(run: Mapping[str, object]) -> None:
-    """Raise `ValueError` unless the contents of a `run.json` are the description of a run that this version reads."""
+    """Raise `ValueError` unless the contents of a `run.json` describe a run in a format that this version reads."""
     if "recipe" not in run:
         raise ValueError("it does not describe a run: its entry 'recipe' is missing")
     check_format(run, RUN_FORMAT)
@@ -96,7 +96,7 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the error message for a directory that lacks the file `missing`; if it contains runs, name the newest one."""
+    """Return the error message for a directory without the file `missing`; it names the newest run there, if any."""
     newest = _newest_run(path)
     if path.is_file():
         return f"{str(path)!r} is a file; name the directory of the run, {str(path.parent)!r}"

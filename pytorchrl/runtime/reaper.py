@@ -26,14 +26,14 @@ _EXIT = "Terminate the process"
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start the reaper of this process, which runs `main`, in a session of its own, so that Ctrl-C does not affect it."""
+    """Start the reaper, which runs `main`, in a session of its own, so that Ctrl-C does not affect it."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Return the ids of a session's processes whose command line names the directory, or that have opened a file in it."""
+    """Return the ids of a session's processes that name a directory in their command line or have a file in it open."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         with contextlib.suppress(OSError, ValueError):  # not a process, one that has ended, or another user's

@@ -66,7 +66,7 @@ class Restarts:
         self._steps: deque[int] = deque()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the limit, but not the counts, because another process counts the restarts of its own environment."""
+        """Pickle the limit, but not the counts, because each process counts the restarts of its own environments."""
         return Restarts, (self.limit, int, self._logs)
 
     def spend(self, fault: Fault, cause: BaseException | None) -> None:
@@ -131,7 +131,7 @@ class RestartingEnv(GuardedEnv):
         """Start an episode; if the environment has raised an exception, or raises one now, replace the environment.
 
         Raises:
-            EnvError: The first reset raised an exception, the contract is violated, or the limit is reached.
+            EnvError: The first reset raised an exception, the contract is violated, or no restart is left.
         """
         self._first_seed = seed if seed is not None else self._first_seed
         fault, self._fault = self._fault, None

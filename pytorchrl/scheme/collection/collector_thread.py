@@ -226,7 +226,7 @@ class CollectorThread(threading.Thread):
             self.resizing.begin()
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
-        """Request another number of remote workers; see `Resizing.request`.
+        """Request a change of the number of remote workers; see `Resizing.request`.
 
         Raises:
             ConfigError: The number is fixed, because the local worker collects.
@@ -324,9 +324,9 @@ class CollectorThread(threading.Thread):
     def drain(self, number: int, timeout_s: float) -> None:
         """Wait for the rollouts in flight, and discard queued train batches.
 
-        Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay.
-        Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The learner
-        must not take data during the drain.
+        Collection resumes when the learner next asks for data. Rollouts that arrive during the drain are stored in
+        replay. Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The
+        learner must not take data during the drain.
 
         Raises:
             WorkerLostError: The thread did not pause in time.

@@ -133,7 +133,7 @@ class _RemoteCollection(Elastic):
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for the rollouts in flight, and count their steps."""
+        """Wait at most `timeout_s` seconds for the rollouts in flight; count their steps as collected in the ledger."""
         outcomes = self._in_flight.finish(timeout_s)
         rollouts = [rollout for arrived in self._arrived.values() for rollout in arrived]
         self._arrived.clear()
@@ -265,7 +265,7 @@ class Barrier(_RemoteCollection):
         self._num_pending = 0
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for the rollouts in flight, and count their steps."""
+        """Wait for the rollouts in flight, and count their steps; see `_RemoteCollection`."""
         self._move_rests()
         super().finish(timeout_s)
 

@@ -1,8 +1,8 @@
 """Write and read the file that records a run.
 
 Each line is a JSON object with a checksum; see `pytorchrl.sealed_lines`. The first line describes the run, and the last
-line states how the run ended. If the run was killed, the last line is missing. Each line in between is written after an
-update, at most four times per second. It contains the entries that were added to the workers' journals since the
+line states how the run ended. If the run was killed, the last line is missing. The lines in between are written after
+updates, at most four per second. Each of them contains the entries that were added to the workers' journals since the
 previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see `pytorchrl.runtime.journal.Part`. In the
 older format, each line in between contains only the outer list, and no line has a checksum.
 """

@@ -72,7 +72,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             "learning waits for collection. None: no limit.")
 
         def __post_init__(self) -> None:
-            """Refuse invalid resources, resources without remote shards, and a minimum ratio above the maximum."""
+            """Refuse invalid resources, resources without remote shards, and a least replay ratio above the largest."""
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:

@@ -30,7 +30,7 @@ class _Request(NamedTuple):
 
 
 class Sampler:
-    """The receiver of batches from replay shards, which also sends new priorities to the shards.
+    """Receives batches from replay shards, and sends new priorities to the shards.
 
     Only the learning thread uses it. Batches are requested in advance, and each request goes to a shard that is drawn
     with a probability proportional to its last known total sampling weight. At most `max_requests` batches are in
