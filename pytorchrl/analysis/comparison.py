@@ -139,7 +139,7 @@ def required_seeds(
 
 
 def _required_seeds(effect: float, power: float, confidence: float, *, paired: bool) -> int | None:
-    """Return the number of seeds that detect a difference of `effect` standard deviations; None above a million."""
+    """Return the number of seeds needed to detect a difference of `effect` standard deviations; None over a million."""
     low, high = 1, 2  # the power with `low` seeds is too low
     while _power(high, effect, confidence, paired=paired) < power:
         low, high = high, 2 * high

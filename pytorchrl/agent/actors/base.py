@@ -165,7 +165,7 @@ class Actor(Part, nn.Module, ABC):
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the initial memory of each network, zeros (E, H), by name; {} (the default) without memory."""
+        """Return the initial memory of each network, zeros (E, H), by name. The default is {}: no memory."""
         return {}
 
     def policy_states(self, num_envs: int) -> Obs:

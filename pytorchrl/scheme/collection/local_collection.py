@@ -23,7 +23,7 @@ class LocalCollection:
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch, owed: OwedSteps) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # times the delivery of rollouts ("receive"), with waits for space in the queue
+        self._watch = watch  # times the delivery of rollouts ("receive"), including waits for queue space
         self._owed = owed
         self.delivered_by_lost = 0
 

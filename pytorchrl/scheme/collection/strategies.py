@@ -46,7 +46,7 @@ class _RemoteCollection(Elastic):
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # times the delivery of rollouts ("receive"), with waits for space in the queue
+        self._watch = weights.watch  # times the delivery of rollouts ("receive"), including waits for queue space
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker

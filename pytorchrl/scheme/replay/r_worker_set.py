@@ -72,7 +72,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             "learning waits for collection. None: no limit.")
 
         def __post_init__(self) -> None:
-            """Refuse invalid resources, resources without remote shards, and a least replay ratio above the largest."""
+            """Refuse invalid resources, resources without remote shards and `min_replay_ratio` > `max_replay_ratio`."""
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:

@@ -34,9 +34,9 @@ class Router:
         Args:
             worker: Index of the collection worker that collected the rollout.
             free: Indices of the shards that can accept another rollout.
-            staying: Indices of the shards that are running or being replaced. With "by_stream", a
-                rollout waits while its shard is being replaced. If a shard is lost and not replaced, its collection
-                workers are distributed over the other shards.
+            staying: Indices of the shards that are running or being replaced. With "by_stream", a rollout waits while
+                its shard is being replaced. If a shard is lost and not replaced, its collection workers are distributed
+                over the other shards.
         """
         if self._routing == "by_stream":
             own = staying[worker % len(staying)]
