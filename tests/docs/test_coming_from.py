@@ -24,6 +24,7 @@ ALGORITHMS = {"ppo": "CartPole-v1", "appo": "CartPole-v1", "dqn": "CartPole-v1",
 PARTS = {"PPO": ("OnPolicyActor", "GAEBuffer"), "APPO": ("OnPolicyActor", "VTraceBuffer"), "DQN": ("QActor",),
          "SAC": ("OffPolicyActor",)}
 SAME = re.compile("the same names?")
+pytestmark = pytest.mark.xdist_group("coming_from")  # the tests share the errors that `errors_of` has kept
 
 
 def tables_of(text):

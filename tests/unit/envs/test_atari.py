@@ -8,6 +8,7 @@ from pytorchrl.agent.env import VecEnv
 from pytorchrl.envs import atari_factory
 
 GAME = "ALE/Breakout-v5"
+pytestmark = pytest.mark.xdist_group("atari")  # the tests share the results of `breakout`
 
 
 @pytest.fixture(scope="module")

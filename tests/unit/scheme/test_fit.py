@@ -68,6 +68,7 @@ TRAINING = {
     *itertools.product(("R2D2",), ("RolloutSequenceBuffer", "SequenceBuffer"), ("QActor with memory",), DISCRETE),
     *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
     *itertools.product(("SAC",), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES))}
+pytestmark = pytest.mark.xdist_group("fit")  # the tests share the results that `outcome` has kept
 UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
 """Action spaces that no actor accepts."""
 
