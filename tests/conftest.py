@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytorchrl.scheme.supervision.evaluation import Evaluation
+from tests import forkserver
 from tests.forkserver import ForkServer, write_executable
 
 ROOT = Path(__file__).parent.parent
@@ -279,12 +280,12 @@ def shared_ray(ray_python):
 @pytest.fixture(scope="session")
 def forked_python(request):
     """Path of an executable that runs a script in a fork of a process that has imported torch and pytorchrl."""
-    if FORKED_PYTHON in (shared := getattr(request.config, "workerinput", {})):
-        yield shared[FORKED_PYTHON]
-        return
-    server = ForkServer(process_environment())
-    yield server.python
-    server.close()
+    shared = getattr(request.config, "workerinput", {}).get(FORKED_PYTHON)
+    server = None if shared else ForkServer(process_environment())
+    forkserver.current = shared or server.python
+    yield forkserver.current
+    if server is not None:
+        server.close()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ Ray is not imported before forking, because its connections do not work in forks
 A fork waits for its threads and calls its exit handlers, but does not destroy its objects one by one. Tests of imports,
 and of the start or end of a process, need fresh processes (`run_python`).
 
+A fork is not a descendant of the process that called the executable; `parents_of_forks` says which call started it.
+
 If the environment of a script has the variable `FORK_EXECUTABLE`, its value is `sys.executable` in the fork.
 """
 
@@ -26,6 +28,7 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -61,6 +64,8 @@ OF_RAY = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "req
 OF_RUNS = ("torch.utils.tensorboard", "lz4.frame")
 # Packages that plots, comparisons of runs and exported policies need. Many scripts of pages and examples import them.
 OF_RESULTS = ("matplotlib.pyplot", "scipy.stats", "torch._dynamo", "onnxscript")
+# Path of the executable that this process uses.
+current = None
 
 
 class ForkServer:
@@ -102,11 +107,25 @@ def write_executable(path, commands):
     return str(path)
 
 
+def parents_file(path):
+    """Return the path of the file with the parents of forks, which is next to the socket and to the executable."""
+    return Path(path).with_name("parents")
+
+
+def parents_of_forks():
+    """Return, for the process id of each fork, that of the executable that waits for the fork."""
+    path = None if current is None else parents_file(current)
+    lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    return dict(map(int, line.split()) for line in lines)
+
+
 class Forking:
     """The server in the process that forks. It reads one request at a time, while scripts run in parallel."""
 
     def __init__(self, listening):
-        self._listening, self._running = listening, {}  # connection of each running script -> process id
+        # Connection of each running script -> process ids of the fork and of the client.
+        self._listening, self._running = listening, {}
+        self._parents = parents_file(listening.getsockname())
         self._woken, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         signal.set_wakeup_fd(self._wakes.fileno())
@@ -122,10 +141,11 @@ class Forking:
             is_over = sys.stdin in ready
             for connection in self._running if is_over else self._running.keys() & ready:
                 numbers = b"" if is_over else connection.recv(100)
+                pid, _ = self._running[connection]
                 for number in numbers:
-                    os.kill(self._running[connection], number)
+                    os.kill(pid, number)
                 if not numbers:  # the client was killed, or the server is closing
-                    kill(self._running[connection])
+                    kill(pid)
             if is_over:
                 return None
             if self._woken in ready:
@@ -136,13 +156,20 @@ class Forking:
 
     def _report_ended(self):
         """Send exit codes of scripts to their clients."""
-        for connection, pid in list(self._running.items()):
+        for connection, (pid, _) in list(self._running.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 with contextlib.suppress(OSError):  # the client was killed
                     connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
                 connection.close()
                 del self._running[connection]
+        self._write_parents()
+
+    def _write_parents(self):
+        """Replace the file that `parents_of_forks` reads."""
+        new = self._parents.with_suffix(".new")
+        new.write_text("".join(f"{pid} {client}\n" for pid, client in self._running.values()), encoding="utf-8")
+        new.replace(self._parents)
 
     def _fork(self, connection):
         """Fork for the request of a client.
@@ -159,7 +186,9 @@ class Forking:
         if not request.endswith(b"\n"):  # the client was killed
             connection.close()
         elif pid := os.fork():
-            self._running[connection] = pid
+            client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            self._running[connection] = pid, client
+            self._write_parents()
         else:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

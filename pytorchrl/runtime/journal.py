@@ -185,7 +185,7 @@ class Replaying(Journal):
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Wait for the writes that precede this read in the record, then run the `with` block."""
-        self._wait(lambda: self._reads < self._turns[0], "read")
+        self._wait(lambda: not self._turns or self._reads < self._turns[0], "read")
         with self.lock:
             self._reads += 1
             try:
@@ -195,9 +195,12 @@ class Replaying(Journal):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Wait for the reads that precede this write in the record, then run the `with` block."""
+        """Wait for the reads that precede this write in the record, then run the `with` block.
+
+        A write that the record does not contain waits for all recorded events, which happened before the write.
+        """
         if not self._depth:
-            self._wait(lambda: self._reads == self._turns[0], "write")
+            self._wait(lambda: self._reads == self._turns[0] if self._turns else not self._events, "write")
         with self.lock:
             self._depth += 1
             try:
@@ -214,13 +217,10 @@ class Replaying(Journal):
         self._schedule.notify(self._changed)
 
     def _wait(self, is_its_turn: Callable[[], bool], what: str) -> None:
-        def may_continue() -> bool:
-            return not self._turns or is_its_turn()
-
         self._schedule.wait_until(
-            lambda: may_continue() or self._failure is not None, [self._changed], float("inf"),
+            lambda: is_its_turn() or self._failure is not None, [self._changed], float("inf"),
             f"its turn to {what} the parameters of {self._worker}, after write {self._num_turns} of its record")
-        if self._failure is not None and not may_continue():
+        if self._failure is not None and not is_its_turn():
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
@@ -238,6 +238,8 @@ class Replaying(Journal):
             return
         recorded = self._events.popleft()
         self._num_events += 1
+        if not self._events:
+            self._schedule.notify(self._changed)
         if recorded != event:
             raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of {self._worker}:"
                               f" the record has {_show(recorded)}, the replay has {_show(event)}")

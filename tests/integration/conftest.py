@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forkserver import parents_of_forks
+
+
 @pytest.fixture
 def stop(shared_ray):
     """Return a list to which a test adds schemes; they are stopped after the test."""
@@ -37,8 +40,11 @@ def nothing_left():
 
 
 def child_processes():
-    """Return a map from process id to command line, for all descendants of this process."""
-    parents, commands = {}, {}
+    """Return a map from process id to command line, for all descendants of this process.
+
+    A fork of the fork server counts as a child of the process that waits for it.
+    """
+    parents, commands, waiting = {}, {}, parents_of_forks()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -48,7 +54,7 @@ def child_processes():
             except OSError:  # the process has ended
                 continue
             if fields[0] != "Z":
-                parents[int(entry.name)] = int(fields[1])
+                parents[int(entry.name)] = waiting.get(int(entry.name), int(fields[1]))
     found, level = {}, {os.getpid()}
     while level := {pid for pid, parent in parents.items() if parent in level}:
         found |= {pid: commands[pid] for pid in level}

@@ -104,13 +104,14 @@ class Requests(Generic[R]):
         for future in self._as_recorded(timeout_s) if replaying else self._as_completed(timeout_s):
             if future not in self._open:  # the worker of this call was lost in the meantime
                 continue
-            index = self._open.pop(future)
-            outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
+            index, outcome = self._open[future], self._runtime.outcome(future, _FETCH_TIMEOUT_S)
             if isinstance(outcome.error, WorkerDiedError):
+                del self._open[future]
                 self._lose(index, outcome.error)
                 continue
             if self._journal.is_kept:
-                self._note(index, outcome)
+                self._note(index, outcome)  # if the result differs from the record, `finish` still returns it
+            del self._open[future]
             if outcome.error is not None:
                 self._supervisor.failed(index)
             value = outcome.unwrap()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from pytorchrl.errors import ReplayError
 from pytorchrl.runtime.journal import Part, Recording, Replaying
-from pytorchrl.runtime.schedule import Schedule
+from pytorchrl.runtime.schedule import Schedule, Task
 
 
 @pytest.fixture
@@ -55,3 +57,26 @@ def test_a_recording_counts_the_reads_before_each_outermost_write():
     with journal.writing():
         pass
     assert journal.take() == Part([], [2, 0])
+
+
+def test_a_write_that_is_not_in_the_record_follows_all_recorded_events(schedule):
+    journal, order = Replaying("GWorker 1", Part([("answer", 1), ("answer", 2)], [0]), schedule), []
+
+    def learn():
+        for number in range(2):
+            with journal.writing():
+                order.append(f"write {number}")
+
+    def collect():
+        for number in (1, 2):
+            with journal.reading():
+                order.append(f"read {number}")
+            schedule.sleep(1.0)
+            journal.note("answer", number)
+            order.append(f"answer {number}")
+
+    tasks = [Task(body.__name__, None) for body in (learn, collect)]
+    for task, body in zip(tasks, (learn, collect), strict=True):
+        schedule.start(task, threading.Thread(daemon=True), body)
+    assert all(schedule.join(task, 100.0) for task in tasks)
+    assert order == ["write 0", "read 1", "answer 1", "read 2", "answer 2", "write 1"]
