@@ -119,7 +119,7 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
 def compare(
     float32: Callable[[], object], bfloat16: Callable[[], object], clock: Callable[[], float] = time.perf_counter,
 ) -> Trial:
-    """Return the shortest times of two functions, called alternately; the first call of each does not count."""
+    """Call two functions alternately, and return the shortest time of each; the first call of each does not count."""
     def seconds(function: Callable[[], object]) -> float:
         start = clock()
         function()
@@ -132,7 +132,7 @@ def compare(
 
 
 def example_rows(example: Obs, count: int) -> Obs:
-    """Return leaf -> (count, ...): the rows of an actor's `example_obs()`, repeated as often as necessary."""
+    """Return `count` rows of each leaf, by repeating the rows of an actor's `example_obs()`."""
     return {name: leaf[torch.arange(count, device=leaf.device) % NUM_EXAMPLES] for name, leaf in example.items()}
 
 

@@ -286,11 +286,11 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
-        """`policy/name` -> schedule of the parameter."""
+        """The schedules of the parameters of all policies, by `policy/name`."""
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set the scheduled parameters of all policies; return `policy/name` -> value. See `Algorithm`."""
+        """Set the scheduled parameters of all policies, and return their values by `policy/name`; see `Algorithm`."""
         return joined({
             policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
 
