@@ -70,7 +70,7 @@ def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
 
 
 def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
-    """Return policy -> whether its networks compute in bfloat16, for the policies whose precision is decided."""
+    """Return whether the networks of each policy compute in bfloat16; undecided policies are left out."""
     found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
     return {policy: value for policy, value in found.items() if isinstance(value, bool)}
 

@@ -113,7 +113,7 @@ def _import_hint(name: str, failure: ImportError) -> str:
 
 
 def agents_by_policy(agents: Sequence[str], policy_of: PolicyOf) -> dict[str, tuple[str, ...]]:
-    """Return policy -> agents of the policy.
+    """Return the agents of each policy.
 
     Args:
         agents: All agents of the environment.
