@@ -28,7 +28,7 @@ _REASONS_REFUSED = {
 # Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
 # the first.
 _LOOK_INTERVAL = 64
-# Number of messages at the start that the sender itself decodes, to time decoding.
+# The sender itself decodes its first encoded messages, up to this number, to time decoding.
 _FIRST_TIMED = 3
 
 
@@ -208,7 +208,7 @@ class Encoder:
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Set the measured speed of the link; until then, only messages that time the codec are encoded."""
+        """Set the measured speed of the link; before this call, messages are encoded only to time the codec."""
         if self._adaptive is not None:
             self._adaptive.link_s = seconds_per_byte
 
