@@ -71,7 +71,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint that names the part to which the option belongs, or a remedy if no part has such an option."""
+    """Return a hint that names the equivalent option and the part that has it, or a remedy if no part has one."""
     *others, last = meanings
     here = others[0] if others and last.at else last
     if not here.at:

@@ -294,7 +294,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing, because every request contains the current values of parameters such as the learning rate."""
+        """Do nothing: if a parameter such as the learning rate was changed, the next request contains its new value."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""
