@@ -364,7 +364,7 @@ class Learner:
         if self.log_dir is None:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         self.start()
-        self._files.wait()  # the previous checkpoint, so that only one is in memory
+        self._files.wait()  # the previous checkpoint must be written first, so that only one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
         self._measured.count()

@@ -124,7 +124,7 @@ class Recording(Journal):
 
 
 class _Read:
-    """Context of a read by the collector thread.
+    """Context manager of one read access by the collector thread.
 
     Every update contains reads, so speed matters: a generator-based context manager would be several times slower.
     """
@@ -141,7 +141,7 @@ class _Read:
 
 
 class _Write:
-    """Context of a write by the learning thread."""
+    """Context manager of one write access by the learning thread."""
 
     def __init__(self, journal: Recording) -> None:
         self._journal, self._lock = journal, journal.lock

@@ -65,7 +65,7 @@ class Measurable(Protocol):
 
 
 def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
-    """Return policy -> factory of its algorithm or actor; the only policy of a single-policy agent is called `""`."""
+    """Return the factory of each policy's algorithm or actor; a single policy is called `""`."""
     return getattr(factory.options, "policies", None) or {"": factory}
 
 

@@ -271,7 +271,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """`policy/name` -> current value of the parameter."""
+        """The current values of the parameters of all policies, by `policy/name`."""
         return joined({policy: {**algo.parameters, TRAINABLE: self._trainable[policy]}
                        for policy, algo in self.algorithms.items()})
 

@@ -79,7 +79,7 @@ class _Stream:
         return bool(self.builder.storage.full)
 
     def acted(self, acting: Decisions, version: int, seconds: float) -> np.ndarray | Arrays:
-        """Store the decisions until their step arrives, and return the actions for the environments.
+        """Store the decisions until the resulting step arrives, and return the actions for the environments.
 
         Args:
             acting: Decisions of the algorithm.
