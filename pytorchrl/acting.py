@@ -103,7 +103,7 @@ class Player:
         self._start = action_start(parts.spaces.action)
 
     def initial_memory(self, count: int) -> Arrays:
-        """Return the memory at the start of `count` episodes, each array (count, H); empty without memory."""
+        """Return the initial memory of `count` episodes, as arrays (count, H) by name; empty without memory."""
         return {name: state.numpy() for name, state in self._algorithm.actor.initial_states(count).items()}
 
     def choose(
@@ -128,7 +128,7 @@ class Player:
         return self.for_environment(step.clipped_action)[0], step.rhs
 
     def for_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Convert the policy's actions (E, ...), numbered from 0 if discrete, to the numbers and dtype of the action space."""
+        """Return the policy's actions (E, ...) in the dtype of the action space; discrete ones begin at its `start`."""
         actions = actions if self._start is None else actions + self._start
         return actions.astype(self._spaces.action.dtype, copy=False)
 

@@ -76,7 +76,7 @@ _Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
-    """Return the (placeholder, parser) pairs of a type, in the order in which to try the parsers; plain text is last."""
+    """Return the (placeholder, parser) pairs of a type, in the order to try them; plain text is last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]

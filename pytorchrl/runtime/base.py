@@ -207,7 +207,7 @@ class Runtime(ABC):
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of `futures`, the first calls to workers of one kind; slow runtimes announce progress."""
+        """Return the outcomes of the first calls (`futures`) to workers of a kind; slow runtimes announce progress."""
         return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:

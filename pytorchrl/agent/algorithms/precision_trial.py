@@ -70,7 +70,7 @@ def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
 
 
 def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
-    """Return whether the networks of each policy compute in bfloat16; undecided policies are left out."""
+    """Return whether each policy's networks compute in bfloat16; policies without a decided precision are missing."""
     found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
     return {policy: value for policy, value in found.items() if isinstance(value, bool)}
 

@@ -58,7 +58,7 @@ class Samples:
         return sum(tensor.nbytes for tensor in tensors)
 
     def select(self, index: Tensor) -> Batch:
-        """Return the batch of the rows or sequences at `index`; the caller sets the batch's `num_samples`."""
+        """Return the batch of the rows or sequences at `index`; the caller sets `num_samples` and `num_new_samples`."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:

@@ -338,7 +338,7 @@ def _split(value: T, number: int) -> list[T]:
     """Split the decisions for several workers into the decisions for each worker; the inverse of `_concatenated`.
 
     Args:
-        value: Decisions with arrays and mappings of arrays; the first axis of each array is the environments of all workers.
+        value: Decisions that contain arrays; the first axis of each array is the environments of all workers.
         number: Number of workers, which all have the same number of environments.
     """
     if number == 1:

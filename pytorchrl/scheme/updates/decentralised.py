@@ -32,8 +32,8 @@ class DecentralisedUpdates(RemoteUpdates):
 
     Either all ranks make an update, or no rank does. If a rank is lost, the remaining ranks abort the update and drop
     their train batches. They then form the next group, with a replacement if there is one, and all load the whole state
-    of the rank that has made the most updates. Thus, if only some ranks had made the update, all ranks have it
-    afterwards.
+    of the rank that has made the most updates. An update that only some ranks have
+    made thus reaches all ranks.
 
     Args:
         tree: The components of the tree that the strategy uses.
