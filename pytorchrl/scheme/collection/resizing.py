@@ -1,6 +1,6 @@
 """Change the number of collection workers of a gradient worker during a run.
 
-Workers with the largest indices leave, and new workers have the next indices. A worker that leaves receives no further
+Workers with the largest indices leave, and new workers have the next indices. A leaving worker receives no further
 requests, delivers the rollouts that were requested earlier, and is then closed, so no step is lost. A new worker starts
 like the replacement of a lost worker: its first request contains the newest weights.
 """
@@ -55,7 +55,7 @@ class ElasticSet(Protocol):
 
 
 class Resizing:
-    """Queue of requested changes of the number of collection workers. The thread that collects applies the changes.
+    """Queue of requested changes of the number of collection workers. The collecting thread applies the changes.
 
     Args:
         workers: The set of collection workers.
@@ -79,7 +79,7 @@ class Resizing:
         self._requests.append(_Request(num_col_workers, resources))
 
     def begin(self) -> None:
-        """Make no more requests to workers that the next change removes; only the thread that collects calls this."""
+        """Make no more requests to workers that the next change removes; only the collecting thread calls this."""
         if self._requests:
             self._strategy.release(min(self._number(self._requests[0]), len(self._workers.remote_workers())))
 
@@ -87,9 +87,9 @@ class Resizing:
         return self._workers.recipe_for(request.num_col_workers).num_workers_of(self._workers.index_parent)
 
     def apply(self) -> None:
-        """Apply the requested changes, in order; a change waits while workers that leave still have requests.
+        """Apply the requested changes, in order; a change waits while leaving workers still have requests.
 
-        The thread that collects calls this method between two polls or, if collection is synchronous, between two train
+        The collecting thread calls this method between two polls or, if collection is synchronous, between two train
         batches.
         """
         while self._requests:
