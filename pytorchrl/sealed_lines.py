@@ -27,7 +27,7 @@ def seal(line: str, previous: str) -> str:
 
 
 def seal_of(line: bytes) -> str:
-    """Return the checksum at the end of a line that has its line break; return an empty text if there is none."""
+    """Return the checksum at the end of a line, which includes its line break; return "" if it has no checksum."""
     entry = _ENTRY.fullmatch(line[-ENTRY_BYTES:].removesuffix(b"\n"))
     return "" if entry is None else entry[1].decode("ascii")
 
@@ -60,9 +60,9 @@ class LineChecker:
 
 
 def complete_lines(content: bytes) -> list[bytes]:
-    """Return the lines of a file with their line breaks; an incomplete last line of a killed writer is left out.
+    """Return the lines of a file with their line breaks; leave out a last line that a killed writer did not complete.
 
-    If the last line has a checksum, only its line break is missing or was changed; the line is then kept.
+    A last line with a checksum is kept: it is complete except for its line break.
     """
     *lines, last = content.split(b"\n")
     if _ENTRY.search(last):
@@ -74,7 +74,8 @@ def check_sealed(content: bytes) -> list[bytes]:
     """Return the complete lines of a file after a check of their checksums.
 
     Raises:
-        ValueError: A line is damaged, or a line before it is missing; the message names its number, counted from 1.
+        ValueError: A line is damaged, or a line before it is missing; the message names the number of the line, counted
+            from 1.
     """
     checker, lines = LineChecker(), complete_lines(content)
     for number, line in enumerate(lines, start=1):

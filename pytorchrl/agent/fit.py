@@ -127,7 +127,7 @@ def check_policies(
 
 
 def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: object) -> None:
-    """Refuse an actor that the algorithm cannot learn with.
+    """Refuse an actor that the algorithm cannot train.
 
     Args:
         algorithm: Class of the algorithm.
@@ -255,7 +255,7 @@ def _for_space(parts: str, fitting: Sequence[type[object]], space: gym.Space[obj
 
 
 def _wrong_options(algorithm: type[AlgorithmDeclarations], options: object) -> dict[str, object]:
-    """Return option -> value for the actor's options whose values the algorithm does not support."""
+    """Return the actor's option values that the algorithm does not support, by name of the option."""
     values = {name: getattr(options, name, None) for name in algorithm.actor_options}
     return {name: value for name, value in values.items() if value not in algorithm.actor_options[name]}
 

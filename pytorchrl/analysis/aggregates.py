@@ -149,7 +149,7 @@ def area_under_curve(x: npt.ArrayLike, y: npt.ArrayLike, end: float | None = Non
         end: Position at which the area ends; None: the last position.
 
     Raises:
-        ConfigError: The curve has fewer than two positions, decreasing positions, or ends before `end`.
+        ConfigError: The curve has fewer than two positions, has decreasing positions, or ends before `end`.
     """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if xs.ndim != 1 or xs.shape != ys.shape or len(xs) < 2 or (np.diff(xs) < 0).any() or xs[0] == xs[-1]:

@@ -115,7 +115,7 @@ def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
     """Install signal handlers that end the command; `train` replaces them while there is something to save.
 
     Args:
-        end_at_once: Whether to exit without raising an exception, which imports and native code could suppress.
+        end_at_once: Whether to exit without an exception, because imports and native code could suppress an exception.
             Use this only if the process runs nothing but the command and has nothing to save.
 
     Returns:

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _by_task(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Path]]:
-    """Return label -> directories of runs; a group with runs on several tasks becomes one group per task."""
+    """Return the directories of each group's runs, by label; if there are several tasks, split the groups by task."""
     tasks = {run.task for runs in groups.values() for run in runs}
     found: dict[str, list[Path]] = {}
     for label, runs in groups.items():

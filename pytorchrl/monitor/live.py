@@ -1,4 +1,4 @@
-"""Redraw the screen of a run until the run ends or the user quits."""
+"""Show the view of a run in the terminal, once or until the run ends or the user quits."""
 
 from __future__ import annotations
 

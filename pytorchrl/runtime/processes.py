@@ -116,7 +116,7 @@ class ProcessRuntime(Runtime):
         return call.outcome()
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of `futures`, the first calls to workers of one kind; announce how many have started."""
+        """Return the outcomes of the first calls to workers of one kind; announce how many workers have started."""
         deadline, pending = self.now() + timeout_s, list(futures)
         while pending and self.now() < deadline:
             self._tell(f"started {len(futures) - len(pending)} of {len(futures)} {kind} ...")

@@ -83,7 +83,7 @@ class RayRuntime(Runtime):
         self._connection: Connection | None = None  # None: the user has connected this process to Ray
         # Actor -> (requested resources, reference that is ready once the actor's process runs).
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
-        # Joint request of a gradient worker and the workers that it starts, if they are colocated.
+        # Resources of a gradient worker together with the workers that it starts; empty unless they are colocated.
         self._bundle: dict[str, float] = {}
         self._groups: dict[str, FromRay] = {}  # gradient worker -> placement group, which its replacement reuses
         self._threads: ThreadRuntime | None = None
@@ -219,7 +219,7 @@ class RayRuntime(Runtime):
         return [future for future in futures if future.native in done]
 
     def _finished(self, references: list[T], count: int, timeout_s: float) -> list[T]:
-        """Wait until `count` calls are over, and return them, or fewer after `timeout_s` seconds.
+        """Wait until `count` of the calls have ended, and return these calls; after `timeout_s` seconds, return fewer.
 
         If a process of Ray has ended, return all calls, because none of them can continue.
         """
@@ -239,7 +239,7 @@ class RayRuntime(Runtime):
 
     @property
     def _look_interval_s(self) -> float:
-        """Seconds between checks whether a process of Ray has ended; infinite if these processes are not watched."""
+        """Seconds between two checks of whether a process of Ray has ended; infinite if Ray's processes are not watched."""
         return math.inf if self._connection is None or not self._connection.is_watched else _LOOK_INTERVAL_S
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
@@ -266,7 +266,7 @@ class RayRuntime(Runtime):
         return Outcome(future.worker, error=RayDiedError(self._problem))
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of `futures`, the first calls to workers of one kind; announce how many have started."""
+        """Return the outcomes of the first calls to workers of one kind; announce how many workers have started."""
         deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
         while num_up < len(references):
             self._tell(f"started {num_up} of {len(references)} {kind} ...")
@@ -317,7 +317,7 @@ class RayRuntime(Runtime):
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
     def meeting_place(self) -> tuple[str, int]:
-        """Return an address of this node, which is the loopback address if Ray runs on one machine only."""
+        """Return an address of this node (the loopback address if Ray runs on one machine only) and a free TCP port."""
         return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
 
     def close(self) -> None:
@@ -372,7 +372,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return the largest share of each resource for default requests; raise an error if a needed GPU is missing."""
+        """Return how much of each resource a default request can get; raise an error if a needed GPU is missing."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

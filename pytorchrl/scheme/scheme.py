@@ -122,7 +122,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return a mapping name -> ("scheme", name) of all flat keywords, from which errors suggest similar names."""
+        """Map each flat keyword to ("scheme", keyword); errors suggest similar names from this mapping."""
         return known_keywords()
 
     @classmethod
@@ -262,8 +262,8 @@ class Scheme(Architectures):
     def resize(self, *, num_col_workers: int | tuple[int, ...]) -> None:
         """Change the number of collection workers of each gradient worker, without stopping the run.
 
-        To reduce the number, workers with the largest indices deliver all requested rollouts, and are then closed. New
-        workers start like replacements of lost workers, with new seeds and the newest weights. No step is lost.
+        If the number is reduced, the workers with the largest indices deliver all requested rollouts and are closed.
+        New workers start like replacements of lost workers, with new seeds and the newest weights. No step is lost.
 
         Raises:
             ConfigError: The number is invalid, collection is central, or the run is recorded or replayed.
@@ -303,8 +303,8 @@ class Scheme(Architectures):
 
         The tree is drained first. Afterwards, this scheme and a scheme that resumes from the checkpoint continue in the
         same way: environments start new episodes, and all random numbers come from new seeds, which derive from the
-        experiment's seed and the number of checkpoints. The state of environments, random generators and processes is
-        therefore not saved. With synchronous collection and gradients on a CPU, both continue identically, bit for bit.
+        experiment's seed and the number of checkpoints. So no state of environments, random generators or processes is
+        saved. With synchronous collection and gradients on a CPU, both schemes continue identically, bit for bit.
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.

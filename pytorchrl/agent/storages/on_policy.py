@@ -90,10 +90,10 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Derive the algorithm's `num_mini_batch` from its `mini_batch_size`, if set, for passes over whole rollouts.
+        """Set the algorithm's `num_mini_batch` for passes over full rollouts, if its `mini_batch_size` is set.
 
-        The number is the same for every pass, even if fewer steps have arrived, because workers that average their
-        gradients must make the same number of updates.
+        A pass over shorter rollouts has the same number of minibatches, because workers that average their gradients
+        must make the same number of updates.
         """
         wanted = getattr(self.algorithm, "mini_batch_size", None)
         if wanted is None:

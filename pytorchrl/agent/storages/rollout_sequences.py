@@ -44,7 +44,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
     the end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in:
     the loss covers all steps.
 
-    A rollout is evicted as a whole when a newer rollout needs the place of any of its rows. Rollouts without a
+    When a newer rollout needs the space of any row of a rollout, that whole rollout is evicted. Rollouts without a
     transition are not stored.
     """
 
@@ -81,7 +81,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         self._kept.append(kept)
 
     def _place(self, kept: _Kept) -> np.ndarray:
-        """Return the place of a rollout's first row, (1,)."""
+        """Return the index in the ring of a rollout's first row, as an array (1,)."""
         return np.array([kept.first]) % self.ring.capacity
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # batches contain sequences

@@ -22,7 +22,8 @@ KindT = TypeVar("KindT", bound="Kind")
 class Kind(Options):
     """Base class of kinds.
 
-    A kind contains the options of one variant of a level, such as asynchronous collection.
+    A level of a scheme, such as collection, has several variants, such as asynchronous collection. A kind is the class
+    of the options of one variant.
     """
 
     title: ClassVar[str]
@@ -57,14 +58,14 @@ def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, objec
 
 
 def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
-    """Return an error message for each given option that belongs to other kinds but not to `chosen`.
+    """Return an error message for each given option that another kind has and the chosen kind lacks.
 
     An option that has its default value is accepted.
 
     Args:
         given: Flat keywords, name -> value.
-        chosen: The chosen kind.
-        kinds: All kinds of the level.
+        chosen: The chosen kind, such as the class of options of asynchronous collection.
+        kinds: The chosen kind and its alternatives, such as all kinds of collection.
     """
     problems = []
     for name, value in given.items():
@@ -117,7 +118,7 @@ class Reader:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
-    def with_execution(self, options: Any, level: str) -> Any:  # `options` is a kind of any level, or None
+    def with_execution(self, options: Any, level: str) -> Any:  # `options` is an object of any kind, or None
         """Return a level's options; if they do not say whether workers are remote, decide by the number of workers."""
         if options is None:
             return None

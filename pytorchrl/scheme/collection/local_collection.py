@@ -35,10 +35,10 @@ class LocalCollection:
                 deliver(valid)
 
     def collect(self) -> list[Rollout]:
-        """Collect one round; return its rollouts that have valid steps.
+        """Collect one rollout, and return it in a list; leave out a rollout that has no valid steps.
 
-        A round is one rollout. If steps of the previous rollout are missing, they are collected first, in a separate
-        rollout.
+        If steps of the previous rollout are missing, they are collected first, in a separate rollout, which is also in
+        the list.
         """
         rollouts = self._collect()
         with self._watch.part("receive"):

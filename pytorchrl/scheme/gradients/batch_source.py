@@ -117,7 +117,7 @@ class RoundSource:
         """Do nothing, because each train batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of the queue that users may fill to `counters`."""
+        """Update `counters` with the counts of the queue to which users may add train batches."""
         self._by_hand.count(counters)
 
     def take_times(self) -> Times:
@@ -125,9 +125,10 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting train batches at each `take` since the last call.
+        """Return how many train batches waited in the users' queue at each `take` since the last call.
 
-        The number is 0 for each collected train batch. These zeros precede the numbers of the queue that users fill.
+        Collected rounds do not wait in a queue: the result begins with a 0 for each collected round. The numbers for
+        the train batches that users added follow.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()

@@ -53,7 +53,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage; it is a `RolloutReplay` if the agent's own is not a replay buffer."""
+    """Return the factory of the shards' storage: a `RolloutReplay` if the agent's storage is not a replay buffer."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
@@ -69,7 +69,7 @@ def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
 
 
 def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Factory[UserPart]:
-    """Return a factory of the agent's storage, with its own options replaced by the options in `given`.
+    """Return a copy of the factory of the agent's storage in which the options in `given` replace the earlier values.
 
     Args:
         factory: Factory of a replay storage.

@@ -49,7 +49,7 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the acting state and the learning state as they are sent."""
+        """Size of the acting state and the learning state, as they are sent, in bytes."""
         return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
 
 
