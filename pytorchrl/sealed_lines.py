@@ -27,7 +27,7 @@ def seal(line: str, previous: str) -> str:
 
 
 def seal_of(line: bytes) -> str:
-    """Return the checksum at the end of a line, which includes its line break; return "" if it has no checksum."""
+    """Return the checksum at the end of `line`, which includes the line break; return "" if there is no checksum."""
     entry = _ENTRY.fullmatch(line[-ENTRY_BYTES:].removesuffix(b"\n"))
     return "" if entry is None else entry[1].decode("ascii")
 

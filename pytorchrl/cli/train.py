@@ -114,7 +114,7 @@ def _train(learner: Learner) -> None:
 
 
 def _show(learner: Learner, given: argparse.Namespace) -> None:
-    """Print the figures of the run, or one line of JSON with `--json`."""
+    """Print a summary of the run; with `--json`, print it as one line of JSON."""
     summary = learner.summary()
     if given.json:
         show(to_json(summary))

@@ -219,7 +219,7 @@ class RayRuntime(Runtime):
         return [future for future in futures if future.native in done]
 
     def _finished(self, references: list[T], count: int, timeout_s: float) -> list[T]:
-        """Wait until `count` of the calls have ended, and return these calls; after `timeout_s` seconds, return fewer.
+        """Wait until `count` calls have ended or `timeout_s` seconds have passed; return the calls that have ended.
 
         If a process of Ray has ended, return all calls, because none of them can continue.
         """
@@ -239,7 +239,7 @@ class RayRuntime(Runtime):
 
     @property
     def _look_interval_s(self) -> float:
-        """Seconds between two checks of whether a process of Ray has ended; infinite if Ray's processes are not watched."""
+        """Seconds between two checks of whether a process of Ray has ended; infinite if there are no such checks."""
         return math.inf if self._connection is None or not self._connection.is_watched else _LOOK_INTERVAL_S
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:

@@ -122,7 +122,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Map each flat keyword to ("scheme", keyword); errors suggest similar names from this mapping."""
+        """Return a mapping from each flat keyword to ("scheme", keyword), in which errors look for similar names."""
         return known_keywords()
 
     @classmethod

@@ -44,8 +44,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
     the end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in:
     the loss covers all steps.
 
-    When a newer rollout needs the space of any row of a rollout, that whole rollout is evicted. Rollouts without a
-    transition are not stored.
+    If a newer rollout needs the space of any row of an old rollout, the whole old rollout is evicted. Rollouts without
+    a transition are not stored.
     """
 
     provides = DataKind.SEQUENCES

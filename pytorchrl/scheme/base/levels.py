@@ -119,7 +119,7 @@ class Reader:
                                  f"as an option of {level}, or leave {level} out")
 
     def with_execution(self, options: Any, level: str) -> Any:  # `options` is an object of any kind, or None
-        """Return a level's options; if they do not say whether workers are remote, decide by the number of workers."""
+        """Return `options` with the level's execution; its default is parallel for several workers, central for one."""
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

@@ -117,7 +117,7 @@ class RoundSource:
         """Do nothing, because each train batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Update `counters` with the counts of the queue to which users may add train batches."""
+        """Add to `counters` the counts of the queue to which users may add train batches."""
         self._by_hand.count(counters)
 
     def take_times(self) -> Times:
@@ -125,10 +125,10 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return how many train batches waited in the users' queue at each `take` since the last call.
+        """Return the number of waiting train batches at each `take` since the last call.
 
-        Collected rounds do not wait in a queue: the result begins with a 0 for each collected round. The numbers for
-        the train batches that users added follow.
+        Collected rounds do not wait in a queue. The result therefore begins with one 0 for each collected round,
+        followed by the numbers for the train batches that users added.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
