@@ -57,7 +57,7 @@ var dark=set?set==="dark":matchMedia("(prefers-color-scheme:dark)").matches;
 root.dataset.theme=dark?"light":"dark";});
 """
 
-# The script replaces the table by a new table, whose texts the server has escaped.
+# The script replaces the table with a new table, in which the server has escaped all texts.
 REFRESH = """
 setInterval(function(){if(document.hidden)return;
 fetch("/rows").then(function(answer){return answer.ok?answer.text():Promise.reject();}).then(function(text){

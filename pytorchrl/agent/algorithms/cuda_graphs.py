@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Number of calls with the same shapes before kernels are recorded, because the first calls compile and tune kernels.
+# Kernels are recorded after this number of calls with the same shapes, because the first calls compile and tune them.
 _NUM_WARM_UP_CALLS = 3
 # Largest number of graphs of a function; each graph is for different shapes of the arguments.
 _MAX_GRAPHS = 8
@@ -71,7 +71,7 @@ class CudaRecorder:
             # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
-        self._first = self._first or graph  # graphs may share memory: they run in turn, and their results are copied
+        self._first = self._first or graph  # graphs can share memory: they run in turn, and results are copied
         return result, graph.replay
 
 

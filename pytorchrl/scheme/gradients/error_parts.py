@@ -1,4 +1,4 @@
-"""Attach the recorded events of a remote gradient worker to its errors, so that they reach the update worker.
+"""Attach the recorded events of a remote gradient worker to its errors, so that the events reach the update worker.
 
 The journal of a worker records the order of its events, so that the run can be replayed.
 """
