@@ -107,7 +107,7 @@ class RayRuntime(Runtime):
                         "environment, its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        # Without this setting, a call of Ray after `close`, for example by an interrupted start, would start a Ray
+        # Without this setting, a call to Ray after `close`, for example by an interrupted start, would start a Ray
         # instance with Ray's own defaults.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
