@@ -217,7 +217,7 @@ def between(before: Settings, after: Settings) -> MetricsDict:
 
 
 def options_of(scheme: Scheme) -> dict[str, OptionValue]:
-    """Return the values of the options on which advice depends, by name, from the scheme and the agent's factories."""
+    """Return all option values on which advice may depend, by name, from the scheme and the agent's factories."""
     algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
     storage = scheme.agent.storage_factory.options
     return {
