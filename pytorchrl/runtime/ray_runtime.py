@@ -83,7 +83,7 @@ class RayRuntime(Runtime):
         self._connection: Connection | None = None  # None: the user has connected this process to Ray
         # Actor -> (requested resources, reference that is ready once the actor's process runs).
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
-        # Resources that a gradient worker and the workers that it starts need together; empty unless they are colocated.
+        # Resources that a gradient worker and the workers that it starts need together; empty if not colocated.
         self._bundle: dict[str, float] = {}
         self._groups: dict[str, FromRay] = {}  # gradient worker -> placement group, which its replacement reuses
         self._threads: ThreadRuntime | None = None
