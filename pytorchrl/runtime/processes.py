@@ -152,7 +152,10 @@ class ProcessRuntime(Runtime):
         self._calls.close()
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Check explicit requests against this machine; the workers share its cores, memory and GPUs freely."""
+        """Refuse workers if this machine lacks memory for them, or lacks the resources that a user has set.
+
+        The runtime reserves no resources: the workers share the cores, memory and GPUs of this machine.
+        """
         machine = this_machine()
         check_machine(requests, machine, FORKED_WORKER_BYTES)
         for name, count, resources in requests:

@@ -75,7 +75,7 @@ class AgentParts:
         return GWorkerSetFactory(gradients, collection, self.collectors(collection), shards)
 
     def evaluator(self, seed: int, num_threads: int | None) -> dict[str, object]:
-        """Return the arguments of the `Evaluator` of this agent; `num_threads` is its number of PyTorch threads."""
+        """Return the arguments of this agent's `Evaluator`, which uses `num_threads` PyTorch threads."""
         parts = {name: part for name, part in self.as_dict().items()
                  if name in ("algo_factory", "actor_factory", "test_envs_factory")}
         return {"index_worker": 1, **parts, "seed": seed, "num_threads": num_threads}

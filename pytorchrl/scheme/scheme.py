@@ -77,7 +77,7 @@ class Scheme(Architectures):
         agent: The factories; the storage's factory includes the storage options that were given to the scheme.
         seed: The seed of the run.
         settings: Every setting by its flat name, as JSON-serializable values.
-        nested: The settings by level.
+        nested: The settings, grouped by level of the scheme (collection, gradients, updates, ...).
         evaluations: The evaluations that run in parallel with training; None before the first evaluation.
 
     Raises:

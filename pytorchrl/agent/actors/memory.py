@@ -53,7 +53,7 @@ class Memory(nn.Module):
         Returns:
             Outputs (B, size) or (L, B, size), and the state (B, H) after the last row.
         """
-        # The product with the inputs does not depend on previous steps, so it is computed once for all steps.
+        # The product of inputs and weights does not depend on previous steps, so it is computed once for all steps.
         projected = F.linear(x, self.inputs.weight, self.inputs.bias)
         done = done.unsqueeze(-1)
         if x.dim() == 2:

@@ -46,7 +46,7 @@ class TrainBatchSource(Protocol):
         """Return the durations of the source's operations since the last call."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `take` since the last `take_levels`."""
+        """Return the number of train batches that waited at each `take` since the last `take_levels`."""
 
     def close(self, timeout_s: float) -> None:
         """Stop the source's workers, if it has any; wait up to `timeout_s` seconds for their answers."""
@@ -246,7 +246,7 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps of the current train batch that `next` has already returned
+        self._drawn_steps = 0  # env steps of the current train batch in batches that `next` has already returned
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
