@@ -28,13 +28,13 @@ class Here:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """The options that `at` names, as pairs of the part of the agent and the name of its option."""
+        """The options that `at` lists, each as a pair of its kind of part (a key of `HOMES`) and its name."""
         return tuple((home, name) for home, _, name in (
             option.strip().partition(".") for option in self.at.replace("+", "|").split("|") if option.strip()))
 
     @property
     def needs_all(self) -> bool:
-        """Whether all options in `at` are needed together; otherwise, each of them is enough."""
+        """Whether the options that `at` lists are needed together; otherwise, any one of them is enough."""
         return "+" in self.at
 
 

@@ -95,7 +95,7 @@ class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
         self._episode, self._t = -1, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Start the next episode; the script continues."""
+        """Start the next episode; the script continues where it stopped."""
         super().reset(seed=seed)
         self._episode += 1
         self._t = 0

@@ -204,7 +204,7 @@ class RayRuntime(Runtime):
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short call in the actor's control group, even while the actor runs another call."""
+        """Run a short call in the actor's concurrency group "control", even while the actor runs another call."""
         return Future(handle.name, None if self._problem else handle.native.signal.remote(method, *args, **kwargs))
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:

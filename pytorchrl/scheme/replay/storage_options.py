@@ -101,7 +101,7 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
 
 
 def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
-    """Return the storage options that were given to a scheme, by name; options that were not given are None."""
+    """Return the value of each storage option that was given to a scheme, by name; None for each other option."""
     options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
     if options["beta"] is not None:  # the storage has converted a function or a list of points to a schedule
         options["beta"] = getattr(factory.options, "beta", None)
