@@ -20,7 +20,7 @@ def seal(line: str, previous: str) -> str:
 
     Args:
         line: The text of a JSON object, without a line break.
-        previous: Checksum of the previous line, from `seal_of`; an empty text for the first line.
+        previous: Checksum of the previous line, from `seal_of`; an empty string for the first line.
     """
     start = line.removesuffix("}") + ("" if line == "{}" else ", ")
     return f'{start}"sha256": "{_digest(previous, start.encode("utf-8"))}"}}\n'
@@ -71,7 +71,7 @@ def complete_lines(content: bytes) -> list[bytes]:
 
 
 def check_sealed(content: bytes) -> list[bytes]:
-    """Return the complete lines of a file after a check of their checksums.
+    """Check the checksums of the complete lines of a file, and return these lines.
 
     Raises:
         ValueError: A line is damaged, or a line before it is missing; the message names the number of the line, counted

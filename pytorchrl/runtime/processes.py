@@ -127,7 +127,7 @@ class ProcessRuntime(Runtime):
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: T) -> T:
-        """Store a value in shared memory; a small value is part of each message instead."""
+        """Store a value in shared memory; a small value is sent in each message instead."""
         return Shared(value)  # type: ignore[return-value] # the reader receives the value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:

@@ -100,7 +100,7 @@ class Reader:
         self.given, self.problems = dict(given), list[str]()
 
     def read(self, options: type[OptionsT]) -> OptionsT | None:
-        """Return an object of the class `options`, or None if a value is not allowed."""
+        """Return an object of the class `options`; if a value is not allowed, record the problem and return None."""
         try:
             return build(options, self.given)
         except ConfigError as error:

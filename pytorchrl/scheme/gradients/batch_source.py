@@ -391,7 +391,7 @@ class BatchSource:
         return {**self._source.take_times(), **({} if self.staging is None else self.staging.watch.take())}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting train batches at each `take` of the source since the last call."""
+        """Return the number of train batches that waited at each `take` since the last call of `take_levels`."""
         return self._source.take_levels()
 
     def close(self, timeout_s: float) -> None:
