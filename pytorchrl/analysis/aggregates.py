@@ -2,8 +2,8 @@
 
 Scores are arrays of shape (..., runs, tasks). A one-dimensional array contains the runs of one task. Every function
 reduces the last two axes, so a statistic of many resamples is computed in one call. All statistics except the median,
-the mean and the area under a curve are from Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice"
-(NeurIPS 2021).
+the mean and the area under a curve are from Agarwal et al., "Deep reinforcement learning at the edge of the statistical
+precipice" (NeurIPS 2021).
 """
 
 from __future__ import annotations

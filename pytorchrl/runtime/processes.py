@@ -182,7 +182,7 @@ process returns this object."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Return the runtime with which this process uses the fork server at the address `server`.
+    """Return this process's runtime for the fork server at the address `server`.
 
     If there is no such runtime, or if `server` is None, return a new runtime.
     """

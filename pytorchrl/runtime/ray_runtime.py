@@ -338,7 +338,7 @@ class RayRuntime(Runtime):
         self._ray = self._host = self._connection = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Refuse workers if the cluster lacks the resources that a user has set; fit default requests to what remains."""
+        """Refuse workers if the cluster lacks the resources that a user has set; fit default requests to the rest."""
         if self._starts_a_local_ray():
             check_machine(requests, this_machine())  # before Ray starts, which takes seconds
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]

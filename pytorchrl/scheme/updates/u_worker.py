@@ -51,7 +51,7 @@ class UpdaterThread(threading.Thread):
 
     Args:
         strategy: The strategy that turns gradients into updates.
-        runtime: The runtime, which creates the events.
+        runtime: The runtime, which creates the events that this thread waits for or sets.
     """
 
     def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
