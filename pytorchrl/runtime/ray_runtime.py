@@ -199,7 +199,7 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on an actor, which receives the stored values of arguments that `put` returned."""
+        """Enqueue a method call on an actor, which receives the stored value for each argument that `put` returned."""
         return Future(handle.name, None if self._problem else handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -338,7 +338,7 @@ class RayRuntime(Runtime):
         self._ray = self._host = self._connection = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Refuse workers if the cluster lacks the resources that a user has set; fit default requests to the rest."""
+        """Refuse workers if the cluster lacks resources that a user set; reduce default requests to what remains."""
         if self._starts_a_local_ray():
             check_machine(requests, this_machine())  # before Ray starts, which takes seconds
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]

@@ -46,7 +46,7 @@ class TrainBatchSource(Protocol):
         """Return the durations of the source's operations since the last call."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of train batches that waited at each `take` since the last `take_levels`."""
+        """Return how many train batches were waiting at each `take` since the last `take_levels`."""
 
     def close(self, timeout_s: float) -> None:
         """Stop the source's workers, if it has any; wait up to `timeout_s` seconds for their answers."""
@@ -391,7 +391,7 @@ class BatchSource:
         return {**self._source.take_times(), **({} if self.staging is None else self.staging.watch.take())}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of train batches that waited at each `take` since the last call of `take_levels`."""
+        """Return how many train batches were waiting at each `take` of the source since the last `take_levels`."""
         return self._source.take_levels()
 
     def close(self, timeout_s: float) -> None:

@@ -51,7 +51,7 @@ class UpdaterThread(threading.Thread):
 
     Args:
         strategy: The strategy that turns gradients into updates.
-        runtime: The runtime, which creates the events that this thread waits for or sets.
+        runtime: The runtime, which creates the events for stopping the thread and for its progress.
     """
 
     def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
