@@ -60,7 +60,7 @@ def iqm(scores: npt.ArrayLike) -> Array:
 
 
 def mean(scores: npt.ArrayLike) -> Array:
-    """Return the mean of all scores; shape (..., runs, tasks) to (...)."""
+    """Return the mean of scores (..., runs, tasks) over all runs and tasks, as an array (...)."""
     return np.asarray(check_scores(scores).mean(axis=(-2, -1)))
 
 

@@ -15,7 +15,7 @@ from pytorchrl.monitor.reading import check_run
 from pytorchrl.monitor.screen import check_rich, frame
 from pytorchrl.monitor.view import Reader
 
-# A frame that is printed only once may have this many lines, which is enough for every worker.
+# A frame that is printed only once may have this many lines, which is enough to show every worker.
 _PAGE_LINES = 1000
 
 

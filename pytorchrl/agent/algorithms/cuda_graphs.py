@@ -81,8 +81,8 @@ class Recorded:
     If recording fails, a warning says why, and calls without a recording run the function itself.
 
     Args:
-        function: A function that computes tensors from its arguments and from memory at fixed addresses. It is not
-            called again after it has been recorded, so other effects of a call, such as counting, would be lost.
+        function: A function that computes tensors from its arguments and from memory at fixed addresses. After it has
+            been recorded, it is not called again, so it must not have other effects, such as counting its calls.
         recorder: Records the kernels.
     """
 

@@ -150,7 +150,7 @@ class TD3(DDPG):
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
 
     def is_due(self, group: str) -> bool:
-        """Return whether the next update changes the group: critics always, the policy every `policy_delay` updates."""
+        """Return whether the next update changes `group`; the policy changes only in every `policy_delay`-th update."""
         delay: int = self.options.policy_delay
         return group != "pi" or (self.num_updates_made + 1) % delay == 0
 

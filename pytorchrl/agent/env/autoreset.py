@@ -53,7 +53,7 @@ class Autoreset(Protocol):
     """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret the result of a step.
+        """Convert the result of a step to a form that is the same for all autoreset modes.
 
         The caller must call this method if an episode ended in the step (`done`, (E,) bool), or if `pending` was true
         before the step.
@@ -71,7 +71,7 @@ class SameStep:
         self._reader = reader
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret a step in which episodes ended; see `Autoreset`."""
+        """Convert a step in which episodes ended; see `Autoreset`."""
         if "final_obs" not in info:
             raise EnvError(
                 "expected info['final_obs'] from a vector environment in SAME_STEP mode after the end of an episode, "
@@ -103,7 +103,7 @@ class NextStep:
         self._previous_done = np.zeros(num_envs, dtype=np.bool_)
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Interpret a step in which episodes ended or were reset; see `Autoreset`."""
+        """Convert a step in which episodes ended or environments were reset; see `Autoreset`."""
         first = self._previous_done
         self._previous_done = done
         self.pending = bool(np.count_nonzero(done))
@@ -124,7 +124,7 @@ class MaskedReset:
         self._envs = envs
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Reset the environments whose episodes ended, and interpret the step; see `Autoreset`."""
+        """Reset the environments whose episodes ended, and convert the step; see `Autoreset`."""
         index = np.flatnonzero(done)
         # Indexing with an array copies the rows, so the vector environment may overwrite `observations` when it resets.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
