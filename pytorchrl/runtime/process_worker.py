@@ -76,7 +76,10 @@ class _Host:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        """Run a method immediately; if the worker is not built yet, return None, and run the method later."""
+        """Run a method immediately, and return its result.
+
+        If the worker is not built yet, return None; the method runs as soon as the worker is built.
+        """
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))

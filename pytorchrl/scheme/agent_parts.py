@@ -52,9 +52,9 @@ class AgentParts:
 
     @property
     def precisions(self) -> dict[str, bool]:
-        """Policy -> whether its networks compute in bfloat16.
+        """For each policy, by name, whether its networks compute in bfloat16.
 
-        Policies are missing if their algorithm has no option `mixed_precision`, or if the option is "auto".
+        A policy is left out if its algorithm has no option `mixed_precision`, or if the option is "auto".
         """
         return precisions_of(self.algo_factory)
 
@@ -177,7 +177,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """Raise `ConfigError` if the storage keeps its data and an option applies only to rollouts discarded after use."""
+    """Refuse options that only apply to rollouts that are discarded after use, if the storage keeps its data."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return

@@ -122,7 +122,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return a mapping from each flat keyword to ("scheme", keyword), in which errors look for similar names."""
+        """Return a mapping from each flat keyword to ("scheme", keyword), so that errors can suggest similar names."""
         return known_keywords()
 
     @classmethod

@@ -125,7 +125,7 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting train batches at each `take` since the last call.
+        """Return the number of waiting train batches at each `take` since the last `take_levels`.
 
         Collected rounds do not wait in a queue. The result therefore begins with one 0 for each collected round,
         followed by the numbers for the train batches that users added.

@@ -211,7 +211,8 @@ class Gradients:
     def weight_of(self, statistic: str) -> int:
         """Return the number of samples over which a statistic was computed.
 
-        With several policies, the name of a statistic of a single policy ends with the name of the policy.
+        With several policies, the name of a statistic may end with "/" and the name of a policy. In this case, only the
+        samples of this policy count.
         """
         return self.samples.get(statistic.rpartition("/")[2], self.num_samples)
 
