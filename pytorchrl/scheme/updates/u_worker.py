@@ -324,7 +324,7 @@ class UWorker(Worker):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step starts with new data; see `UpdateStrategy`."""
+        """Whether the next step starts with new data on all workers; see `UpdateStrategy`."""
         return self.strategy.is_between_items
 
     def checkpoint(self, seed: int, timeout_s: float) -> StateDict:
