@@ -72,7 +72,7 @@ class FaultPlan:
     worker J. `shard.I` and `shard.J.I` are replay shards in the same way, and `grad.J` is gradient worker J. `*` and
     `?` are wildcards. Index 0 is the worker that runs inside its parent.
 
-    The point of a fault is an event that the worker counts. Collection workers count the steps of their vector of
+    A fault occurs at an event that the worker counts. Collection workers count the steps of their vector of
     environments (`step`). Gradient workers count computed gradients (`grad`) and applied updates (`update`). Shards
     count calls (`add`, `sample` and `priorities`). The action `nan` makes a gradient non-finite at `grad` or `update`.
 

@@ -140,8 +140,9 @@ class MultiAgentAlgorithm(Algorithm):
         """Choose the actions of all agents of E environments.
 
         Args:
-            obs: Policy -> leaf -> (C, ...).
-            rhs: Policy -> network -> (C, H).
+            obs: Observations: policy -> leaf -> (C, ...). The C rows belong to the agents of the policy in all
+                environments.
+            rhs: States of recurrent networks: policy -> network -> (C, H).
             done: Policy -> (C,) bool; or (E,) bool, which applies to all agents of each environment.
             deterministic: Whether to choose the best actions instead of sampling or exploring.
             mask: Policy -> (C, n) bool, or None.

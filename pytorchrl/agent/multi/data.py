@@ -67,12 +67,12 @@ class MultiActingStep:
 
     @property
     def clipped_action(self) -> Arrays:
-        """Policy -> (C, ...), the actions for the environments."""
+        """The actions for the environments: policy -> (C, ...), for the C agents of the policy in all environments."""
         return {policy: part.clipped_action for policy, part in self.parts.items()}
 
     @property
     def rhs(self) -> dict[str, Arrays]:
-        """Policy -> network -> (C, H), the memory states."""
+        """The states of recurrent networks: policy -> network -> (C, H)."""
         return {policy: part.rhs for policy, part in self.parts.items()}
 
 

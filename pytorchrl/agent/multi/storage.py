@@ -155,8 +155,9 @@ class MultiAgentStorage(Storage):
         """Start a rollout with the observations and action masks after a reset.
 
         Args:
-            obs: Policy -> leaf -> (C, ...).
-            mask: Policy -> (C, n) bool, or None.
+            obs: Observations: policy -> leaf -> (C, ...). The C rows belong to the agents of the policy in all
+                environments.
+            mask: Action masks: policy -> (C, n) bool, or None.
         """
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])

@@ -212,11 +212,11 @@ class Ring:
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the observations at (N,) places of rows or extra observations, leaf -> (N, ...)."""
+        """Return the observations, leaf -> (N, ...), of rows or extra observations with the given places, (N,)."""
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
-        """Return the action masks at (N,) places, (N, n) bool; None if the ring has no masks."""
+        """Return the action masks, (N, n) bool, at the given places, (N,); None if the ring has no masks."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:

@@ -77,7 +77,7 @@ class AsynchronousUpdates(RemoteUpdates):
         # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
         # _waiting, _to_request (which is empty after send_requests()) and supervisor.gone.
         self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
-        self._waiting: dict[int, tuple[Gradients, float]] = {}  # worker -> gradient that waits, and its factor
+        self._waiting: dict[int, tuple[Gradients, float]] = {}  # worker -> gradient for the next update, and its weight
         self._to_request: dict[int, bool] = {}  # worker -> whether to skip the remaining passes over its data
         self.error: Exception | None = None
         self._started = False
