@@ -131,7 +131,7 @@ class QActor(ReplayActor):
             generator: Generator of the noise of a noisy network; None means no noise.
 
         Returns:
-            Values (B, n) or (L, B, n), and the memory after the last row, {"q": (B, H)}; {} without memory.
+            Values (B, n) or (L, B, n), and the memory after the last row, (B, H) with the key "q"; {} without memory.
         """
         assert isinstance(self.q, DiscreteQNet)
         scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
