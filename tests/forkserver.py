@@ -64,6 +64,8 @@ OF_RAY = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "req
 OF_RUNS = ("torch.utils.tensorboard", "lz4.frame")
 # Packages that plots, comparisons of runs and exported policies need. Many scripts of pages and examples import them.
 OF_RESULTS = ("matplotlib.pyplot", "scipy.stats", "torch._dynamo", "onnxscript")
+# Seconds that the process waits for the request of a client, which may have been stopped.
+CLIENT_TIMEOUT_S = 30.0
 # Path of the executable that this process uses.
 current = None
 
@@ -96,7 +98,11 @@ class ForkServer:
     def close(self):
         """End the process, and kill all scripts that are still running."""
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(CLIENT_TIMEOUT_S + 30.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._folder.cleanup()
 
 
@@ -140,7 +146,9 @@ class Forking:
             ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
             is_over = sys.stdin in ready
             for connection in self._running if is_over else self._running.keys() & ready:
-                numbers = b"" if is_over else connection.recv(100)
+                numbers = b""
+                with contextlib.suppress(OSError):  # the client was killed
+                    numbers = b"" if is_over else connection.recv(100)
                 pid, _ = self._running[connection]
                 for number in numbers:
                     os.kill(pid, number)
@@ -176,14 +184,16 @@ class Forking:
 
         In the fork, return the request and its standard streams. In the parent, return None.
         """
-        streams = array.array("i")
-        _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(3 * streams.itemsize))
-        for _, _, data in messages:
-            streams.frombytes(data)
-        request = bytearray()
-        while not request.endswith(b"\n") and (seen := connection.recv(1 << 16, socket.MSG_PEEK)):
-            request += connection.recv(seen.find(b"\n") + 1 or len(seen))  # signals may follow the line
-        if not request.endswith(b"\n"):  # the client was killed
+        streams, request = array.array("i"), bytearray()
+        connection.settimeout(CLIENT_TIMEOUT_S)
+        with contextlib.suppress(OSError):  # the client was stopped or killed
+            _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(3 * streams.itemsize))
+            for _, _, data in messages:
+                streams.frombytes(data)
+            while not request.endswith(b"\n") and (seen := connection.recv(1 << 16, socket.MSG_PEEK)):
+                request += connection.recv(seen.find(b"\n") + 1 or len(seen))  # signals may follow the line
+        connection.settimeout(None)
+        if not request.endswith(b"\n"):
             connection.close()
         elif pid := os.fork():
             client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
