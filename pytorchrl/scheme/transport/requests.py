@@ -106,7 +106,6 @@ class Requests(Generic[R]):
                 continue
             index, outcome = self._open[future], self._runtime.outcome(future, _FETCH_TIMEOUT_S)
             if isinstance(outcome.error, WorkerDiedError):
-                del self._open[future]
                 self._lose(index, outcome.error)
                 continue
             if self._journal.is_kept:
