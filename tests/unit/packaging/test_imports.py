@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 import pytorchrl
-from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
+from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, reads_source
 
 # Modules that every layer may import. Options are declared in every layer, so the module `options` belongs to
 # no layer.
@@ -52,11 +52,6 @@ def layer_of(module):
     if name in LEARNER_LAYER:
         return "learner"
     return {"": "package", "__main__": "cli", "__init__": "package"}.get(name, name)
-
-
-def name_of(path):
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(path):

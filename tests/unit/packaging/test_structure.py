@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.unit.packaging.project import tomllib
-from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
+from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, reads_source
 
 pytestmark = reads_source
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
@@ -31,12 +31,6 @@ LARGE_CONSTRUCTORS = {
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
 # The allowed number of annotations that contain `Any` or a name of `pytorchrl.untyped`.
 MOST_ANY = 304
-
-
-def name_of(path):
-    """Return the dotted name of a module."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 NAMES = {name_of(path) for path in MODULES}
