@@ -146,10 +146,8 @@ class Forking:
             ready, _, _ = select.select([self._listening, sys.stdin, self._woken, *self._running], [], [])
             is_over = sys.stdin in ready
             for connection in self._running if is_over else self._running.keys() & ready:
-                numbers = b""
-                with contextlib.suppress(OSError):  # the client was killed
-                    numbers = b"" if is_over else connection.recv(100)
                 pid, _ = self._running[connection]
+                numbers = b"" if is_over else forwarded_signals(connection)
                 for number in numbers:
                     os.kill(pid, number)
                 if not numbers:  # the client was killed, or the server is closing
@@ -209,6 +207,13 @@ class Forking:
         for stream in streams:
             os.close(stream)
         return None
+
+
+def forwarded_signals(connection):
+    """Return the numbers of the signals that a client forwards; none if the client was killed."""
+    with contextlib.suppress(OSError):
+        return connection.recv(100)
+    return b""
 
 
 def kill(pid):
