@@ -149,9 +149,11 @@ def load(
     path = Path(run_dir) / f"{model}.pt"
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
-    except (RuntimeError, MemoryError, OverflowError, RecursionError) as error:  # torch could not allocate memory
+    except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
+        # torch cannot allocate memory of this size. Its messages may continue with frames of its own stack.
+        reason = str(error).partition("\n")[0]
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
-                              f"{type(error).__name__}: {error}") from error
+                              f"{type(error).__name__}: {reason}") from error
     expected = algorithm_for_acting.acting_state().values()
     largest = _MODEL_FACTOR * sum(tensor.nbytes for tensor in expected) + _MODEL_BYTES
     state = acting_state_of(read_sealed(path, "model", largest), f"model {str(path)!r}")

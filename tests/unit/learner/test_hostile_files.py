@@ -106,7 +106,7 @@ def descriptions(good, folder):
         "eval": env({"__code__": "builtins:eval"}), "module beside": env("evil:CartPole-v1"),
         "module dotted": env("evil.package"), "module in runs": env(f"{folder.name}.evil:CartPole-v1"),
         "unknown class": part("algo_factory", noise_std={"__code__": "evil:Class"}),
-        "huge network": actor(hidden_sizes=[10**6, 10**6]),
+        "huge network": actor(hidden_sizes=[10**6, 10**6]), "size of 64 bits": actor(hidden_sizes=[2**63]),
         "negative size": actor(hidden_sizes=[-1]), "huge vector": env("CartPole-v1", vec_env_size=10**12),
         "control characters": env("\x1b]0;owned\x07\x1b[2J"),
         "wrong place": actor(observation_space={"__space__": ["action_space", "x", "y"]}),
