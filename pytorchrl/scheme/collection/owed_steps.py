@@ -25,9 +25,12 @@ class OwedSteps:
         return self._owed.get(index)
 
     def receive(self, index: int, rollout: Rollout) -> bool:
-        """Record a rollout; return whether it is the rest of the worker's previous rollout."""
+        """Record a rollout; return whether it is the rest of the worker's previous rollout.
+
+        A rest cannot be preempted. If it is too short, its worker was interrupted and will collect no further steps.
+        """
         is_rest = self._owed.pop(index, None) is not None
-        if self._is_kept and rollout.preempted:
+        if self._is_kept and rollout.preempted and not is_rest:
             self._owed[index] = self._rollout_size - rollout.num_steps
         return is_rest
 

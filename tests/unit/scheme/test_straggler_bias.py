@@ -309,6 +309,17 @@ def test_a_rest_of_an_unfinished_round_is_in_the_ledger(make):
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
 
 
+def test_a_run_can_be_stopped_while_a_worker_collects_a_rest(make):
+    """Check that an interrupted rest is not requested again, which would never end, and that no step is lost."""
+    costs = {**FREE, "step": FAST_S, "step@*/CWorker 3": SLOW_S}
+    scheme = make(num_col_workers=3, num_grad_workers=2, grad_communication=ASYNC, costs=costs,
+                  **FINISH | {"col_fraction_workers": 0.5})
+    while scheme.metrics()["rollouts_preempted"] < 2:
+        scheme.step()
+    final = scheme.stop()
+    assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
+
+
 def test_replay_storages_accept_rests(make, check_ledger):
     """Check that off-policy learning stores both rollouts that a worker collects in one round."""
     scheme = make(DQN.create_factory(start_steps=48, update_every=48, num_updates=1), QActor,
