@@ -238,6 +238,35 @@ def test_a_killed_run_is_replayed_to_the_end_of_its_record(runs, monkeypatch):
     assert first["version"] - 2 <= again["version"] < first["version"]
 
 
+@pytest.mark.parametrize("seed", seeds(4, 60))
+def test_a_record_that_is_cut_off_anywhere_is_replayed_to_its_end(runs, monkeypatch, seed):
+    """Check that a replay of such a record ends with the parameters that the run had at that update, and stops.
+
+    The settings are random, and so is the place where the record ends, often within a line.
+    """
+    monkeypatch.setattr("pytorchrl.scheme.recording.record._WRITE_INTERVAL_S", 0.0)
+    rng = random.Random(f"cut {seed}")
+    settings = scenario(seed)
+    if settings["col_communication"] is settings["grad_communication"] is ASYNC and rng.random() < 0.5:
+        settings |= random_queue_settings(rng)
+        settings.pop("broadcast_interval")
+    states = {0: None}
+
+    def note(scheme):
+        states[scheme.version] = None if settings.get("distribute_gradients") else scheme.acting_state()
+    runs.record(updates=12, between=note, **settings)
+    with open(runs.path, encoding="utf-8") as file:
+        lines = list(file)
+    whole = rng.randint(1, len(lines) - 1)
+    rest = lines[whole][:rng.choice((0, rng.randint(0, len(lines[whole]) - 2)))]
+    with open(runs.path, "w", encoding="utf-8") as file:
+        file.write("".join(lines[:whole]) + rest)
+    with pytest.warns(UserWarning, match="has no last line"):
+        again = runs.replay(**settings)
+    state = states.get(again["version"])  # a step may make several updates
+    assert state is None or all(torch.equal(state[name], value) for name, value in again["state"].items())
+
+
 def test_a_replayed_run_cannot_continue_after_its_end(runs, make_scheme):
     runs.record(updates=3, runtime="threads", **ALL_ASYNC)
     scheme = make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
