@@ -241,11 +241,11 @@ class CollectorThread(threading.Thread):
             self.resizing.apply()
 
     def ensure_started(self) -> None:
-        """Start the thread, or resume it after a drain."""
+        """Start the thread, and resume it after a drain, which may have been before the start."""
+        if not self.is_draining:
+            self._pause_point.resume()
         if self.ident is None:
             self._runtime.start_thread(self)
-        elif not self.is_draining:
-            self._pause_point.resume()
 
     # Weights
 

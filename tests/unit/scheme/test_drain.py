@@ -11,6 +11,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, InjectedFault
 from pytorchrl.scheme.counters import WorkerCounters
+from tests.unit.scheme.conftest import PATTERNS
 
 LEARNER_THREAD = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC}
 SHARDS = {**LEARNER_THREAD, "num_replay_workers": 2, "train_batch_size": 8}
@@ -83,6 +84,18 @@ def test_every_pattern_can_be_drained(make, check_ledger, pattern, seed):
     final = scheme.stop()
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
     assert {name for name, steps in final["dropped"].items() if steps} <= {"shutdown"}
+
+
+@pytest.mark.parametrize("settings", [
+    *PATTERNS, pytest.param(SHARDS, id="shards"),
+    pytest.param({**LEARNER_THREAD, "inference": "central"}, id="central inference")])
+def test_a_scheme_can_be_drained_before_its_first_update(make, check_ledger, settings):
+    """Check that collection starts after a drain, as for a checkpoint, although it has never run before."""
+    scheme = make(**settings)
+    scheme.start()
+    drained(scheme, check_ledger)
+    go_on(scheme, 2)
+    drained(scheme, check_ledger)
 
 
 @pytest.mark.parametrize("settings", [
