@@ -16,7 +16,9 @@ from pytorchrl.agent.noise import NoiseSource, standard_normal
 LOG_STD_BOUNDS = ("clip", "tanh")
 """Methods of bounding log standard deviations; see `bound_log_std`."""
 
-_CLIP = (-20.0, 2.0)
+LOG_STD_CLIP = (-20.0, 2.0)
+"""Bounds of log standard deviations with the method "clip"."""
+
 _TANH = (-5.0, 2.0)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -24,7 +26,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
     """Return log standard deviations from a network's outputs: clipped to [-20, 2], or mapped by tanh into [-5, 2]."""
     if bound == "clip":
-        return outputs.clamp(*_CLIP)
+        return outputs.clamp(*LOG_STD_CLIP)
     low, high = _TANH
     return low + 0.5 * (high - low) * (torch.tanh(outputs) + 1)
 

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.actors.small_off_policy import SmallOffPolicy
 from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
-from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.contracts import overrides
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
@@ -70,6 +73,8 @@ class DDPG(ReplayAlgorithm):
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._drift = OrnsteinUhlenbeck(options.ou_theta, options.ou_sigma, options.ou_dt)
+        is_small = not overrides(self, DDPG, "choose", "acting_step") and SmallOffPolicy.suits(actor)
+        self._small = SmallOffPolicy(actor) if is_small and options.noise != "ou" else None
 
     # Acting
 
@@ -83,6 +88,17 @@ class DDPG(ReplayAlgorithm):
         else:
             noise = torch.empty_like(action).normal_(0.0, self.parameters["noise_std"], generator=self.generator)
         return (action + noise).clamp_(-1.0, 1.0)
+
+    def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
+        """Choose actions in NumPy; see `ReplayAlgorithm`."""
+        if self._small is None or (outputs := self._small.outputs(obs)) is None:
+            return None
+        action = np.tanh(outputs)
+        if not deterministic and self.options.noise == "gaussian":
+            std = self.parameters["noise_std"]
+            action += torch.empty(action.shape).normal_(0.0, std, generator=self.generator).numpy()
+            action = np.minimum(np.maximum(action, -1.0), 1.0)
+        return self._small.step(action)
 
     # Learning
 

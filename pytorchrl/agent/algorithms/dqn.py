@@ -23,7 +23,7 @@ from pytorchrl.agent.algorithms.replay import (
     ReplayAlgorithm,
 )
 from pytorchrl.agent.contracts import check_per_sample, overrides
-from pytorchrl.agent.data import OBS_LEAF, Arrays, Obs, ReplayBatch
+from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
 from pytorchrl.agent.seeding import UniformDraws
@@ -157,7 +157,7 @@ class DQN(ReplayAlgorithm):
         generator = None if deterministic else self.generator
         return self._explore(len(done), deterministic, mask, lambda: self.actor.act(obs, mask, generator))
 
-    def choose_small(self, obs: Arrays, deterministic: bool) -> np.ndarray | None:
+    def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
         """Choose actions in NumPy; see `ReplayAlgorithm`."""
         small, inputs = self._small_network, obs.get(OBS_LEAF)
         if small is None or inputs is None or len(inputs) > small.max_rows:
@@ -169,11 +169,12 @@ class DQN(ReplayAlgorithm):
             if num_exploring := np.count_nonzero(explores):
                 random = self._uniform.take(num_envs * self.actor.num_actions).reshape(num_envs, -1).argmax(-1)
                 if num_exploring == num_envs:
-                    return random
+                    return ActingStep(random, random, {}, {})
         if inputs.dtype != np.float32 or self.actor.options.normalize_obs:
             inputs = self.actor.normalise({OBS_LEAF: torch.from_numpy(inputs)})[OBS_LEAF].numpy()
         best = small(inputs).argmax(-1)
-        return best if random is None else np.where(explores, random, best)
+        action = best if random is None else np.where(explores, random, best)
+        return ActingStep(action, action, {}, {})
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
         """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.

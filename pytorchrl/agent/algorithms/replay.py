@@ -151,7 +151,7 @@ class ReplayAlgorithm(Algorithm):
             actions of the environments.
         """
 
-    def choose_small(self, obs: Arrays, deterministic: bool) -> np.ndarray | None:
+    def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
         """Choose the same actions as `choose`, but in NumPy, which is faster for small networks.
 
         Args:
@@ -159,8 +159,8 @@ class ReplayAlgorithm(Algorithm):
             deterministic: Whether to choose the best actions instead of exploring.
 
         Returns:
-            Actions (E,), which are both stored and sent to the environments. None if NumPy cannot compute the network,
-            or if the network or E is too large for NumPy to be faster.
+            The result of `acting_step`. None if NumPy cannot compute the network, or if the network or E is too large
+            for NumPy to be faster.
         """
         return None
 
@@ -170,7 +170,7 @@ class ReplayAlgorithm(Algorithm):
         """Choose the actions of E environments; see `Algorithm`. In the result, `other` is empty."""
         is_random = self.parameters[START] > 0 and not deterministic
         if mask is None and not is_random and (chosen := self.choose_small(obs, deterministic)) is not None:
-            return ActingStep(chosen, chosen, {}, {})
+            return chosen
         with torch.inference_mode():
             allowed = None if mask is None else torch.from_numpy(mask).to(self.device)
             if is_random:

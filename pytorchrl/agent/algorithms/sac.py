@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.actors.small_off_policy import SmallOffPolicy
+from pytorchrl.agent.actors.squashed import LOG_STD_CLIP
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
-from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.contracts import overrides
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
@@ -78,6 +82,8 @@ class SAC(ReplayAlgorithm):
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
         """The target entropy; if the option `target_entropy` is None, `losses` lowers it where masks forbid actions."""
+        is_small = not overrides(self, SAC, "choose", "acting_step") and SmallOffPolicy.suits(actor)
+        self._small = SmallOffPolicy(actor) if is_small else None
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
@@ -106,6 +112,17 @@ class SAC(ReplayAlgorithm):
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
         """Choose actions; see `ReplayAlgorithm`."""
         return self.actor.act(obs, deterministic, mask, self.generator)
+
+    def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
+        """Choose actions in NumPy; see `ReplayAlgorithm`."""
+        if self._small is None or (outputs := self._small.outputs(obs)) is None:
+            return None
+        u, log_std = outputs[:, :self.actor.action_size], outputs[:, self.actor.action_size:]
+        if not deterministic:
+            noise = torch.empty(u.shape).normal_(generator=self.generator).numpy()
+            low, high = LOG_STD_CLIP
+            u = u + np.exp(np.minimum(np.maximum(log_std, low), high)) * noise
+        return self._small.step(np.tanh(u))
 
     # Learning
 

@@ -1,0 +1,49 @@
+"""Run small policies of DDPG, TD3 and SAC in NumPy, which takes a third of the time that torch takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, PolicyNet
+from pytorchrl.agent.actors.small_network import SmallNetwork
+from pytorchrl.agent.contracts import overrides
+from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
+
+
+class SmallOffPolicy:
+    """The fully connected policy of an actor with a Box of actions, computed in NumPy; see `SmallNetwork`."""
+
+    def __init__(self, actor: OffPolicyActor) -> None:
+        """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
+        assert isinstance(actor.policy, PolicyNet)
+        self._network = SmallNetwork(actor.policy.trunk, actor.policy.head, actor.options.activation)
+        self._actor, self._low, self._high = actor, actor.low.numpy(), actor.high.numpy()
+
+    @staticmethod
+    def suits(actor: OffPolicyActor) -> bool:
+        """Return whether this class supports `actor`: the policy must be an MLP on the CPU, without memory."""
+        policy = getattr(actor, "policy", None)
+        return (
+            not overrides(actor, OffPolicyActor, "act", "to_env", "normalise") and not actor.is_discrete
+            and type(policy) is PolicyNet and actor.low.device.type == "cpu" and actor.options.log_std_bound == "clip"
+            and SmallNetwork.supports(policy.trunk, policy.head, actor.options.activation))
+
+    def outputs(self, obs: Arrays) -> np.ndarray | None:
+        """Return the policy's outputs (E, k); None if E is so large that torch is faster, or for other observations.
+
+        Args:
+            obs: Leaf -> (E, ...), as environments return them.
+        """
+        values = obs.get(OBS_LEAF)
+        if values is None or len(values) > self._network.max_rows:
+            return None
+        if values.dtype != np.float32 or self._actor.options.normalize_obs:
+            values = self._actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
+        return self._network(values)
+
+    def step(self, action: np.ndarray) -> ActingStep:
+        """Return the result of `acting_step` for actions (E, D) in [-1, 1], which are scaled as `to_env` does."""
+        action = action.reshape(-1, *self._low.shape)
+        scaled = self._low + 0.5 * (action + 1) * (self._high - self._low)
+        return ActingStep(action, np.minimum(np.maximum(scaled, self._low), self._high), {}, {})
