@@ -8,6 +8,7 @@ The forms are:
 
 - `one`: the whole run is in one process, which is pinned to one core;
 - `worker`: one asynchronous collection worker in its own process (`runtime="processes"`), one thread for the learner;
+- `ahead`: the same, but two rollouts may wait in the queue, and the worker has two requests;
 - `threads`: the whole run is in one process, and products use two threads;
 - `learners`: two gradient workers in their own processes, each of which collects, computes gradients and sends them to
   this process, which applies each gradient when it arrives (`grad_communication="asynchronous"`).
@@ -37,7 +38,7 @@ import time
 from collections import deque
 from typing import Any
 
-FORMS = ("one", "worker", "threads", "learners")
+FORMS = ("one", "worker", "ahead", "threads", "learners")
 
 
 def make(task: str, form: str, seed: int = 1) -> Any:
@@ -46,9 +47,11 @@ def make(task: str, form: str, seed: int = 1) -> Any:
     from pytorchrl import GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv, VTraceBuffer
 
     settings: dict[str, Any] = {"seed": seed, "num_threads": 2 if form == "threads" else 1}
-    if form == "worker":
+    has_worker = form in ("worker", "ahead")
+    if has_worker:
+        ahead = 2 if form == "ahead" else 1
         settings |= {"num_col_workers": 1, "col_execution": "Parallel", "col_communication": "asynchronous",
-                     "runtime": "processes", "queue_size": 1, "col_in_flight": 1}
+                     "runtime": "processes", "queue_size": ahead, "col_in_flight": ahead}
     elif form == "learners":
         settings |= {"num_grad_workers": 2, "grad_communication": "asynchronous", "runtime": "processes"}
     if task in ("cartpole", "appo"):
@@ -64,7 +67,7 @@ def make(task: str, form: str, seed: int = 1) -> Any:
         return Scheme(
             pytorchrl.DQN.create_factory(lr=1e-3, mini_batch_size=64, start_steps=1_000, compile=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64, 64)),
-            ReplayBuffer.create_factory(50_000, rollout_size=64 if form == "worker" else 4), envs, **settings)
+            ReplayBuffer.create_factory(50_000, rollout_size=64 if has_worker else 4), envs, **settings)
     if task == "sac":
         envs = VecEnv.create_factory("HalfCheetah-v5")
         return Scheme(
