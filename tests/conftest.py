@@ -22,6 +22,7 @@ import pytest
 
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from tests import forkserver
+from tests.distribution import BriefReports, Distribution
 from tests.forkserver import ForkServer, write_executable
 
 ROOT = Path(__file__).parent.parent
@@ -146,7 +147,10 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # only the main process writes to the terminal
         config.pluginmanager.register(Failures(config))
         config.pluginmanager.register(SharedForks())
+        if config.getoption("dist", "no") != "no":
+            config.pluginmanager.register(Distribution(config))
         return
+    config.pluginmanager.register(BriefReports())
     # Only one thread of the simulated runtime runs at a time. A simulation takes a tenth less time if all of its
     # threads use the same core. The first process is not bound to a core, because it runs the tests with Ray.
     number, cores = int(config.workerinput["workerid"].removeprefix("gw")), sorted(os.sched_getaffinity(0))
