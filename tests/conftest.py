@@ -254,10 +254,12 @@ def run_process(python, folder, *arguments, timeout=60, **options):
 
 @pytest.fixture(scope="session")
 def ray_python(forked_python, tmp_path_factory):
-    """Path of an executable with which Ray starts its workers as forks, and other processes afresh."""
+    """Path of an executable with which Ray starts its workers and agents as forks, and other processes afresh."""
     return write_executable(
         tmp_path_factory.mktemp("ray") / "python",
-        f'case "$1" in */default_worker.py) exec {shlex.quote(forked_python)} "$@";; esac\n'
+        '[ "$1" = -u ] && shift\n'  # Ray starts its agents with this flag, without which their output is buffered
+        'case "$1" in */default_worker.py|*/dashboard/agent.py|*/runtime_env/agent/main.py)\n'
+        f'exec {shlex.quote(forked_python)} "$@";; esac\n'
         f'exec {shlex.quote(sys.executable)} "$@"')
 
 

@@ -59,7 +59,9 @@ if code < 0:
 sys.exit(code)
 """
 # Packages that Ray imports. They take half the time of an import of Ray, which happens in each worker of a cluster.
-OF_RAY = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "requests", "yaml")
+OF_RAY = (
+    "filelock", "google.protobuf.json_format", "google.protobuf.timestamp_pb2", "jsonschema", "logging.handlers",
+    "msgpack", "pdb", "psutil", "requests", "tqdm.auto", "wcwidth", "yaml")
 # Packages that a training run with a log directory imports.
 OF_RUNS = ("torch.utils.tensorboard", "lz4.frame")
 # Packages that plots, comparisons of runs and exported policies need. Many scripts of pages and examples import them.
