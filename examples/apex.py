@@ -30,7 +30,7 @@ def main() -> None:
         num_replay_workers=args.num_replay_workers, max_replay_ratio=args.max_replay_ratio, max_weight_sync_delay=128,
         seed=args.seed)
 
-    with Learner(scheme, target_steps=4_000 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=1_500 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()

@@ -34,7 +34,7 @@ def main() -> None:
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers,
         num_replay_workers=args.num_replay_workers, max_replay_ratio=8.0, seed=args.seed)
 
-    with Learner(scheme, target_steps=1_000 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=600 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 200)
         ledger = scheme.ledger()
