@@ -38,7 +38,10 @@ THREE = {**CENTRAL, "num_col_workers": 3}
 
 @pytest.fixture
 def rollouts_of(monkeypatch):
-    """Return a function that runs a scheme for some updates and returns copies of its rollouts, by worker."""
+    """Return a function that runs a scheme and returns copies of its rollouts, by worker.
+
+    The run ends after `updates` updates, but not before `num_workers` workers have delivered a rollout.
+    """
     seen = {}
     put = SampleQueue.put
 
@@ -48,9 +51,9 @@ def rollouts_of(monkeypatch):
         put(queue, rollouts)
     monkeypatch.setattr(SampleQueue, "put", watch)
 
-    def run(scheme, updates=12):
+    def run(scheme, updates=12, num_workers=1):
         seen.clear()
-        while scheme.version < updates:
+        while scheme.version < updates or len(seen) < num_workers:
             scheme.step()
         scheme.stop()
         return {worker: list(rollouts) for worker, rollouts in seen.items()}
@@ -64,7 +67,7 @@ def test_each_environment_executes_the_actions_chosen_for_it(make_scheme, rollou
 
     An observation of `CountingEnv` contains the seed, the episode, the step and the previous action.
     """
-    rollouts = rollouts_of(make_scheme(**THREE, inference_batch=batch, runtime=runtime))
+    rollouts = rollouts_of(make_scheme(**THREE, inference_batch=batch, runtime=runtime), num_workers=3)
     assert sorted(rollouts) == [1, 2, 3]
     seeds_seen = set()
     for own in rollouts.values():
