@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import MLP, is_linear
+from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.actors.trunk import Trunk
+from pytorchrl.agent.data import OBS_LEAF
 
 _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
@@ -70,3 +72,10 @@ class SmallNetwork:
             self._activation(array, out=array)
         bias, weight = self._layers[-1]
         return torch.addmm(bias, values, weight)
+
+
+def normalized(actor: ReplayActor, values: np.ndarray) -> np.ndarray:
+    """Return observations (E, ...) with a single leaf as inputs of the networks of `actor`, float32."""
+    if values.dtype == np.float32 and not actor.options.normalize_obs:
+        return values
+    return actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, PolicyNet
-from pytorchrl.agent.actors.small_network import SmallNetwork
+from pytorchrl.agent.actors.small_network import SmallNetwork, normalized
 from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
@@ -38,9 +37,7 @@ class SmallOffPolicy:
         values = obs.get(OBS_LEAF)
         if values is None or len(values) > self._network.max_rows:
             return None
-        if values.dtype != np.float32 or self._actor.options.normalize_obs:
-            values = self._actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
-        return self._network(values)
+        return self._network(normalized(self._actor, values))
 
     def step(self, action: np.ndarray) -> ActingStep:
         """Return the result of `acting_step` for actions (E, D) in [-1, 1], which are scaled as `to_env` does."""

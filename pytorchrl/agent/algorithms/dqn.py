@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
-from pytorchrl.agent.actors.small_network import SmallNetwork
+from pytorchrl.agent.actors.small_network import SmallNetwork, normalized
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import (
     NUM_UPDATES_HELP,
@@ -170,9 +170,7 @@ class DQN(ReplayAlgorithm):
                 random = self._uniform.take(num_envs * self.actor.num_actions).reshape(num_envs, -1).argmax(-1)
                 if num_exploring == num_envs:
                     return ActingStep(random, random, {}, {})
-        if inputs.dtype != np.float32 or self.actor.options.normalize_obs:
-            inputs = self.actor.normalise({OBS_LEAF: torch.from_numpy(inputs)})[OBS_LEAF].numpy()
-        best = small(inputs).argmax(-1)
+        best = small(normalized(self.actor, inputs)).argmax(-1)
         action = best if random is None else np.where(explores, random, best)
         return ActingStep(action, action, {}, {})
 
