@@ -161,6 +161,7 @@ class CentralInference:
             stream = self._add(place, answer)
             if stream.is_full:
                 self._deliver(stream, deliver)
+                self._let_go()
             self._act_if_enough_wait()
 
     def _start_workers(self) -> None:
@@ -238,6 +239,10 @@ class CentralInference:
             self._start_workers()
 
     # Changes of the number of workers
+
+    def limit(self, number: int) -> None:
+        """Replace no more lost workers from index `number` on; see `ElasticStrategy`."""
+        self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
         """Stop using workers `number` and above when they have delivered all steps; return whether all have left."""

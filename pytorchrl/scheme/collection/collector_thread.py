@@ -218,12 +218,7 @@ class CollectorThread(threading.Thread):
         """Collect one round, or poll once in asynchronous collection, and pass the rollouts to the destination."""
         self.apply_resizes()
         self._destination.poll()
-        self.strategy.step(self._put)
-
-    def _put(self, rollouts: list[Rollout]) -> None:
-        self._destination.put(rollouts)
-        if self.resizing is not None:  # while `put` waited, a resize may have been requested
-            self.resizing.begin()
+        self.strategy.step(self._destination.put)
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Request a change of the number of remote workers; see `Resizing.request`.

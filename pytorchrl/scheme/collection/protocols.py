@@ -46,6 +46,12 @@ class ElasticStrategy(Protocol):
     Workers are added and removed only at the end of the list of workers.
     """
 
+    def limit(self, number: int) -> None:
+        """Make no more requests to workers from index `number` on, until the next call of `release`.
+
+        Any thread may call this method; the collecting thread may be waiting for space in the sample queue.
+        """
+
     def release(self, number: int) -> bool:
         """Make no more requests to workers from index `number` on; return whether they have delivered all rollouts."""
 

@@ -76,12 +76,9 @@ class Resizing:
             num_col_workers: The option `num_col_workers` of all gradient workers.
             resources: Resources of each new worker; None: those of the earlier workers.
         """
-        self._requests.append(_Request(num_col_workers, resources))
-
-    def begin(self) -> None:
-        """Make no more requests to workers that the next change removes; only the collecting thread calls this."""
-        if self._requests:
-            self._strategy.release(min(self._number(self._requests[0]), len(self._workers.remote_workers())))
+        request = _Request(num_col_workers, resources)
+        self._requests.append(request)
+        self._strategy.limit(self._number(request))
 
     def _number(self, request: _Request) -> int:
         return self._workers.recipe_for(request.num_col_workers).num_workers_of(self._workers.index_parent)
@@ -125,6 +122,10 @@ class Elastic(ABC):
     def _asked(self) -> list[int]:
         """Return the indices of the workers that receive requests: they are neither lost nor leaving."""
         return [index for index in range(self._num_asked) if index not in self._supervisor.gone]
+
+    def limit(self, number: int) -> None:
+        """Make no more requests to workers from index `number` on, until the next call of `release`."""
+        self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
         """Make no more requests to workers from index `number` on; return whether they have delivered all rollouts."""
