@@ -81,7 +81,8 @@ class Tracer:
     def _is_message(self, message: Any) -> bool:
         if self._kind == "Rollout" and message.data is None:
             return False
-        key = tuple(getattr(message, name, None) for name in ("worker", "incarnation", "sequence", "version"))
+        source = getattr(message, "header", message)
+        key = tuple(getattr(source, name, None) for name in ("worker", "incarnation", "sequence", "version"))
         if self._key is None:
             self._key = key
         if key != self._key:

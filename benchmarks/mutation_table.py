@@ -192,7 +192,7 @@ _ENVIRONMENTS = [
 
 _SCHEME = [
     *_of("scheme/gradients/sample_queue.py", "scheme/gradients/test_sample_queue.py",
-         ("queued.rollout.weights_version >= oldest_version", "queued.rollout.weights_version > oldest_version"),
+         ("rollout.header.weights_version >= oldest_version", "rollout.header.weights_version > oldest_version"),
          ("if batch.version >= oldest_version:", "if batch.version > oldest_version:"),
          ("self._passes = min(self._passes + 1, self._num_passes)", "pass"),
          ("return updates <= self._options.max_policy_lag", "return updates < self._options.max_policy_lag"),
@@ -216,9 +216,9 @@ _SCHEME = [
          ("self.delivered_by_lost += stream.builder.collected_steps", "pass"),
          ("later poll in the recorded run.\n        self._act_if_enough_wait()", "later poll in the recorded run."),
          ("self._weights.local_worker.version - self._actor.version", "0"),
-         ("self._weights.delivered(0, rollout.num_env_steps)", "pass"),
+         ("self._weights.delivered(0, rollout.header.num_env_steps)", "pass"),
          ("for place, stream, own in zip(places,", "for place, stream, own in zip(sorted(places),"),
-         ("self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))", "pass")),
+         ("self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))", "pass")),
     *_of("scheme/collection/env_worker.py",
          "scheme/collection/test_central_inference.py scheme/recording/test_record.py -k central",
          ("self.made_steps += answer.num_env_steps", "pass"),

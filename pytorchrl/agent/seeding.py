@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pytorchrl.errors import ConfigError
 
 _GLOBAL_DRAWS = threading.RLock()
 _NO_NUMBERS = np.zeros(0, dtype=np.float32)
 _BLOCK = 256
+_DRAWS = ("generator", "update_generator", "noise")
+"""Keys of an algorithm's state whose values determine the algorithm's random numbers."""
 
 
 class Stream(IntEnum):
@@ -102,3 +105,26 @@ class UniformDraws:
         size = _BLOCK if count < _BLOCK // 8 else count
         self._block = torch.rand(size, generator=self._generator).numpy()
         return self._block
+
+
+def with_own_draws(state: object, own: object) -> object:
+    """Return a copy of `state` with the random generators and the noise of `own`. Both arguments are algorithm states.
+
+    If all workers had the same random generators, they would all collect the same data.
+    """
+    if not isinstance(state, Mapping) or not isinstance(own, Mapping):
+        if _kind(own) not in (None, _kind(state)):
+            raise TypeError(f"the state of an algorithm has a {type(state).__name__} instead of a {type(own).__name__}")
+        return state
+    return {name: own[name] if name in _DRAWS else with_own_draws(value, own.get(name))
+            for name, value in state.items()}
+
+
+def _kind(value: object) -> object:
+    """Return the kind of a value in the state of an algorithm, such as "number"; None for a value of any other type.
+
+    A value with a kind may be replaced only by a value of the same kind, for example an int by a float.
+    """
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "flag": bool, "number": (int, float), "text": str, "mapping": Mapping, "tensor": Tensor}
+    return next((kind for kind, types in kinds.items() if isinstance(value, types)), None)

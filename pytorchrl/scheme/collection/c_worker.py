@@ -6,32 +6,32 @@ import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.agent.env import VecEnv
-from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.agent.env import VecEnv, check_finite
+from pytorchrl.agent.seeding import Stream, derive_seed, with_own_draws
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
-from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, WEIGHTS, Encoder, Traffic
-from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
+from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, NOT_SENT, WEIGHTS, Encoder, Traffic
+from pytorchrl.scheme.transport.messages import Moments, Rollout, RolloutHeader, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.terminal import get_logger
 from pytorchrl.untyped import UserPart
 from pytorchrl.worker_names import collection_worker
 
-logger = get_logger(__name__)
+if TYPE_CHECKING:
+    from pytorchrl.agent.algorithms.base import Algorithm
 
-_DRAWS = ("generator", "update_generator", "noise")
-"""Keys of an algorithm's state whose values determine the algorithm's random numbers."""
+logger = get_logger(__name__)
 
 
 class Role(enum.Enum):
@@ -43,6 +43,98 @@ class Role(enum.Enum):
     """The worker collects in its gradient worker's thread, and passes on the storage's tensors without copying them."""
     SERVER = enum.auto()
     """The worker has no environments and never collects; only its parameters are used."""
+
+
+class RolloutBuilder:
+    """Builds the rollouts of one vector of environments from the steps in its storage.
+
+    Args:
+        algo: The algorithm that chose the actions.
+        storage: The storage of the steps.
+        place: Indices of the gradient worker and of the collection worker, and the incarnation of the latter.
+        now: The clock.
+        encoder: Encoder of the rollouts, which receives copies of the data; None: rollouts contain the storage's own
+            tensors.
+        finds_errors: Whether rollouts contain TD errors, for replay.
+
+    Attributes:
+        storage: As given.
+        incarnation: Incarnation of the collection worker.
+        sequence: Number of rollouts started so far.
+        collected_steps: Number of env steps in all rollouts so far.
+        delivered_steps: Number of env steps in the rollouts that `build` has returned.
+    """
+
+    def __init__(self, algo: Algorithm, storage: UserPart, place: tuple[int, int, int], now: Callable[[], float], *,
+                 encoder: Encoder | None, finds_errors: bool) -> None:
+        self.storage, self._algo, self._now, self._encoder = storage, algo, now, encoder
+        self._index_parent, self._index_worker, self.incarnation = place
+        self._finds_errors = finds_errors
+        self.sequence = self.collected_steps = self.delivered_steps = 0
+        self._running = dict[str, np.ndarray]()  # discounted returns of the environments, for the reward normalizers
+
+    def restart(self) -> None:
+        """Discard the discounted returns of the current episodes, because the environments have been replaced."""
+        self._running = {}
+
+    def count_unfinished(self) -> int:
+        """Add the env steps in the storage to `collected_steps`, because no rollout will contain them.
+
+        Returns:
+            The number of these env steps.
+        """
+        num_steps = int(self.storage.get_all_buffer_data(copy=False).num_valid()) if self.storage.num_steps else 0
+        self.collected_steps += num_steps
+        return num_steps
+
+    def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
+              elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int) -> Rollout:
+        """Return a rollout of the steps in the storage, which are counted and taken out of the storage.
+
+        Args:
+            version: Version of the oldest weights with which the steps were collected.
+            episodes: Episodes that ended in these steps.
+            watch: Stopwatch that timed the collection of these steps; this method adds its own times.
+            preempted: Whether collection ended before the storage was full.
+            elapsed_s: Function that returns the seconds since the rollout was started. The time that `watch` has not
+                recorded counts as time for storing. None: `watch` has recorded all times.
+            traffic: Traffic of the messages that the worker has received since its previous rollout.
+            envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
+
+        Raises:
+            NonFiniteDataError: An observation or a reward is not finite.
+        """
+        data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
+        num_env_steps, num_steps, size = data.num_valid(), data.num_steps, data.size
+        self.collected_steps += num_env_steps
+        moments: dict[str, Moments] = {}
+        if num_env_steps:
+            where = collection_worker(self._index_parent, self._index_worker)
+            for policy, part in data.parts.items():
+                what = f"{where}, policy {policy!r}" if policy else where
+                check_finite({**part.obs, "reward": part.reward}, what)
+                if part.final_index.shape[0]:
+                    check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
+            with torch.no_grad():
+                with watch.part("inference"):
+                    self._algo.finish_rollout(data)
+                    if self._finds_errors:
+                        self.storage.add_errors(data)
+                moments = cast("dict[str, Moments]", self._algo.moments_of(data, self._running))
+        agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
+        sent = NOT_SENT
+        if self._encoder is not None:
+            with watch.part("encode"):
+                data, sent = self._encoder.pack(data.to_numpy().map)
+        self.delivered_steps += num_env_steps
+        if elapsed_s is not None:
+            watch.add("store", max(0.0, elapsed_s() - sum(watch.seconds.values())))
+        return Rollout(data, RolloutHeader(
+            num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
+            worker=self._index_worker, sequence=self.sequence, incarnation=self.incarnation, episodes=tuple(episodes),
+            moments=moments, agent_steps=agent_steps, timings=watch.seconds,
+            num_steps=num_steps, size=size, preempted=preempted, sent=sent, traffic=traffic,
+            envs_restarted=envs_restarted))
 
 
 class CWorker(Worker):
@@ -183,7 +275,7 @@ class CWorker(Worker):
     def load_whole_state(self, state: WholeState) -> None:
         """Load the state of another worker, except the state of random generators and exploration noise."""
         with self.journal.writing():
-            self.algo.load_state_dict(_with_own_draws(state.algorithm, self.algo.state_dict()))
+            self.algo.load_state_dict(with_own_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
     def collect(self, weights: Weights | None = None, num_steps: int | None = None) -> Rollout:
@@ -338,26 +430,3 @@ class CWorker(Worker):
             if not self._reset_pending:
                 self._builder.count_unfinished()
         return self.collected_steps, self.collected_steps - self._builder.delivered_steps
-
-
-def _with_own_draws(state: object, own: object) -> object:
-    """Return a copy of `state` with the random generators and the noise of `own`. Both arguments are algorithm states.
-
-    If all workers had the same random generators, they would all collect the same data.
-    """
-    if not isinstance(state, Mapping) or not isinstance(own, Mapping):
-        if _kind(own) not in (None, _kind(state)):
-            raise TypeError(f"the state of an algorithm has a {type(state).__name__} instead of a {type(own).__name__}")
-        return state
-    return {name: own[name] if name in _DRAWS else _with_own_draws(value, own.get(name))
-            for name, value in state.items()}
-
-
-def _kind(value: object) -> object:
-    """Return the kind of a value in the state of an algorithm, such as "number"; None for a value of any other type.
-
-    A value with a kind may be replaced only by a value of the same kind, for example an int by a float.
-    """
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "flag": bool, "number": (int, float), "text": str, "mapping": Mapping, "tensor": Tensor}
-    return next((kind for kind, types in kinds.items() if isinstance(value, types)), None)

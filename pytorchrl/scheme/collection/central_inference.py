@@ -19,11 +19,10 @@ from pytorchrl.agent.data import ActingStep, Arrays, Episode
 from pytorchrl.agent.multi.data import MultiActingStep
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
-from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker import CWorker, RolloutBuilder
 from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
 from pytorchrl.scheme.collection.protocols import Deliver
 from pytorchrl.scheme.collection.resizing import Closed, book_closed
-from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, Ledger
@@ -177,11 +176,11 @@ class CentralInference:
 
     def _deliver(self, stream: _Stream, deliver: Deliver) -> None:
         rollout = stream.take(self._actor)
-        self._weights.delivered(0, rollout.num_env_steps)
+        self._weights.delivered(0, rollout.header.num_env_steps)
         self._weights.num_rollouts_since += 1
         with self._watch.part("receive"):
-            self._ledger.collect(rollout.num_env_steps)
-            if rollout.num_env_steps:
+            self._ledger.collect(rollout.header.num_env_steps)
+            if rollout.header.num_env_steps:
                 deliver([rollout])
 
     # Acting
@@ -289,7 +288,7 @@ class CentralInference:
         finally:
             self._is_draining = False
         rollouts = [stream.take(self._actor) for _, stream in sorted(self._streams.items()) if stream.has_steps]
-        self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
+        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:

@@ -55,15 +55,15 @@ class LocalCollection:
         if recorded is not None and recorded[-1]:
             self._local_worker.preempt_next(recorded[-1])
         rollout = self._local_worker.collect(num_steps=self._owed.of(0))
-        self._owed.receive(0, rollout)
+        self._owed.receive(0, rollout.header)
         if self._journal.is_kept:
             self._journal.note("answer", 0, *rollout.numbers)
         return rollout
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Count the steps of rollouts, and return the rollouts that contain valid steps."""
-        self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
-        return [rollout for rollout in rollouts if rollout.num_env_steps]
+        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
+        return [rollout for rollout in rollouts if rollout.header.num_env_steps]
 
     def request_ahead(self, num_steps: int) -> None:
         """Do nothing, because the local worker collects in the learner's thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import RolloutHeader
 
 
 class OwedSteps:
@@ -24,14 +24,14 @@ class OwedSteps:
         """Return the number of steps that a worker must still collect; None if there are none."""
         return self._owed.get(index)
 
-    def receive(self, index: int, rollout: Rollout) -> bool:
+    def receive(self, index: int, header: RolloutHeader) -> bool:
         """Record a rollout; return whether it is the rest of the worker's previous rollout.
 
         A rest cannot be preempted. If it is too short, its worker was interrupted and will collect no further steps.
         """
         is_rest = self._owed.pop(index, None) is not None
-        if self._is_kept and rollout.preempted and not is_rest:
-            self._owed[index] = self._rollout_size - rollout.num_steps
+        if self._is_kept and header.preempted and not is_rest:
+            self._owed[index] = self._rollout_size - header.num_steps
         return is_rest
 
     def cancel(self, first: int = 0) -> None:

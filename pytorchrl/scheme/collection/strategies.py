@@ -52,7 +52,7 @@ class _RemoteCollection(Elastic):
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
         # Other threads use `_in_flight` and `_arrived` only after the collector thread has ended.
         self._in_flight: Requests[Rollout] = Requests(
-            runtime, supervisor, self._journal, lambda rollout: rollout.collect_s,
+            runtime, supervisor, self._journal, lambda rollout: rollout.header.collect_s,
             lambda rollout: rollout.numbers, self._forget, self._request_replacement)
         # For each worker, its rollouts of incomplete rounds, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
@@ -82,15 +82,15 @@ class _RemoteCollection(Elastic):
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
         """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for one."""
         for index, rollout in self._in_flight.poll(timeout_s):
-            self._delivered[index] += rollout.num_env_steps
-            self._weights.delivered(index, rollout.num_env_steps)
+            self._delivered[index] += rollout.header.num_env_steps
+            self._weights.delivered(index, rollout.header.num_env_steps)
             yield index, rollout
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Count the steps of rollouts that arrived together, and return the rollouts that contain valid steps."""
-        self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
+        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
         self._weights.num_rollouts_since += len(rollouts)
-        return [rollout for rollout in rollouts if rollout.num_env_steps]
+        return [rollout for rollout in rollouts if rollout.header.num_env_steps]
 
     def _deliver(self, rollouts: list[Rollout], deliver: Deliver) -> None:
         with self._watch.part("receive"):
@@ -129,7 +129,7 @@ class _RemoteCollection(Elastic):
         self._arrived.clear()
 
     def _deliver_late(self, rollouts: list[Rollout], deliver: Deliver) -> None:
-        self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
+        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:
@@ -138,7 +138,7 @@ class _RemoteCollection(Elastic):
         rollouts = [rollout for arrived in self._arrived.values() for rollout in arrived]
         self._arrived.clear()
         for rollout in [*rollouts, *(outcome.value for outcome in outcomes if outcome.value is not None)]:
-            self._ledger.collect(rollout.num_env_steps)
+            self._ledger.collect(rollout.header.num_env_steps)
 
 
 class Barrier(_RemoteCollection):
@@ -244,11 +244,11 @@ class Barrier(_RemoteCollection):
         for index in [index for index, arrived in self._arrived.items() if not arrived]:
             del self._arrived[index]
         # The sort is stable, so the rest of a worker's previous rollout stays before its rollout of this round.
-        return sorted(rollouts, key=lambda rollout: rollout.worker)
+        return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
         """Store an arrived rollout; if it is the rest of an earlier rollout, request the rollout of this round."""
-        if self._owed.receive(index, rollout):
+        if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
         else:

@@ -108,7 +108,7 @@ class RoundSource:
             # are dropped.
             if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
-        self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
+        self._ledger.move(sum(rollout.header.num_env_steps for rollout in rollouts), "in_flight", "queued")
         self._num_taken += 1
         version = self._collector.local_worker.version
         return TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts], uses=1)
@@ -280,13 +280,13 @@ class BatchSource:
         if current.uses == 1:
             for queued in current.rollouts:
                 if not queued.is_old:
-                    self.stats.add_rollout(queued.rollout, queued.version_queued, self._worker.version)
+                    self.stats.add_rollout(queued.rollout.header, queued.version_queued, self._worker.version)
             self._unused_steps = current.num_new_steps
             self._decode(current)  # at later uses, the train batch already contains tensors
         if self._loader is not None:
             self._loader.look_ahead()
         self._storage.insert_from([queued.rollout.data for queued in current.rollouts],
-                                  [queued.rollout.source for queued in current.rollouts])
+                                  [queued.rollout.header.source for queued in current.rollouts])
         self._storage.before_gradients()
         self.is_loaded = True
         if self._storage.provides.is_kept:

@@ -151,7 +151,7 @@ class ReplayDestination:
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
         """Pass rollouts that arrive during a drain on to the shards; wait for free space until the deadline."""
         for rollout in rollouts:
-            if rollout.num_env_steps:
+            if rollout.header.num_env_steps:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)
 
     def end_drain(self, deadline: float) -> None:

@@ -65,7 +65,7 @@ class TrainBatchBuilder:
         for rollout in rollouts:
             for queued in (QueuedRollout(rollout, version), *self._draw_old(rollout, version)):
                 self._pending.append(queued)
-                self._pending_steps += queued.rollout.size
+                self._pending_steps += queued.rollout.header.size
                 if self._pending_steps >= (self._size or 1):
                     complete, self._pending, self._pending_steps = TrainBatch(self._pending), [], 0
                     yield complete
@@ -75,7 +75,7 @@ class TrainBatchBuilder:
         if not self._num_slots:
             return []
         drawn: list[QueuedRollout] = []
-        if sum(stored.size for stored in self._slots) >= (self._size or 1):
+        if sum(stored.header.size for stored in self._slots) >= (self._size or 1):
             self._num_new += 1
             while self._num_old < int(self._proportion * self._num_new + 1e-9):
                 self._num_old += 1
@@ -267,12 +267,12 @@ class SampleQueue:
     def put(self, rollouts: list[Rollout]) -> None:
         """Enqueue the train batches that these rollouts complete; with `queue_policy="block"`, wait for space."""
         # The ledger must count the steps as queued before the learner can use them.
-        self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
+        self._ledger.move(sum(rollout.header.num_env_steps for rollout in rollouts), "in_flight", "queued")
         with self._journal.reading():
             version = self._worker.version
         for batch in self._builder.add(rollouts, version):
             if self.delays_requests:  # sort as in a synchronous round, whose order does not depend on arrival
-                batch.rollouts.sort(key=lambda queued: (queued.rollout.sequence, queued.rollout.worker))
+                batch.rollouts.sort(key=lambda queued: (queued.rollout.header.sequence, queued.rollout.header.worker))
             self._put(batch)
 
     def _put(self, batch: TrainBatch) -> None:
@@ -420,7 +420,8 @@ class SampleQueue:
             self.passes_cancelled += 1 + self._buffer.discard(batch)
             return False
         new_steps = batch.num_new_steps
-        batch.rollouts = [queued for queued in batch.rollouts if queued.rollout.weights_version >= oldest_version]
+        batch.rollouts = [
+            queued for queued in batch.rollouts if queued.rollout.header.weights_version >= oldest_version]
         self._ledger.drop(new_steps - batch.num_new_steps, "queued", DropReason.POLICY_LAG)
         if not batch.rollouts:
             self._buffer.discard(batch)

@@ -29,17 +29,17 @@ class TrainBatch:
     @property
     def size(self) -> int:
         """Number of steps, including steps in which an environment is reset; see `Rollout.size`."""
-        return sum(queued.rollout.size for queued in self.rollouts)
+        return sum(queued.rollout.header.size for queued in self.rollouts)
 
     @property
     def num_steps(self) -> int:
         """Number of env steps in all rollouts, new and old."""
-        return sum(queued.rollout.num_env_steps for queued in self.rollouts)
+        return sum(queued.rollout.header.num_env_steps for queued in self.rollouts)
 
     @property
     def num_new_steps(self) -> int:
         """Number of env steps in new rollouts; see `QueuedRollout.is_old`."""
-        return sum(queued.rollout.num_env_steps for queued in self.rollouts if not queued.is_old)
+        return sum(queued.rollout.header.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
         """Return the number of new env steps to count when a batch uses steps `start` to `end` of a pass.
@@ -55,4 +55,4 @@ class TrainBatch:
     @property
     def version(self) -> int:
         """Version of the oldest weights with which a rollout of the train batch was collected."""
-        return min(queued.rollout.weights_version for queued in self.rollouts)
+        return min(queued.rollout.header.weights_version for queued in self.rollouts)

@@ -13,7 +13,7 @@ from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, NOT_SENT, WEIGHTS, Encoder, Traffic
-from pytorchrl.scheme.transport.messages import Moments, Report, Rollout
+from pytorchrl.scheme.transport.messages import Moments, Report, RolloutHeader
 from pytorchrl.untyped import Payload
 
 P = ParamSpec("P")
@@ -121,11 +121,11 @@ class WorkerStats:
         return [np.array(vector) if vector is array and vector is not None else vector
                 for vector, array in zip(vectors, arrays, strict=True)]
 
-    def add_rollout(self, header: Rollout, version_queued: int, version_used: int) -> None:
+    def add_rollout(self, header: RolloutHeader, version_queued: int, version_used: int) -> None:
         """Count a rollout at its first use.
 
         Args:
-            header: The rollout, whose data are not used.
+            header: The header of the rollout.
             version_queued: The learner's version when the rollout was queued.
             version_used: The learner's version now.
         """
@@ -133,11 +133,11 @@ class WorkerStats:
                            version_used - header.weights_version))
         self._add(header)
 
-    def add_draw(self, headers: Iterable[Rollout], versions: np.ndarray, version: int) -> None:
+    def add_draw(self, headers: Iterable[RolloutHeader], versions: np.ndarray, version: int) -> None:
         """Count a batch that was sampled from replay.
 
         Args:
-            headers: The rollouts that were added to replay since the last batch, without data.
+            headers: The headers of the rollouts that were added to replay since the last batch.
             versions: (K, 2) int64, the versions at which each of K items was collected and sent; see
                 `Sample.versions`.
             version: The learner's version now.
@@ -147,7 +147,7 @@ class WorkerStats:
         collected, sent = versions.T
         self._drawn_lags.append(np.stack([sent - collected, version - collected], axis=1))
 
-    def _add(self, header: Rollout) -> None:
+    def _add(self, header: RolloutHeader) -> None:
         self._episodes.extend(header.episodes)
         if header.moments:
             self.moments.append(header.moments)
@@ -168,7 +168,7 @@ class WorkerStats:
         for policy, steps in header.agent_steps.items():
             self.counters.agent_steps[policy] += steps
 
-    def _count_preemption(self, header: Rollout) -> None:
+    def _count_preemption(self, header: RolloutHeader) -> None:
         """Count the episodes in preempted rollouts and in full rollouts separately, and count preempted rollouts."""
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:

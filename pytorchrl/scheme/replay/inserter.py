@@ -65,7 +65,7 @@ class Inserter:
                 if len(adds) < self._add_in_flight and index not in self._supervisor.gone]
         ignored = self._supervisor.gone if self._supervisor.ignores_lost else ()
         staying = [index for index in range(len(self._handles)) if index not in ignored]
-        return self._router.choose(rollout.worker, free, staying)
+        return self._router.choose(rollout.header.worker, free, staying)
 
     def poll(self, timeout_s: float) -> None:
         """Process the confirmations of shards that have added a rollout, and replace lost shards.
@@ -84,19 +84,19 @@ class Inserter:
             self._confirm(index, state)
 
     def _confirm(self, index: int, state: ShardState) -> None:
-        rollout = self._in_flight[index].popleft()
-        steps, evicted = rollout.num_env_steps, state.evicted - self._evicted[index]
+        header = self._in_flight[index].popleft().header
+        steps, evicted = header.num_env_steps, state.evicted - self._evicted[index]
         self._ledger.move(steps, "in_flight", "resident")
         self._ledger.move(evicted, "resident", "evicted")
         self._evicted[index] = state.evicted
         self._resident[index] += steps - evicted
-        self._states.confirm(replace(rollout, data=None, traffic={**rollout.traffic, DATA: state.traffic}))
+        self._states.confirm(replace(header, traffic={**header.traffic, DATA: state.traffic}))
         self._states.update(index, self._states.incarnation(index), state)
         self._states.changed.set()
 
     def _reset(self, index: int) -> None:
         """Count the env steps in a lost shard, and those in flight to it, as dropped."""
-        in_flight = sum(rollout.num_env_steps for rollout in self._in_flight[index])
+        in_flight = sum(rollout.header.num_env_steps for rollout in self._in_flight[index])
         self._ledger.drop(in_flight, "in_flight", DropReason.WORKER_LOST)
         self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)
         self._in_flight[index].clear()

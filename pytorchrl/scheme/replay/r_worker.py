@@ -97,8 +97,8 @@ class RWorker(Worker):
         if self._storage is None:
             self._storage = self._build(rollout.data.num_envs)
         rollout, self._traffic = receive(rollout, self._now)
-        self._versions.add(self._storage.num_rows_added, rollout.weights_version, version)
-        self._storage.insert_data_slice([rollout.data], sources=[rollout.source])
+        self._versions.add(self._storage.num_rows_added, rollout.header.weights_version, version)
+        self._storage.insert_data_slice([rollout.data], sources=[rollout.header.source])
         self._versions.forget(self._storage.num_rows_added - self._storage.options.size)
 
     def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Sample:

@@ -19,7 +19,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.transport import codecs
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 from pytorchrl.untyped import StateDict
 
 AnyRollout: TypeAlias = RolloutData | MultiRollout
@@ -40,8 +40,9 @@ class RolloutBatch:
 
     def messages(self) -> list[Rollout]:
         """Return each rollout as a message that a gradient worker can process."""
-        return [Rollout(data=data, num_env_steps=data.num_valid(), size=data.size, collected_steps=0, weights_version=0,
-                        worker=place, sequence=0) for place, data in enumerate(self.rollouts)]
+        return [Rollout(data, RolloutHeader(num_env_steps=data.num_valid(), size=data.size, collected_steps=0,
+                                            weights_version=0, worker=place, sequence=0))
+                for place, data in enumerate(self.rollouts)]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.scheme.transport.encoder import Traffic
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import RolloutHeader
 
 Statistic = Any
 """A statistic of a shard that can be written as JSON: a number, None if unknown, or a mapping of numbers."""
@@ -65,7 +65,7 @@ class ShardStates:
         self._lock, self.changed = threading.Lock(), changed
         self._states = [ShardState() for _ in range(num_shards)]
         self._incarnations = [0] * num_shards
-        self._headers: deque[Rollout] = deque()
+        self._headers: deque[RolloutHeader] = deque()
         self.added = self.trained = 0
         self.lost: deque[tuple[int, int, WorkerLostError]] = deque()
 
@@ -93,8 +93,8 @@ class ShardStates:
             if incarnation == self._incarnations[index] and state.answers > self._states[index].answers:
                 self._states[index] = state
 
-    def confirm(self, header: Rollout) -> None:
-        """Count a rollout that a shard has added; store its header, which has no data, for the learner's statistics."""
+    def confirm(self, header: RolloutHeader) -> None:
+        """Count a rollout that a shard has added; store its header for the learner's statistics."""
         with self._lock:
             self.added += header.num_env_steps
             self._headers.append(header)
@@ -104,8 +104,8 @@ class ShardStates:
         with self._lock:
             self.trained += num_steps
 
-    def take_headers(self) -> list[Rollout]:
-        """Return the rollouts added since the last call, without their data."""
+    def take_headers(self) -> list[RolloutHeader]:
+        """Return the headers of the rollouts added since the last call."""
         with self._lock:
             headers, self._headers = list(self._headers), deque()
             return headers

@@ -19,7 +19,7 @@ from pytorchrl.scheme.replay.sampler import Sampler
 from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.untyped import BatchOfKind, StateDict
 
@@ -183,8 +183,8 @@ class Shards:
         """
         self.sampler.update_priorities(ids, errors)
 
-    def take_headers(self) -> list[Rollout]:
-        """Return the rollouts added since the last call, without their data."""
+    def take_headers(self) -> list[RolloutHeader]:
+        """Return the headers of the rollouts added since the last call."""
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:

@@ -64,13 +64,11 @@ class WholeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """The answer of a collection worker to one request."""
+class RolloutHeader:
+    """Everything that is known about a rollout besides its data: its source, its size and its statistics."""
 
-    data: Payload
-    """`RolloutData` or `MultiRollout` of tensors, numpy arrays or `Packed`; None in a header without data."""
     num_env_steps: int
-    """Number of valid transitions in `data`."""
+    """Number of valid transitions in the data."""
     size: int
     """Number of vector steps times number of environments, which counts toward the size of a train batch. Unlike
     `num_env_steps`, `size` includes steps in which an environment is reset, so all full rollouts have the same size."""
@@ -107,6 +105,20 @@ class Rollout:
         return sum(self.timings.values())
 
     @property
+    def source(self) -> tuple[int, int]:
+        """(worker, incarnation). All rollouts of a source come from the same environments."""
+        return self.worker, self.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The answer of a collection worker to one request."""
+
+    data: Payload
+    """`RolloutData` or `MultiRollout` of tensors, numpy arrays or `Packed`."""
+    header: RolloutHeader
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """Numbers that must be identical in a replayed run.
 
@@ -116,12 +128,8 @@ class Rollout:
         checksum = 0
         for array in (array for part in self.data.parts.values() for array in (part.action, part.reward)):
             checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
-        return self.num_env_steps, self.weights_version, checksum, self.num_steps if self.preempted else 0
-
-    @property
-    def source(self) -> tuple[int, int]:
-        """(worker, incarnation). All rollouts of a source come from the same environments."""
-        return self.worker, self.incarnation
+        header = self.header
+        return header.num_env_steps, header.weights_version, checksum, header.num_steps if header.preempted else 0
 
 
 @dataclass(frozen=True, slots=True)

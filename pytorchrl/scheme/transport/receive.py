@@ -54,7 +54,7 @@ def _received(message: M) -> tuple[M, bool]:
     if isinstance(message, Rollout):
         if is_made_of(message.data, Tensor):
             return message, False
-        return replace(message, data=message.data.map(receive_tensor)), message.sent.is_encoded
+        return replace(message, data=message.data.map(receive_tensor)), message.header.sent.is_encoded
     if isinstance(message, Weights):
         arrays = [*message.state.values(), *message.learning.values()]
         if not any(isinstance(array, Packed) for array in arrays):

@@ -21,7 +21,7 @@ from pytorchrl.errors import EnvError
 from pytorchrl.runtime.wire import builder_of, take_apart
 from pytorchrl.scheme.transport.codecs import get_codec
 from pytorchrl.scheme.transport.encoder import Sent, Traffic
-from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights
+from pytorchrl.scheme.transport.messages import Gradients, Rollout, RolloutHeader, Weights
 from pytorchrl.scheme.base.worker import ASYNC
 from pytorchrl.scheme.ledger import Ledger
 
@@ -161,11 +161,11 @@ def test_random_values(seed):
 def rollout(number):
     """Return a rollout whose shapes and numbers of episodes depend on `number`."""
     data = {name: np.full((number + 1, 2), number, np.float32) for name in ("obs", "reward")}
-    return Rollout(
-        data=data, num_env_steps=number, size=number, collected_steps=2**40, weights_version=number, worker=1,
+    return Rollout(data, RolloutHeader(
+        num_env_steps=number, size=number, collected_steps=2**40, weights_version=number, worker=1,
         sequence=3, episodes=tuple(Episode(float(index), index, 0.5, 0, True) for index in range(number)),
         timings={"inference": 0.25},
-        moments={"obs": (1.0, np.zeros(number), 2.0)}, sent=Sent(raw=number), traffic={"weights": Traffic(number)})
+        moments={"obs": (1.0, np.zeros(number), 2.0)}, sent=Sent(raw=number), traffic={"weights": Traffic(number)}))
 
 
 def test_similar_messages_have_one_structure():

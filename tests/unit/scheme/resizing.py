@@ -67,7 +67,8 @@ class Account:
         @functools.wraps(collect)
         def collecting(worker, weights=None, num_steps=None):
             rollout = collect(worker, weights, num_steps)
-            acted[rollout.worker, rollout.incarnation, rollout.sequence, worker.index_parent] = int(worker.algo.count)
+            header = rollout.header
+            acted[header.worker, header.incarnation, header.sequence, worker.index_parent] = int(worker.algo.count)
             return rollout
 
         def adding(stats, header, version_queued, version_used):

@@ -12,7 +12,7 @@ from pytorchrl import ASYNC, VecEnv
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import RolloutHeader
 
 SCHEMES = {
     "central": {}, "parallel-sync": {"num_col_workers": 2}, "two-grad-workers": {"num_grad_workers": 2},
@@ -84,9 +84,9 @@ def test_the_same_seed_repeats_a_run_with_faults(make_scheme):
 def test_restarts_of_dropped_rollouts_are_in_the_next_total():
     stats = WorkerStats(time.monotonic)
     for worker, incarnation, total in ((1, 0, 2), (1, 0, 5), (2, 0, 1), (1, 1, 1)):
-        stats.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0,
-                                  worker=worker,
-                                   sequence=1, incarnation=incarnation, envs_restarted=total), 0, 0)
+        stats.add_rollout(RolloutHeader(
+            num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=worker, sequence=1,
+            incarnation=incarnation, envs_restarted=total), 0, 0)
     assert stats.counters.envs_restarted == 7
 
 

@@ -173,7 +173,7 @@ def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
     versions, put = {}, ReplayDestination.put
 
     def watch(destination, rollouts):
-        for found in rollouts:
+        for found in (rollout.header for rollout in rollouts):
             versions.setdefault(found.worker, []).append(found.weights_version)
         put(destination, rollouts)
     monkeypatch.setattr(ReplayDestination, "put", watch)

@@ -106,10 +106,10 @@ def test_priorities_in_shards_are_td_errors_of_the_acting_weights(make_apex, add
     arrived, weights = added
     algo = DQN.create_factory(start_steps=0)(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu",
                                              seed=0)
-    assert len({rollout.weights_version for rollout, _ in arrived}) > 3
+    assert len({rollout.header.weights_version for rollout, _ in arrived}) > 3
     target_differs = 0
     for rollout, leaves in arrived:
-        errors = td_errors_by_hand(rollout, weights[rollout.weights_version], algo)
+        errors = td_errors_by_hand(rollout, weights[rollout.header.weights_version], algo)
         np.testing.assert_allclose(leaves, (errors + EPSILON) ** ALPHA, rtol=1e-4)
         target_differs += not torch.equal(algo.groups["q"].data, algo._target_vectors["q"].data)
     assert target_differs

@@ -38,9 +38,9 @@ def test_pytorchrl_2021_never_ends_a_collection_that_it_preempts(make_scheme):
         return step(action)
     worker.envs.step = step_and_preempt
     rollout = CWorker.collect(worker)
-    assert rollout.preempted
+    assert rollout.header.preempted
     assert len(made) == 10
-    assert rollout.num_env_steps == 20
+    assert rollout.header.num_env_steps == 20
 
 
 def test_pytorchrl_2021_has_an_unbounded_queue(make_scheme):

@@ -154,7 +154,7 @@ def test_policy_lag_is_computed_from_rollout_versions(make, monkeypatch):
     made, drawn, add, draw = {}, [], RWorker._add, ReplaySource.draw
 
     def add_(self, rollout, version):
-        made[key_of(rollout.data.obs["obs"][0, 0])] = rollout.weights_version
+        made[key_of(rollout.data.obs["obs"][0, 0])] = rollout.header.weights_version
         add(self, rollout, version)
 
     def draw_(self):

@@ -86,7 +86,7 @@ def test_lag_is_that_of_the_rollouts_of_each_sample(monkeypatch, kind):
     add, get, add_draw = RWorker._add, Shards.get, WorkerStats.add_draw
 
     def add_numbered(self, rollout, version):
-        made.append((rollout.weights_version, version))
+        made.append((rollout.header.weights_version, version))
         add(self, numbered(rollout, len(made) - 1), version)
 
     def get_noted(self, *args):

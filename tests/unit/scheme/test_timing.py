@@ -179,11 +179,11 @@ def test_rollouts_contain_their_collection_times(make_scheme):
         1, PPO.create_factory(), OnPolicyActor.create_factory(
             envs.observation_space, envs.action_space, hidden_sizes=(8,)), GAEBuffer.create_factory(5), envs)
     worker = CWorker(1, recipe, runtime=Ticking())
-    first = worker.collect()
+    first = worker.collect().header
     # Each of these takes one tick: the reset, each of the 5 steps, the actions of each step, the final values, and the
     # encoding of the rollout. All other ticks count as "store".
     assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
-    again = worker.collect(worker.get_weights())
+    again = worker.collect(worker.get_weights()).header
     assert again.timings == {"decode": 2, "environment": 5, "inference": 6, "encode": 1, "store": 9}
     assert (first.collect_s, again.collect_s) == (22, 23)
     worker.close()

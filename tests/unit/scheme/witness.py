@@ -166,10 +166,11 @@ class Witness:
         self.delivered[place] += len(numbers)
         self.queued_at[numbers[0]] = self.version_of(place[0])
         versions = {self.acted[number][0] for number in numbers}
-        self.note(versions == {rollout.weights_version}, "a rollout of", name, "was made with versions", versions,
-                  "and reports", rollout.weights_version)
-        self.note(rollout.num_env_steps == len(numbers), "a rollout of", len(numbers), "steps reports",
-                  rollout.num_env_steps)
+        header = rollout.header
+        self.note(versions == {header.weights_version}, "a rollout of", name, "was made with versions", versions,
+                  "and reports", header.weights_version)
+        self.note(header.num_env_steps == len(numbers), "a rollout of", len(numbers), "steps reports",
+                  header.num_env_steps)
         if asked.version is not None and not self.settings.get("max_weight_sync_delay"):
             oldest = asked.version - self.settings.get("broadcast_interval", 1) + 1
             self.note(oldest <= min(versions) <= asked.version, "a rollout of", name, "was requested at version",

@@ -73,5 +73,5 @@ def test_collect_can_be_called_directly(make_scheme):
     scheme = make_scheme(num_col_workers=2)
     handle = scheme.update_worker.local_worker.remote_workers[0]
     rollout = handle.runtime.get(handle.submit(CWorker.collect), 10.0)
-    assert rollout.num_env_steps == 16
-    assert rollout.sequence == 1
+    assert rollout.header.num_env_steps == 16
+    assert rollout.header.sequence == 1

@@ -29,7 +29,7 @@ from pytorchrl import (
 from pytorchrl.envs.testing import ChangingAgents, CountingEnv, FaultyEnv
 from pytorchrl.errors import ConfigError, EnvError, WorkerLostError
 from pytorchrl.scheme.collection.central_inference import _Stream
-from pytorchrl.scheme.collection.rollout_builder import RolloutBuilder
+from pytorchrl.scheme.collection.c_worker import RolloutBuilder
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 
 CENTRAL = {"col_communication": ASYNC, "inference": "central"}
@@ -47,7 +47,7 @@ def rollouts_of(monkeypatch):
 
     def watch(queue, rollouts):
         for rollout in rollouts:
-            seen.setdefault(rollout.worker, []).append(rollout)
+            seen.setdefault(rollout.header.worker, []).append(rollout)
         put(queue, rollouts)
     monkeypatch.setattr(SampleQueue, "put", watch)
 
@@ -84,7 +84,7 @@ def test_each_environment_executes_the_actions_chosen_for_it(make_scheme, rollou
             inside = ~done[1:, env]
             assert (obs[1:, env, 3] == action[:-1, env])[inside].all()
             seeds_seen.add(float(obs[0, env, 0]))
-        assert [rollout.sequence for rollout in own] == list(range(1, len(own) + 1))
+        assert [rollout.header.sequence for rollout in own] == list(range(1, len(own) + 1))
     assert len(seeds_seen) == 6  # three workers with two environments each
 
 
@@ -110,11 +110,12 @@ def test_one_worker_collects_the_same_with_either_inference(rollouts_of, name):
         assert arrays_of(alone).keys() == arrays_of(together).keys()
         for column, array in arrays_of(alone).items():
             np.testing.assert_array_equal(array, arrays_of(together)[column], err_msg=column)
-        assert [episode[:2] for episode in alone.episodes] == [episode[:2] for episode in together.episodes]
-        assert alone.moments.keys() == together.moments.keys()
+        one, other = alone.header, together.header
+        assert [episode[:2] for episode in one.episodes] == [episode[:2] for episode in other.episodes]
+        assert one.moments.keys() == other.moments.keys()
         for field in ("num_env_steps", "collected_steps", "weights_version", "num_steps", "size", "sequence",
                       "preempted"):
-            assert getattr(alone, field) == getattr(together, field)
+            assert getattr(one, field) == getattr(other, field)
 
 
 def arrays_of(rollout):

@@ -15,7 +15,7 @@ from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 
 
 class FirstIsSlow:
@@ -87,9 +87,8 @@ class InstantRuntime(ThreadRuntime):
         return [future for future in futures if future.worker in done]
 
     def outcome(self, future, timeout_s):
-        return Outcome(future.worker, Rollout(
-            data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker),
-            sequence=1))
+        return Outcome(future.worker, Rollout(None, RolloutHeader(
+            num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker), sequence=1)))
 
 
 class _FakeFuture:
@@ -141,7 +140,7 @@ def test_workers_that_finish_simultaneously_also_end_a_round():
     rounds = []
     _barrier(workers, runtime).step(rounds.append)
     assert {(name, method, args) for name, method, args in runtime.signals} == {("1", "preempt", (1, 3))}
-    assert [[rollout.worker for rollout in item] for item in rounds] == [[0, 1, 2, 3]]
+    assert [[rollout.header.worker for rollout in item] for item in rounds] == [[0, 1, 2, 3]]
 
 
 def test_no_worker_is_preempted_before_enough_have_finished():

@@ -20,15 +20,14 @@ from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.sample_queue import CircularBuffer, RingBuffer, SampleQueue
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import Ledger
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 
 STEPS = 4
 
 
 def make_rollout(number, num_steps=50):
-    return Rollout(data=None, num_env_steps=num_steps, size=num_steps, collected_steps=0, weights_version=number,
-                   worker=1,
-                   sequence=number)
+    return Rollout(None, RolloutHeader(num_env_steps=num_steps, size=num_steps, collected_steps=0,
+                                       weights_version=number, worker=1, sequence=number))
 
 
 def make_batch(number, num_steps=50):

@@ -32,7 +32,7 @@ from pytorchrl.agent.data import ReplayBatch, RolloutData, map_tensors
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.staging import Staging, staging_for
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 
 
 class LateCopy:
@@ -210,8 +210,8 @@ def rollout_of(seed):
         obs={"obs": rng.integers(0, 255, (3, 1, 4), dtype=np.uint8)}, done=np.zeros((3, 1), bool), rhs={}, mask=None,
         action=np.zeros((2, 1), np.int64), reward=rows, terminated=flags, truncated=flags, valid=~flags,
         final_index=np.zeros((0, 2), np.int64), final_obs={"obs": np.zeros((0, 4), np.uint8)})
-    return Rollout(data=data, num_env_steps=2, size=2, collected_steps=2, weights_version=seed, worker=1,
-                   sequence=seed + 1)
+    return Rollout(data, RolloutHeader(num_env_steps=2, size=2, collected_steps=2, weights_version=seed, worker=1,
+                                       sequence=seed + 1))
 
 
 def train_batch_of(*seeds):
@@ -243,7 +243,7 @@ def test_the_loader_decodes_train_batches_and_copies_observations(make_loader, c
     for seed, (queued, found) in enumerate(zip(waiting[0].rollouts, observations(waiting[0]), strict=True)):
         assert np.array_equal(found.numpy(), rollout_of(seed).data.obs["obs"])
         assert np.array_equal(queued.rollout.data.reward.numpy(), rollout_of(seed).data.reward)
-        assert queued.rollout.weights_version == seed
+        assert queued.rollout.header.weights_version == seed
 
 
 def test_a_train_batch_is_loaded_once_even_if_rollouts_are_removed_meanwhile(make_loader, copier):

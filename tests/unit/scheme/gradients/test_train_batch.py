@@ -6,13 +6,12 @@ import pytest
 
 from pytorchrl.scheme.gradients.sample_queue import TrainBatchBuilder
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 
 
 def make_rollout(number, num_steps=50, num_resets=0):
-    return Rollout(data=None, num_env_steps=num_steps - num_resets, size=num_steps, collected_steps=0,
-                   weights_version=number,
-                   worker=1, sequence=number)
+    return Rollout(None, RolloutHeader(num_env_steps=num_steps - num_resets, size=num_steps, collected_steps=0,
+                                       weights_version=number, worker=1, sequence=number))
 
 
 @pytest.mark.parametrize(("rollout", "expected"), [(50, 500), (60, 540), (512, 512)])
@@ -20,7 +19,7 @@ def test_a_train_batch_has_enough_whole_rollouts(rollout, expected):
     batches = TrainBatchBuilder(500)
     items = [item for number in range(60) for item in batches.add([make_rollout(number, rollout)], 3)]
     assert {item.num_steps for item in items} == {expected}
-    versions = [part.rollout.weights_version for item in items for part in item.rollouts]
+    versions = [part.rollout.header.weights_version for item in items for part in item.rollouts]
     assert versions == list(range(len(versions)))  # each rollout is used once, in order
     assert batches.pending_share == (60 * rollout - len(items) * expected) / 500
 
@@ -33,7 +32,7 @@ def test_reset_steps_do_not_add_rollouts_to_a_train_batch():
 
 def test_rollouts_that_arrive_together_are_a_train_batch_by_default():
     (item,) = TrainBatchBuilder().add([make_rollout(1), make_rollout(2)], 4)
-    assert [(part.rollout.weights_version, part.version_queued) for part in item.rollouts] == [(1, 4), (2, 4)]
+    assert [(part.rollout.header.weights_version, part.version_queued) for part in item.rollouts] == [(1, 4), (2, 4)]
 
 
 @pytest.mark.parametrize(("proportion", "kinds"), [(0.5, "NNRNNRNNRNNR"), (2.0, "NRRNRRNRRNRR"), (1.0, "NRNRNRNRNRNR"),
@@ -46,7 +45,7 @@ def test_old_rollouts_are_mixed_in(proportion, kinds):
     assert "".join("NR"[part.is_old] for part in parts[2:2 + len(kinds)]) == kinds
     newest, drawn = -1, set()
     for part in parts:
-        number = part.rollout.weights_version
+        number = part.rollout.header.weights_version
         if part.is_old:
             assert newest - 4 <= number < newest  # one of the four rollouts before the newest one
             drawn.add(newest - number)

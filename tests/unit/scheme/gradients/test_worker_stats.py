@@ -13,7 +13,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Sent, Traffic
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import RolloutHeader
 from tests.conftest import ManualClock
 
 
@@ -22,13 +22,13 @@ def clock():
     return ManualClock()
 
 
-def header(rng, restarts):
-    """Return a random rollout without data."""
+def random_header(rng, restarts):
+    """Return the header of a random header."""
     worker, incarnation = rng.randint(1, 3), rng.randint(0, 1)
     restarts[worker, incarnation] += rng.randint(0, 2)
     raw = rng.randint(1, 1000)
-    return Rollout(
-        data=None, num_env_steps=rng.randint(1, 50), size=50, collected_steps=0, weights_version=rng.randint(0, 9),
+    return RolloutHeader(
+        num_env_steps=rng.randint(1, 50), size=50, collected_steps=0, weights_version=rng.randint(0, 9),
         worker=worker, sequence=1, incarnation=incarnation, preempted=rng.random() < 0.5,
         episodes=tuple(Episode(1.0, rng.randint(1, 9), 0.0, 0, True) for _ in range(rng.randint(0, 3))),
         moments={"obs": (1, 0.0, 0.0)} if rng.random() < 0.5 else {}, agent_steps={"hunter": rng.randint(0, 9)},
@@ -62,46 +62,46 @@ def take(stats, collector=None, source=None):
 @pytest.mark.parametrize("seed", range(5))
 def test_counters_are_sums_over_the_rollouts_in_use(clock, seed):
     rng, restarts = random.Random(seed), Counter()
-    headers, stats = [header(rng, restarts) for _ in range(30)], WorkerStats(clock)
-    for rollout in headers[:20]:
-        stats.add_rollout(rollout, 10, 12)
+    headers, stats = [random_header(rng, restarts) for _ in range(30)], WorkerStats(clock)
+    for header in headers[:20]:
+        stats.add_rollout(header, 10, 12)
     take(stats)
     stats.add_draw(headers[20:], np.zeros((0, 2), np.int64), 12)
     counters = take(stats).counters
-    cut, full = ([rollout for rollout in headers if rollout.preempted is is_cut] for is_cut in (True, False))
+    cut, full = ([header for header in headers if header.preempted is is_cut] for is_cut in (True, False))
 
     def episode_steps(rollouts):
-        return sum(episode.length for rollout in rollouts for episode in rollout.episodes)
+        return sum(episode.length for header in rollouts for episode in header.episodes)
     assert counters == WorkerCounters(
-        rollouts=30, collected_in_use=sum(rollout.num_env_steps for rollout in headers),
-        preempted=len(cut), preempted_steps=sum(rollout.num_env_steps for rollout in cut),
-        preempted_by_worker=Counter(rollout.worker for rollout in cut),
-        env_steps_by_worker=sum((Counter({rollout.worker: rollout.num_env_steps}) for rollout in headers), Counter()),
-        preempted_episodes=sum(len(rollout.episodes) for rollout in cut), preempted_episode_steps=episode_steps(cut),
-        full_episodes=sum(len(rollout.episodes) for rollout in full), full_episode_steps=episode_steps(full),
-        envs_restarted=sum(restarts[key] for key in {(rollout.worker, rollout.incarnation) for rollout in headers}),
-        agent_steps=Counter({"hunter": sum(rollout.agent_steps["hunter"] for rollout in headers)}),
-        bytes_raw=sum(rollout.sent.raw for rollout in headers),
-        bytes_sent=sum(rollout.sent.sent for rollout in headers))
+        rollouts=30, collected_in_use=sum(header.num_env_steps for header in headers),
+        preempted=len(cut), preempted_steps=sum(header.num_env_steps for header in cut),
+        preempted_by_worker=Counter(header.worker for header in cut),
+        env_steps_by_worker=sum((Counter({header.worker: header.num_env_steps}) for header in headers), Counter()),
+        preempted_episodes=sum(len(header.episodes) for header in cut), preempted_episode_steps=episode_steps(cut),
+        full_episodes=sum(len(header.episodes) for header in full), full_episode_steps=episode_steps(full),
+        envs_restarted=sum(restarts[key] for key in {(header.worker, header.incarnation) for header in headers}),
+        agent_steps=Counter({"hunter": sum(header.agent_steps["hunter"] for header in headers)}),
+        bytes_raw=sum(header.sent.raw for header in headers),
+        bytes_sent=sum(header.sent.sent for header in headers))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_message_covers_rollouts_used_since_the_last_message(clock, seed):
     rng, stats = random.Random(seed), WorkerStats(clock)
     for _ in range(3):
-        headers = [header(rng, Counter()) for _ in range(rng.randint(0, 5))]
-        for rollout in headers:
-            stats.add_rollout(rollout, 10, 12)
+        headers = [random_header(rng, Counter()) for _ in range(rng.randint(0, 5))]
+        for header in headers:
+            stats.add_rollout(header, 10, 12)
         report = take(stats, Component(send_s=0.5))
         assert report.lags == tuple(
-            (rollout.worker, 10 - rollout.weights_version, 12 - rollout.weights_version) for rollout in headers)
-        assert report.episodes == tuple(episode for rollout in headers for episode in rollout.episodes)
-        assert stats.take_moments() == tuple(rollout.moments for rollout in headers if rollout.moments)
+            (header.worker, 10 - header.weights_version, 12 - header.weights_version) for header in headers)
+        assert report.episodes == tuple(episode for header in headers for episode in header.episodes)
+        assert stats.take_moments() == tuple(header.moments for header in headers if header.moments)
         collection = report.timings["collection"]
         assert collection.pop("send") == 0.5
-        assert sum(collection.values()) == pytest.approx(sum(rollout.collect_s for rollout in headers))
+        assert sum(collection.values()) == pytest.approx(sum(header.collect_s for header in headers))
         count, seconds = report.times.get("collect", (0, 0.0))
-        assert (count, seconds) == (len(headers), pytest.approx(sum(rollout.collect_s for rollout in headers)))
+        assert (count, seconds) == (len(headers), pytest.approx(sum(header.collect_s for header in headers)))
 
 
 def test_lags_of_samples_are_per_train_batch(clock):
@@ -116,12 +116,12 @@ def test_lags_of_samples_are_per_train_batch(clock):
 
 def test_traffic_is_summed_by_kind(clock):
     stats, rng = WorkerStats(clock), random.Random(0)
-    headers = [header(rng, Counter()) for _ in range(4)]
-    for rollout in headers:
-        stats.add_rollout(rollout, 0, 0)
+    headers = [random_header(rng, Counter()) for _ in range(4)]
+    for header in headers:
+        stats.add_rollout(header, 0, 0)
         report = take(stats, Component(weights_traffic=Traffic(messages=7)))
     assert report.traffic["data"].messages == 4
-    assert report.traffic["data"].raw == sum(rollout.sent.raw for rollout in headers)
+    assert report.traffic["data"].raw == sum(header.sent.raw for header in headers)
     weights = report.traffic["weights"]
     assert (weights.messages, weights.decodes, weights.decode_s) == (7, 4, 1.0)
 

@@ -8,7 +8,7 @@ from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
-from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 
 SIZE = 10
 """Number of steps of a rollout."""
@@ -20,8 +20,8 @@ def rollout(number, worker=1):
     no = np.zeros((SIZE, 1), bool)
     data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no,
                        truncated=no, valid=~no, final_index=np.zeros((0, 2), np.int64), final_obs={})
-    return Rollout(data=data, num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0, worker=worker,
-                   sequence=number)
+    return Rollout(data, RolloutHeader(num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0,
+                                       worker=worker, sequence=number))
 
 
 def start_shards(number, capacity=1000, costs=None):

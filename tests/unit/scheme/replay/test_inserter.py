@@ -72,7 +72,7 @@ def test_a_rollout_is_in_flight_until_its_shard_confirms_it(make):
     assert side.places() == {"resident": SIZE}
     assert side.states.added == SIZE
     (header,) = side.states.take_headers()
-    assert (header.data, header.sequence, header.num_env_steps) == (None, 0, SIZE)
+    assert (header.sequence, header.num_env_steps) == (0, SIZE)
 
 
 def test_overwritten_steps_are_evicted(make):

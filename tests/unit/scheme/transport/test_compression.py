@@ -146,7 +146,7 @@ def far_away(monkeypatch):
             self.sleep(2 * sum(probe.nbytes for probe in args if isinstance(probe, np.ndarray)) / rate)
             value, error = call(self, actor, method, args, kwargs)
             if isinstance(value, Rollout):
-                self.sleep(value.sent.sent / rate)
+                self.sleep(value.header.sent.sent / rate)
             elif getattr(value, "vectors", None):
                 self.sleep(codecs.num_bytes(value.vectors) / rate)
             return value, error

@@ -15,13 +15,14 @@ from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Executio
 from pytorchrl.scheme.transport.encoder import Sent
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting
-from pytorchrl.scheme.transport.messages import Gradients, Report, Rollout, Weights, WholeState
+from pytorchrl.scheme.transport.messages import Gradients, Report, Rollout, RolloutHeader, Weights, WholeState
 
 _MESSAGES = [
     Weights(3, {"all": np.arange(4, dtype=np.float32)}, {"lr": 0.5}),
-    Rollout(data=np.arange(6, dtype=np.uint8), num_env_steps=6, size=6, collected_steps=12, weights_version=3, worker=2,
-            sequence=4, incarnation=1, episodes=(Episode(1.0, 2, 3.0, 0, True),), moments={"obs": (1, 2.0, 3.0)},
-            timings={"store": 0.5}, preempted=True, sent=Sent(6, 5)),
+    Rollout(np.arange(6, dtype=np.uint8), RolloutHeader(
+        num_env_steps=6, size=6, collected_steps=12, weights_version=3, worker=2, sequence=4, incarnation=1,
+        episodes=(Episode(1.0, 2, 3.0, 0, True),), moments={"obs": (1, 2.0, 3.0)}, timings={"store": 0.5},
+        preempted=True, sent=Sent(6, 5))),
     Gradients(vectors=[np.arange(4, dtype=np.float32)], num_samples=5, num_new_samples=4, weights_version=3, worker=1,
               sequence=9, info={"loss": 1.0}, ledger=LedgerSnapshot(collected=4, sent=4), last=True,
               report=Report(lags=((1, 0, 2),), counters=WorkerCounters(rollouts=1))),
