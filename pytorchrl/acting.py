@@ -33,7 +33,7 @@ Mask = Any
 
 POLICY = "policy"
 """Name of the policy of an agent that has only one."""
-# Options of algorithms that can make actions random or less exact -> the value that a trained agent uses instead.
+# The values that a trained agent uses for options of algorithms that could make its actions random or less exact.
 _EXACT = {"test_epsilon": 0.0, "mixed_precision": False, "compile": False}
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62
@@ -142,8 +142,8 @@ class Acting:
         seed: Seed of sampled actions.
 
     Attributes:
-        parts: Policy -> its parts.
-        players: Policy -> player.
+        parts: The parts of each policy, by its name.
+        players: The player of each policy, by its name.
     """
 
     def __init__(self, agent: Agent, state: Mapping[str, Tensor], seed: int) -> None:

@@ -120,7 +120,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return the figures of the whole run at the time of the last count."""
+        """Return a summary of the whole run; its env steps and ledger are those of the last call of `count`."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

@@ -52,9 +52,9 @@ class Dataset:
     """The steps of whole episodes, one episode after the other.
 
     Attributes:
-        observations: Leaf -> (N, ...) observations before each action, as the environment returned them. The leaf of a
-            plain space is called `"obs"`; names in nested spaces are joined, as in `"camera/left"`.
-        final_observations: Leaf -> (K, ...) observations after the last action of each episode.
+        observations: For each leaf, its values (N, ...) before each action, as the environment returned them. The leaf
+            of a plain space is called `"obs"`; names in nested spaces are joined, as in `"camera/left"`.
+        final_observations: For each leaf, its values (K, ...) after the last action of each episode.
         actions: (N, ...) actions, as the environment accepts them.
         rewards: (N,) float64, the raw rewards.
         terminations: (N,) bool, whether the step ended the episode in a terminal state.
@@ -177,7 +177,7 @@ def record_dataset(
         if is_file:
             _write_npz(dataset, Path(name))
         else:
-            assert isinstance(envs.raw_spaces, RawSpaces)  # a mapping only with several policies, refused above
+            assert isinstance(envs.raw_spaces, RawSpaces)  # several policies, which have a mapping, were refused above
             _write_minari(dataset, name, envs.raw_spaces)
     except OSError as error:
         raise ConfigError(f"{name!r} cannot be written: {error}") from error

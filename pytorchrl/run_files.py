@@ -107,7 +107,7 @@ class RunFiles:
         try:
             yield
         except (CheckpointError, WeightsError) as error:
-            if self._resumed_from is None:  # a new run may start with the weights of a saved model
+            if self._resumed_from is None:  # the error concerns a saved model, whose weights a new run starts with
                 raise
             raise CheckpointError(f"{str(self._resumed_from)!r} cannot be resumed: {error}") from error
 
@@ -136,10 +136,10 @@ class RunFiles:
                                   resumed=None if resumed is None else resumed.get("records"))
 
     def newest_checkpoint(self) -> checkpoints.Newest | None:
-        """Return the newest checkpoint that can be read, or None; check the records that were written before it.
+        """Return the newest readable checkpoint, after checking the records before it; None without checkpoints.
 
         Raises:
-            CheckpointError: No checkpoint can be read, or the records differ from those at the checkpoint.
+            CheckpointError: None of the checkpoints can be read, or the records differ from those at the checkpoint.
         """
         if self._log_dir is None:
             return None
@@ -215,7 +215,7 @@ class RunFiles:
         self._writing.wait()
 
     def rate(self, evaluation: Evaluation | None) -> None:
-        """Record the mean return of the latest evaluation, if it is new, to find the best checkpoint."""
+        """If the latest evaluation is new, record its mean return, which helps to choose the best checkpoint."""
         if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
             return
         self._evaluation = evaluation
@@ -253,4 +253,4 @@ def _check_learner(learner: StateDict) -> None:
     means.restore(learner.get("means", means.state()))
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError for other types
+    all(math.isfinite(number) for number in numbers if number is not None)  # TypeError if one is not a number

@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards (E,) of a step into `rhs`, the memory of the next step, if the memory contains them."""
+    """Write the rewards (E,) of a step into `rhs`, the memory for the next step, if it has an entry for rewards."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -177,7 +177,7 @@ class RolloutData:
 
     @property
     def parts(self) -> Mapping[str, RolloutData]:
-        """Policy -> transitions; the only policy of a single-policy agent is called `""`."""
+        """The transitions of each policy, by its name; a single policy has the name `""`."""
         return {"": self}
 
     def num_valid(self) -> int:
@@ -237,7 +237,7 @@ class OnePolicyBatch:
 
     @property
     def samples(self) -> dict[str, int]:
-        """Policy -> number of valid samples; the only policy of a single-policy agent is called `""`."""
+        """The number of valid samples of each policy, by its name; a single policy has the name `""`."""
         return {"": self.num_samples}
 
 

@@ -61,7 +61,7 @@ class FlatParameters:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of each parameter, in the order of the vector."""
+        """Shape of each parameter, by name, in the order of the vector."""
         return {name: tuple(param.shape) for name, param in self._params.items()}
 
     @property
@@ -74,7 +74,7 @@ class FlatParameters:
         return self.data.numel()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split `vector` (P,) into one view for each parameter; return name -> view in the parameter's shape."""
+        """Return one view of `vector` (P,) for each parameter, by name, in the parameter's shape."""
         self.check(vector)
         pieces = torch.split(vector, [param.numel() for param in self._params.values()])
         return {name: piece.view(param.shape) for (name, param),

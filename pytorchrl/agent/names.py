@@ -60,7 +60,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names in `known` of the options that `here` lists; empty if one is missing and `here` needs all."""
+    """Return the names in `known` of the options in `here.at`; empty if `here` needs all of them and one is missing."""
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 

@@ -26,7 +26,7 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
 
     Args:
         given: The parsed arguments, which are common to all runs.
-        runs: For each run, name -> value of the options that the sweep varies.
+        runs: For each run, a mapping with the names and values of the options that the sweep varies.
         train_once: Function that executes one run and returns the exit code.
 
     Raises:

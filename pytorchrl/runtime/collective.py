@@ -183,7 +183,7 @@ class NcclCollective:
         raise RankLostError(f"a sum over the GPUs of {self.size} gradient workers was aborted: {problem}")
 
     def _add(self, tensor: Tensor) -> str:
-        """Add the ranks' tensors; return why the sum is not complete, or ""."""
+        """Sum the ranks' tensors; return the reason if the sum could not be completed, and otherwise ""."""
         work, deadline = self._group.allreduce([tensor]), time.monotonic() + self._timeout_s
         while not work.is_completed():
             if self._left.is_set():

@@ -142,7 +142,7 @@ class _Server:
         self._driver, self._listener = driver, listener
         self._parent = os.getppid()
         self._clients: dict[int, socket.socket] = {driver.fileno(): driver}
-        self._workers: dict[int, tuple[str, str]] = {}  # process id -> address of the worker, address of its parent
+        self._workers: dict[int, tuple[str, str]] = {}  # by process id: addresses of a worker and of its parent
         self._woken, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         signal.set_wakeup_fd(self._wakes.fileno())

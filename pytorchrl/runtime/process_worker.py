@@ -44,7 +44,7 @@ class Start:
 
 
 class _Host:
-    """The worker of this process, which is built when its first message arrives."""
+    """Holder of the worker of this process; the first message to the process builds the worker."""
 
     def __init__(self) -> None:
         self._worker: object = None
@@ -157,14 +157,14 @@ def _as_sent(error: BaseException) -> tuple[bytes, str]:
     text = "".join(traceback.format_exception(error))
     try:
         pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)  # this fails if the constructor of the error needs other arguments
+        cloudpickle.loads(pickled)  # this fails if the constructor of the error does not accept `error.args`
     except Exception:  # noqa: BLE001 - an error of any class may refuse to be pickled
         pickled = cloudpickle.dumps(WorkerError(f"{type(error).__name__}: {error}"))
     return pickled, text
 
 
 def main(address: str) -> None:
-    """Run the fork server at an address, and the workers in its forks."""
+    """Run the fork server at an address; each process that it forks runs one worker."""
     serve(address, run_worker)
 
 

@@ -92,7 +92,7 @@ class UpdateKeywords(TypedDict, total=False):
     replay: str | os.PathLike[str] | None
 
 
-# Function that accepts options -> (class of its keywords, names of other options that it accepts).
+# For each function that accepts options: the class of its keywords, and the names of other options that it accepts.
 _FACTORIES = {
     "CWorkerSet.create_factory": (CollectionKeywords, ()),
     "RWorkerSet.create_factory": (ReplayKeywords, ("prefetch", "queue_size")),

@@ -183,7 +183,7 @@ class Settings:
         """Build settings from flat keywords; each other argument, if given, replaces the flat keywords of one level.
 
         Args:
-            given: Flat keywords, name -> value.
+            given: Flat keywords and their values.
             collection: All options of collection; None: built from the keywords.
             gradients: All options for computing gradients; None: built from the keywords.
             runtime: All options of the runtime, or its name; None: Ray if there are remote workers, else threads.

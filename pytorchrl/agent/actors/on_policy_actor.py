@@ -124,7 +124,7 @@ class OnPolicyActor(Actor):
 
         Args:
             obs: Leaf -> (B, ...), or (L, B, ...) for sequences of an actor with memory; normalized.
-            rhs: Network -> (B, H), the memory before the first row; empty without memory.
+            rhs: The memory (B, H) of each network before the first row, by name; empty without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; the memory is reset before such a
                 row.
 
@@ -165,7 +165,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the initial memory, network -> zeros (E, H), or {} for an actor without memory.
+        """Return the initial memory: zeros (E, H) for each network with memory; empty without memory.
 
         The state of an LSTM is [output, cell state].
         """
@@ -191,7 +191,7 @@ class OnPolicyActor(Actor):
 
         Args:
             obs: Leaf -> (E, ...).
-            rhs: Network -> (E, H), the memory before these observations.
+            rhs: The memory (E, H) of each network before these observations, by name.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the most likely actions instead of sampling.
             mask: (E, n) bool, true where an action is allowed.
@@ -278,7 +278,7 @@ class OnPolicyActor(Actor):
 
         Args:
             obs: Leaf -> (B, ...) or (L, B, ...).
-            rhs: Network -> (B, H), the memory before the first row; empty without memory.
+            rhs: The memory (B, H) of each network before the first row, by name; empty without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode.
             action: (B, ...) or (L, B, ...), as drawn.
             mask: (B, n) or (L, B, n) bool, true where an action is allowed.

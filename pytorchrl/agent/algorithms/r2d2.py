@@ -179,7 +179,18 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return the values (rows, B, actions) of `rows`, and the memory after them; `obs` is normalized."""
+        """Return the values that `net` computes for some rows, and its memory after these rows.
+
+        Args:
+            net: The online or the target network.
+            obs: Normalized observations of the batch.
+            state: The memory before the first of these rows.
+            batch: The batch.
+            rows: The rows of the batch.
+
+        Returns:
+            Values of shape (number of rows, B, actions), and the memory.
+        """
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
                           None if batch.mask is None else batch.mask[rows], self.update_generator,

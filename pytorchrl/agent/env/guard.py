@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _MAX_CHARS = 2000
 # A traceback is cut to its last characters, at most this many, because its end is the most informative part.
 _TRACEBACK_CHARS = 8000
-# For at most this many values, summing their squares takes no longer than summing the values themselves.
+# `_has_finite_sum` sums the squares of arrays up to this size, which takes no longer than summing their values.
 _FEW_VALUES = 1000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "

@@ -23,10 +23,10 @@ from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 
-# Namespace -> the module that registers the ids in this namespace, and the extra that installs the module.
+# For each namespace of ids: the module that registers them, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# Substring of an entry point -> the extra that the environment needs.
+# If an environment's entry point contains one of these keys, the environment needs the extra that the key maps to.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 

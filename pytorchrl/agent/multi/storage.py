@@ -43,7 +43,7 @@ class MultiAgentStorage(Storage):
     """One storage for each policy. All storages receive the same rollouts; each draws the samples of its policy.
 
     Attributes:
-        storages: Policy -> storage.
+        storages: The storage of each policy, by its name.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -155,15 +155,15 @@ class MultiAgentStorage(Storage):
         """Start a rollout with the observations and action masks after a reset.
 
         Args:
-            obs: Observations: policy -> leaf -> (C, ...). The C rows belong to the agents of the policy in all
-                environments.
-            mask: Action masks: policy -> (C, n) bool, or None.
+            obs: For each policy, its observations: a mapping from leaf to (C, ...). The C rows belong to the agents
+                of the policy in all environments.
+            mask: For each policy, its action masks (C, n) bool, or None.
         """
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # unlike in `Storage`, a tuple of mappings from policies
-        """Return the inputs for the next action, as in `Storage`, but each is a mapping from policy to arrays."""
+    def current(self) -> Any:  # `Storage.current` returns arrays instead of mappings
+        """Return the inputs for the next action, as in `Storage`; each input is a mapping from policy to arrays."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 

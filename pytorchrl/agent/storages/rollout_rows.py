@@ -51,7 +51,7 @@ class RolloutRows:
         Args:
             size: T, steps per environment.
             num_envs: E, the number of environments.
-            rhs: Network -> (E, H), the initial state of the memory.
+            rhs: The initial memory (E, H) of each network, by name.
             algorithm: The algorithm that chooses the actions; error messages name its class.
         """
         self.size, self._num_envs, self._algorithm = size, num_envs, algorithm

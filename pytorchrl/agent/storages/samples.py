@@ -126,7 +126,7 @@ def sequences(
 
 
 class _Leaves(TypedDict):
-    """Fields of `Samples` with a common layout."""
+    """The fields of `Samples` that contain one row for each step."""
 
     obs: Obs
     done: Tensor

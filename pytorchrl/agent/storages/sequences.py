@@ -88,7 +88,7 @@ class Episode:
         return wanted, list(self._open(lambda k: self._trained_from(k) + steps <= self.num_steps))
 
     def finish(self) -> list[_Window]:
-        """End the episode, and return its last windows, which can now be drawn; one of them reaches the end."""
+        """Record that the episode has ended, and return its last windows, which can be drawn from now on."""
         length = self._options.length
         return list(self._open(lambda k: k == 0 or self._trained_from(k - 1) + length < self.num_steps))
 
@@ -113,7 +113,7 @@ class Episode:
 
 
 class _WindowTable:
-    """Lookup tables of windows, with one entry for each place in the ring; -1 means that there is no window or slot."""
+    """Tables to look up windows by the place (the index in the ring buffer) of a row; -1: no window or no slot."""
 
     def __init__(self, capacity: int) -> None:
         # These arrays are indexed by the place of a window's first trained step, which identifies the window. They
@@ -293,7 +293,7 @@ class SequenceBuffer(PERBuffer):
         self._set_leaves(starts, self._max_priority ** self.options.alpha)
 
     def _drop(self, rows: np.ndarray) -> None:
-        """Discard all windows that begin at `rows`, which are (N,) places, and the memory states before these rows."""
+        """Discard the windows that begin at `rows`, (N,) indices of the ring, and the memory states before the rows."""
         if not len(rows):
             return
         book, dropped = self.windows, []
@@ -326,9 +326,9 @@ class SequenceBuffer(PERBuffer):
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
         """Return the steps of windows, in arrays with axes for time and window.
 
-        The first trained step of each window, at its place in `starts`, has time index `burn_in`. A burn-in that is
-        shorter, because it begins at the start of an episode, is padded in front; the padding does not affect the
-        memory.
+        `starts` contains the index in the ring of each window's first trained step; this step gets the time index
+        `burn_in`. If a burn-in is shorter, because its episode starts within it, it is padded in front; the padding
+        does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
@@ -345,9 +345,9 @@ class SequenceBuffer(PERBuffer):
         return Walk(places, is_step, burn_in, self.options.n_step)
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the memory states before the rows at `warm`, (B,) places: a (B, H) array for each network.
+        """Return the memory states before some rows, as a (B, H) array for each network, by name.
 
-        The states are zero at the start of an episode.
+        `warm` contains the index (B,) of each row in the ring. The states are zero at the start of an episode.
         """
         slots = self.windows.slot[warm]
         known = slots >= 0
@@ -395,7 +395,7 @@ class SequenceBuffer(PERBuffer):
             "states": {name: states.copy() for name, states in self._states.items()}, "episodes": episodes}
 
     def _used_windows(self) -> dict[str, np.ndarray]:
-        """Return a copy of the tables of windows, up to the last place in use."""
+        """Return a copy of the tables of windows, without the part of the ring that has never been used."""
         num_used = self.ring.num_used
         return {name: array[:num_used].copy() for name, array in vars(self.windows).items()} if num_used else {}
 

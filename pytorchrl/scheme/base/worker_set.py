@@ -28,7 +28,7 @@ def check_resources(name: str, resources: Mapping[str, object]) -> None:
 
     Args:
         name: Name of the option.
-        resources: Resource -> amount. Names that Ray does not know are custom resources of a cluster.
+        resources: The amount of each resource, by name. Names that Ray does not know are custom resources of a cluster.
     """
     problems = []
     for key, amount in resources.items():
@@ -79,7 +79,7 @@ class WorkerSet(Generic[W]):
         self._first_index, self._first_incarnation = first_index, first_incarnation
         # Incarnation of the latest worker at each place, including places that `resize` has removed.
         self._incarnations = [first_incarnation] * num_workers
-        self._links_s: list[float] = []  # seconds per byte of each remote worker's link; empty until measured
+        self._links_s: list[float] = []  # for each remote worker, the seconds to send a byte; empty until measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
@@ -109,7 +109,7 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        # Reuse the lost worker's link speed, because links are measured only at startup, while all workers are idle.
+        # Speeds are measured only at startup, while all workers are idle, so the replacement uses the lost worker's.
         self._send_link(place)
 
     def resize(self, num_workers: int, resources: Mapping[str, float] | None = None) -> None:
@@ -146,8 +146,8 @@ class WorkerSet(Generic[W]):
     def wait_ready(self) -> None:
         """Wait until every remote worker is built.
 
-        If the workers encode messages only when that saves time, this method also measures the speed of their links
-        while the workers are still idle.
+        If the workers encode messages only when that saves time, this method also measures how fast data are sent to
+        and from each worker, while the workers are still idle.
 
         Raises:
             StartTimeoutError: A worker did not start in time.
@@ -169,7 +169,7 @@ class WorkerSet(Generic[W]):
                 self._send_link(place)
 
     def _send_link(self, place: int) -> None:
-        if self._links_s:  # a worker whose link was not measured receives the average
+        if self._links_s:  # a worker that was added later receives the average
             known = self._links_s[place:place + 1] or self._links_s
             self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 

@@ -169,7 +169,7 @@ class RWorker(Worker):
         self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))
 
     def _pass_point(self, name: str) -> None:
-        """Inject a fault if the option `faults` has a fault for the point `name`; see `Runtime.points`."""
+        """Inject the fault that the option `faults` plans for this operation, if any; see `Runtime.points`."""
         if self._point is not None:
             self._point(name)
 
