@@ -16,7 +16,7 @@ GROUPS: Mapping[str, str] = {
     "runtime": "runtime: processes, devices, seeds and records",
     "supervision": "supervision: lost and hanging workers",
 }
-"""Group of settings -> its title in `--help`."""
+"""The title of each group of settings in `--help`."""
 _GROUP_OF = {"queue": "collection", "recording": "runtime", "process": "runtime"}
 
 

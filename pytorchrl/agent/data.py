@@ -30,7 +30,7 @@ Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
 Parameters = Mapping[str, Any]
-"""Name -> current value of an updatable option: a float, or in a compiled loss a scalar tensor."""
+"""The current values of updatable options, by name: floats, or scalar tensors in a compiled loss."""
 
 
 class DataKind(Enum):
@@ -85,7 +85,7 @@ class Episode(NamedTuple):
     terminated: bool
     """Whether the environment ended the episode; otherwise it was truncated, for example by a time limit."""
     policy_returns: dict[str, float] | None = None
-    """If there are several agents, policy -> mean return of its agents; `env_return` is then the sum over agents."""
+    """With several agents, the mean return of each policy's agents; `env_return` is then the sum over agents."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Step:
     """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...), next observations; after a reset in the same step, the first observation of the new episode."""
+    """Next observations, leaf -> (E, ...); after a reset in the same step, the first observation of the new episode."""
     reward: np.ndarray
     """(E,) float32, rewards, transformed by `reward_transform`."""
     terminated: np.ndarray
@@ -107,7 +107,7 @@ class Step:
     final_index: np.ndarray
     """(K,) int64, indices of the environments whose episode ended with an observation that is not in `obs`."""
     final_obs: dict[str, np.ndarray]
-    """Leaf -> (K, ...), the last observations of the environments in `final_index`."""
+    """The last observations of the environments in `final_index`, leaf -> (K, ...)."""
     mask: np.ndarray | None
     """(E, n) bool, actions that are allowed after `obs`; None if the environment has no masks."""
     episodes: list[Episode]
@@ -124,9 +124,9 @@ class ActingStep(NamedTuple):
     clipped_action: np.ndarray
     """(E, ...), the actions that the environments receive, for example clipped to the bounds of the action space."""
     rhs: Arrays
-    """Network -> (E, H), the memory after this observation."""
+    """The memory (E, H) of each network after this observation, by name."""
     other: Arrays
-    """Name -> (E, ...), additional values to store with the transition."""
+    """Additional values (E, ...) to store with the transition, by name."""
 
 
 @dataclass(slots=True)
@@ -134,11 +134,11 @@ class RolloutData:
     """The transitions of one rollout, on the CPU; K of them end an episode whose last observation is not in `obs`."""
 
     obs: Obs
-    """Leaf -> (T+1, E, ...); row T follows the last transition."""
+    """Observations, leaf -> (T+1, E, ...); row T follows the last transition."""
     done: Tensor
     """(T+1, E) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
-    """Network -> (T+1, E, H) float32, the memory before o_t; empty for actors without memory."""
+    """The memory (T+1, E, H) float32 of each network before o_t, by name; empty for actors without memory."""
     mask: Tensor | None
     """(T+1, E, n) bool, true where an action is allowed; None without masks."""
     action: Tensor
@@ -154,7 +154,7 @@ class RolloutData:
     final_index: Tensor
     """(K, 2) int64, pairs (t, e) of the transitions whose next observation is in `final_obs` instead of row t+1."""
     final_obs: Obs
-    """Leaf -> (K, ...), the next observations of the transitions in `final_index`."""
+    """The next observations of the transitions in `final_index`, leaf -> (K, ...)."""
     other: Obs = field(default_factory=dict)
     """Values that the algorithm stored or computed, such as `logp` (T, E), `value` (T+1, E) and `final_value` (K,)."""
     final_mask: Tensor | None = None
@@ -223,7 +223,7 @@ def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list
     several policies has one gradient for each policy.
 
     Args:
-        samples: Policy -> number of valid samples, as in `Batch.samples`.
+        samples: The number of valid samples of each policy, as in `Batch.samples`.
         num_gradients: Number of gradients, which are ordered by policy.
     """
     return [count for count in samples.values() for _ in range(num_gradients // len(samples))]
@@ -246,11 +246,11 @@ class Batch(OnePolicyBatch):
     """Samples for one gradient: (B, ...) tensors, or (L, B, ...) sequences of L steps for actors with memory."""
 
     obs: Obs
-    """Leaf -> (B, ...)."""
+    """Observations, leaf -> (B, ...)."""
     done: Tensor
     """(B,) bool; whether each observation is the first of its episode."""
     rhs: Obs
-    """Network -> (B, H), the memory before the first row."""
+    """The memory (B, H) of each network before the first row, by name."""
     mask: Tensor | None
     """(B, n) bool, true where an action is allowed."""
     action: Tensor
@@ -322,7 +322,7 @@ class ReplayBatch(OnePolicyBatch):
     """Transitions drawn from replay for one gradient: (B, ...) tensors."""
 
     obs: Obs
-    """Leaf -> (B, ...), observations o."""
+    """Observations o, leaf -> (B, ...)."""
     action: Tensor
     """(B, ...) int64 or float32, actions a, as the algorithm chose them."""
     ret: Tensor
@@ -330,7 +330,7 @@ class ReplayBatch(OnePolicyBatch):
     discount: Tensor
     """(B,) float32, the factor of the value at `next_obs` in a target: gamma^m, or 0 after a termination."""
     next_obs: Obs
-    """Leaf -> (B, ...), the observations m steps after o, including the last observations of episodes."""
+    """The observations m steps after o, leaf -> (B, ...), including the last observations of episodes."""
     weight: Tensor
     """(B,) float32, importance weights, at most 1; 1 without priorities."""
     ids: Tensor
@@ -362,11 +362,11 @@ class SequenceBatch(OnePolicyBatch):
     """
 
     obs: Obs
-    """Leaf -> (W+L+n, B, ...)."""
+    """Observations, leaf -> (W+L+n, B, ...)."""
     done: Tensor
     """(W+L+n, B) bool; whether o_t is the first observation of an episode; if so, memory is reset before it."""
     rhs: Obs
-    """Network -> (B, H), the stored memory before row 0."""
+    """The stored memory (B, H) of each network before row 0, by name."""
     action: Tensor
     """(L, B) int64, actions of the L steps in the loss."""
     ret: Tensor

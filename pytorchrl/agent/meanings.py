@@ -9,7 +9,7 @@ HOMES = MappingProxyType({
     "algorithm": "algorithm", "actor": "actor", "rollouts": "storage of rollouts", "replay": "replay storage",
     "environments": "vector of environments", "scheme": "scheme", "learner": "learner",
 })
-"""Kind of part -> its name in messages; `rollouts` and `replay` are the two kinds of storages."""
+"""The name of each kind of part in messages; `rollouts` and `replay` are the two kinds of storages."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Name of an option as the user writes it -> (key of `HOMES`, name of the option in its part).
+"""For each option, by its name as the user writes it: a key of `HOMES`, and the option's name in its part.
 
 The two names differ for options that `train` and the command line rename.
 """

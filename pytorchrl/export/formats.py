@@ -147,7 +147,7 @@ FORMATS = {
     "torch": Format(".pt2", (), _write_torch, _open_torch),
     "safetensors": Format(".safetensors", ("safetensors",), _write_safetensors, _open_safetensors),
 }
-"""Name of a format -> the format."""
+"""The formats, by name."""
 
 
 def format_of(name: str) -> Format:

@@ -127,11 +127,11 @@ LEVELS: Mapping[str, tuple[type[Options], ...]] = {
     "recording": (Record.Options,),
     "process": (ProcessOptions,),
 }
-"""Level -> classes of its options, in the order of the documentation."""
+"""The classes of the options of each level, in the order of the documentation."""
 
 _OWNERS: Mapping[str, type[Options]] = {
     name: owner for owners in LEVELS.values() for owner in owners for name in own_names(owner)}
-"""Option -> the class that declares it."""
+"""The class that declares each option."""
 STORAGE_KEYWORDS = ("prioritized", "alpha", "beta", "epsilon", "stratified")
 """Flat keywords that `Scheme` passes on to a replay storage, which declares them."""
 WITHDRAWN = {
@@ -139,9 +139,9 @@ WITHDRAWN = {
     "check_ranks_every": "parameters of decentralised gradient workers are always compared every 100 updates",
     "replay_debug": "its statistics, evicted_hits and priority_change, are no longer computed",
 }
-"""Flat keywords of version 0.1 that no longer have an effect -> reason."""
+"""For each flat keyword of version 0.1 that no longer has an effect, the reason."""
 _NO_LEVEL = {"num_replay_workers": None}
-"""Option -> its default, if the default means that the option's whole level, such as replay, is absent."""
+"""The defaults of options whose default means that their whole level, such as replay, is absent."""
 
 
 def names_of_level(level: str) -> list[str]:

@@ -10,7 +10,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("wait", "decode", "copy", "grad", "average", "apply", "encode", "send"),
     "update": ("wait", "decode", "apply", "push"),
 }
-"""Level -> parts of a worker's work; the remaining time of the worker is "idle"."""
+"""The parts of a worker's work on each level; the remaining time of the worker is "idle"."""
 
 OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "load", "load_wait", "grad", "draw",
               "fetch", "priorities")
@@ -18,9 +18,9 @@ OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", 
 of other operations."""
 
 Times = dict[str, tuple[int, float]]
-"""Operation -> (count, total seconds)."""
+"""The count and the total seconds of each operation."""
 Seconds = dict[str, dict[str, float]]
-"""Level -> part -> seconds."""
+"""The seconds of each part of each level."""
 
 
 def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None:
@@ -35,8 +35,8 @@ def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[
     """Return the seconds of every part of every level, with the remaining time of the level's workers as "idle".
 
     Args:
-        total: Level -> part -> seconds, summed over all workers of the level.
-        worker_seconds: Level -> elapsed seconds, summed over all workers of the level.
+        total: For each level, the seconds of each part, summed over all workers of the level.
+        worker_seconds: For each level, the elapsed seconds, summed over all workers of the level.
     """
     found: Seconds = {}
     for level, parts in PARTS.items():
@@ -54,8 +54,8 @@ class Stopwatch:
         on_part_end: Called with the name and the seconds of each part when the part ends.
 
     Attributes:
-        seconds: Part -> total seconds of its finished blocks.
-        counts: Part -> number of its finished blocks.
+        seconds: For each part, the total seconds of its finished blocks.
+        counts: For each part, the number of its finished blocks.
     """
 
     def __init__(self, now: Callable[[], float], on_part_end: Callable[[str, float], None] | None = None) -> None:

@@ -27,7 +27,7 @@ _VALUE_GAIN = 1.0
 class OnPolicyActor(Actor):
     """Policy and value networks with orthogonal initialization, and the normalizers of observations and rewards.
 
-    Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
+    Observations map each leaf to a tensor (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
     first of its episode; `rhs` maps the name of each network with memory to its state (B, H). Without memory, `rhs` is
     empty and `done` may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does
     not enter that mode itself, because entering it takes longer than running a small network.

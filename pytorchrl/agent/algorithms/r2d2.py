@@ -165,7 +165,13 @@ class R2D2(DQN):
                 torch.where(batch.valid, error, 0.0))
 
     def _targets(self, batch: SequenceBatch, scores: Tensor, next_scores: Tensor) -> Tensor:
-        """Return targets (L, B), given both networks' values (L + n, B, actions) of the rows after the burn-in."""
+        """Return the targets (L, B).
+
+        Args:
+            batch: The batch.
+            scores: The online network's values for the rows after the burn-in, (L + n, B, actions).
+            next_scores: The target network's values for the same rows.
+        """
         row = (batch.next_row - batch.burn_in).unsqueeze(-1)
         after = next_scores.gather(0, row.expand(-1, -1, scores.shape[-1]))
         choosing = scores.gather(0, row.expand_as(after)) if self.options.double else after

@@ -20,7 +20,7 @@ Action = Any
 EnvKwargs = dict[str, Any]
 """Keyword arguments of an environment's constructor, which determines their types."""
 Info = dict[str, Any]
-"""The `info` of an environment: name -> value of any type."""
+"""The `info` of an environment, with values of any type."""
 AnySpace = gym.Space[Any]
 AnyEnv = gym.Env[Any, Any]
 AnyWrapper = gym.Wrapper[Any, Any, Any, Any]

@@ -235,7 +235,7 @@ def _has_finite_sum(array: np.ndarray) -> bool:
 
     The sum is several times as fast as `isfinite`, but it may overflow even if all values are finite.
     """
-    if array.size <= _FEW_VALUES:  # sum squares: `vdot` never warns, and `errstate` takes a microsecond
+    if array.size <= _FEW_VALUES:  # `vdot` sums squares without warnings; `errstate` takes a microsecond
         return math.isfinite(np.vdot(array, array))
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.add.reduce(array, axis=None))

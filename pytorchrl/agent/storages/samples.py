@@ -48,7 +48,7 @@ class Samples:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def batches(self, order: Tensor, num_parts: int) -> Iterator[Batch]:
-        """Return `num_parts` batches of the rows or sequences at `order`; batch sizes differ by at most one."""
+        """Return the rows or sequences with the indices `order` in `num_parts` batches; sizes differ by at most one."""
         if self.sequences or self._num_bytes() > _SMALL_BYTES:
             return map(self.select, torch.tensor_split(order, num_parts))
         return self.select(order).split(num_parts)
@@ -58,7 +58,7 @@ class Samples:
         return sum(tensor.nbytes for tensor in tensors)
 
     def select(self, index: Tensor) -> Batch:
-        """Return the batch of the rows or sequences at `index`; the caller sets `num_samples` and `num_new_samples`."""
+        """Return a batch of the rows or sequences with these indices, without `num_samples` and `num_new_samples`."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class ReplaySource:
         return self._shards.watch.take()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches at each `draw` since the last `take_levels`."""
+        """Return, for each call of `draw` since the last `take_levels`, how many batches were waiting."""
         return self._shards.take_levels()
 
     def close(self, timeout_s: float) -> None:

@@ -61,7 +61,7 @@ class Supervisor:
             wait for resources is always limited by `worker_timeout_s`.
 
     Attributes:
-        restarts_by_index: Index of a worker -> number of its replacements so far.
+        restarts_by_index: The number of replacements so far of each worker, by its index.
         gone: Indices of the workers that are lost and not (yet) replaced.
     """
 
