@@ -212,7 +212,7 @@ class _Server:
     def _reap(self) -> None:
         """Forget workers that have ended, and kill the processes that these workers had started."""
         while (ended := _ended()) is not None:
-            _kill(ended)  # no other group can have this id before `waitpid` frees it
+            _kill(ended)  # no other process group can have this id before `waitpid` frees it
             os.waitpid(ended, 0)
             own, _ = self._workers.pop(ended, ("", ""))
             for pid, (_, parent) in self._workers.items():

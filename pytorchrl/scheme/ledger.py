@@ -40,7 +40,7 @@ class DropReason(str, Enum):
 
 @dataclass(frozen=True)
 class LedgerSnapshot:
-    """Number of env steps in each place at one point in time."""
+    """Numbers of env steps in flight, queued, consumed and so on, at one point in time."""
 
     collected: int = 0
     in_flight: int = 0
@@ -124,7 +124,7 @@ class Ledger:
             self.drop(self._places[place], place, reason)
 
     def __getitem__(self, place: str) -> int:
-        """Return the number of steps in a place."""
+        """Return the number of steps in a place, such as `queued`; see `move`."""
         return self._places[place]
 
     def total(self, *places: str) -> int:

@@ -113,17 +113,17 @@ class Episode:
 
 
 class _WindowTable:
-    """Tables to look up windows by the place (the index in the ring buffer) of a row; -1: no window or no slot."""
+    """Tables to look up windows by the index of a row in the ring buffer; -1 means no window or no slot."""
 
     def __init__(self, capacity: int) -> None:
-        # These arrays are indexed by the place of a window's first trained step, which identifies the window. They
-        # contain the place of the window's first row, the number of burn-in steps, and the next older window with the
-        # same first row.
+        # These arrays are indexed by the ring index of a window's first trained step, which identifies the window. They
+        # contain the ring index of the window's first row, the number of burn-in steps, and the next older window with
+        # the same first row.
         self.warm = np.full(capacity, -1, np.int64)
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
-        # These arrays are indexed by the place of a window's first row. They contain the newest window with that first
-        # row, and the slot of the memory state before the row.
+        # These arrays are indexed by the ring index of a window's first row. They contain the newest window with that
+        # first row, and the slot in which the memory state before the row is stored.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 

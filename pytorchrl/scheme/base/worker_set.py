@@ -77,7 +77,7 @@ class WorkerSet(Generic[W]):
         self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
         self._first_index, self._first_incarnation = first_index, first_incarnation
-        # Incarnation of the latest worker at each place, including places that `resize` has removed.
+        # Incarnation of the latest worker at each index, including indices that `resize` has removed.
         self._incarnations = [first_incarnation] * num_workers
         self._links_s: list[float] = []  # for each remote worker, the seconds to send a byte; empty until measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
@@ -89,7 +89,7 @@ class WorkerSet(Generic[W]):
 
     @property
     def incarnations(self) -> list[int]:
-        """Incarnation of the latest worker at each place, including places that `resize` has removed."""
+        """Incarnation of the latest worker at each index, including indices that `resize` has removed."""
         return list(self._incarnations)
 
     def restore_incarnations(self, saved: Sequence[int]) -> None:

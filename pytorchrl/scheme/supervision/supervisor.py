@@ -25,9 +25,9 @@ FAILURE_POLICIES = ("restart", "ignore", "raise")
 
 # Largest number of replacements of one worker, and the number of seconds within which they are counted.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
-# Number of losses in a row, with no result in between, that counts as a crash loop.
+# If a worker is lost this many times in a row, with no result in between, it is in a crash loop.
 _MAX_FRUITLESS = 3
-# Number of losses in a row, each after fewer than `_FEW_RESULTS` results, that also counts as a crash loop.
+# The same is true if it is lost `_MAX_SHORT_LIVES` times in a row, each time after fewer than `_FEW_RESULTS` results.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
 # The error about a crash loop lists at most this number of earlier losses of the worker.
 _MAX_SHOWN = 3
@@ -83,7 +83,7 @@ class Supervisor:
         self._options = options or self.Options()
         self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
         self._rng = random.Random(f"pauses {seed}")
-        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) of each loss
+        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) whenever it was lost
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
         self._lives: list[list[int]] = [[] for _ in workers]  # for each worker, the number of results before each loss
         self._since: dict[int, float] = {}
