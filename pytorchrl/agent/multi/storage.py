@@ -162,7 +162,7 @@ class MultiAgentStorage(Storage):
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # `Storage.current` returns arrays instead of mappings
+    def current(self) -> Any:  # the inputs are mappings, unlike those of `Storage.current`
         """Return the inputs for the next action, as in `Storage`; each input is a mapping from policy to arrays."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
