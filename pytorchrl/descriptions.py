@@ -46,7 +46,7 @@ from pytorchrl.untyped import Json
 Find = Callable[[str], object]
 """A function that finds a class or function by its reference: `find_imported` or `find_by_import`."""
 Spaces = Mapping[str, object]
-"""The spaces of the training environments: "observation_space" and "action_space" -> space."""
+"""The spaces of the training environments, under the keys "observation_space" and "action_space"."""
 
 CODE, FACTORY = "__code__", "__factory__"
 _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _FLOAT, _OTHER = (
@@ -256,7 +256,7 @@ def _place(value: object, spaces: Spaces) -> list[str]:
 
 
 def find_imported(reference: str) -> object:
-    """Return a class that this process has imported: a part of an agent, network, optimizer, environment or wrapper.
+    """Return an imported class, which must be a network, an optimizer, an environment, a wrapper or a part of an agent.
 
     The function only compares `reference` with the names of imported classes. Looking `reference` up in a module could
     execute the module's code, and could find functions such as `os.system`.
@@ -272,7 +272,7 @@ def find_imported(reference: str) -> object:
 
 
 def _references(cls: type) -> tuple[str, str]:
-    """Return two references to a class; for a class of the running script, one names `__main__`, the other the file."""
+    """Return two references to a class. They differ for a class of the running script: only one names `__main__`."""
     return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 

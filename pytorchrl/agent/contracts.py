@@ -41,10 +41,11 @@ def check_terms(
 
     Args:
         algorithm: The algorithm.
-        returned: Result of the method: name -> term of the loss, and name -> measure, a statistic that is only logged.
+        returned: Result of the method. It should be two dictionaries: the terms of the loss by name, and the measures,
+            which are statistics that are only logged, by name.
         like: Log-probabilities of the batch, (B,), or (L, B) for sequences of length L. Terms and measures must have
             the same shape and dtype.
-        weights: Name -> weight of each term.
+        weights: Weight of each term, by name.
 
     Returns:
         The names of the terms, in the order of `weights`, and the names of the measures.
@@ -92,7 +93,7 @@ def check_target_groups(algorithm: UserPart, networks: Mapping[str, object]) -> 
 
     Args:
         algorithm: The algorithm.
-        networks: The networks of the actor: parameter group -> network.
+        networks: The actor's network for each parameter group.
     """
     if unknown := [name for name in algorithm.target_groups if name not in networks]:
         raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; "

@@ -52,7 +52,7 @@ class Policy(nn.Module):
         self.has_memory = bool(self._memory_names)
 
     def initial_memory(self, batch: int = 1) -> Obs:
-        """Return the memory at the start of an episode, name -> zeros (B, H); empty for a policy without memory."""
+        """Return the memory at the start of an episode: zeros (B, H) by name, or {} for a policy without memory."""
         return self.actor.policy_states(batch)
 
     def forward(

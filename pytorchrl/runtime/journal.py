@@ -103,7 +103,7 @@ class Recording(Journal):
         return self._write
 
     def begin_write(self) -> None:
-        """Record the number of reads since the previous write if this write is not nested."""
+        """Begin a write. Unless it is nested in another write, record the number of reads since the previous write."""
         if not self.depth and not self._released:
             self._turns.append(self.reads)
             self.reads = 0
@@ -177,7 +177,7 @@ class Replaying(Journal):
         super().__init__()
         self._worker, self._schedule = worker, schedule
         self._events, self._turns = deque(part.events), deque(part.turns)
-        self._num_events = self._num_turns = 0  # numbers of events and turns repeated so far
+        self._num_events = self._num_turns = 0  # how many events, and how many elements of `turns`, were repeated
         self._reads = self._depth = 0
         self._changed = Signal()
         self._failure: BaseException | None = None

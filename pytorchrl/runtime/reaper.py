@@ -33,10 +33,11 @@ def start_reaper(directory: str) -> subprocess.Popen[bytes]:
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Return the ids of a session's processes that name a directory in their command line or have a file in it open."""
+    """Return the ids of a session's processes that have `directory` in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # not a process, one that has ended, or another user's
+        # An entry may be no process, or a process that has ended or belongs to another user.
+        with contextlib.suppress(OSError, ValueError):
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)

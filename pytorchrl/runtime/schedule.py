@@ -91,8 +91,8 @@ class Schedule:
         self.tasks: list[Task] = [self._driver]
         self._ties = random.Random(seed)
         self._order = itertools.count()
-        # (moment, random number that breaks ties, order, entry, whether the entry is the timeout of a wait). An entry
-        # is a task with the number of its wait, or a function to call.
+        # Each element is (moment, random number that breaks ties, order of insertion, entry, whether the entry is the
+        # timeout of a wait). An entry is a task with the number of its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes

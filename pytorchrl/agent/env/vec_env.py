@@ -243,8 +243,8 @@ class VecEnv(Part):
         The first call seeds the environments; later calls do not seed them again.
 
         Returns:
-            obs, leaf -> (E, ...), and the mask of allowed actions, (E, n) bool, or None if the environment has no
-            masks.
+            The observations, one array (E, ...) for each leaf, and the mask of allowed actions, (E, n) bool; the mask
+            is None if the environment has no masks.
 
         Raises:
             EnvError: An environment raised an exception or violated its contract.
@@ -342,7 +342,7 @@ class VecEnv(Part):
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
         """Return `info`; if autoreset is NEXT_STEP, add the lives and masks of environments that raised exceptions.
 
-        `cut`, (E,) bool, marks these environments. The `info` that they return contains neither lives nor masks.
+        `cut`, (E,) bool, marks these environments. Their own `info` contains neither lives nor masks.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

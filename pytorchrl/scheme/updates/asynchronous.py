@@ -77,7 +77,8 @@ class AsynchronousUpdates(RemoteUpdates):
         # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
         # _waiting, _to_request (which is empty after send_requests()) and supervisor.gone.
         self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
-        self._waiting: dict[int, tuple[Gradients, float]] = {}  # worker -> gradient for the next update, and its weight
+        # The gradients that will be averaged into the next update, each with its factor, by index of the worker.
+        self._waiting: dict[int, tuple[Gradients, float]] = {}
         self._to_request: dict[int, bool] = {}  # worker -> whether to skip the remaining passes over its data
         self.error: Exception | None = None
         self._started = False
@@ -102,7 +103,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._update()
 
     def start(self) -> None:
-        """Plan the first request of every worker, before the first step and after a drain."""
+        """Before the first step and after a drain, plan a request to every worker that is not lost."""
         if not self._started:
             self._started = True
             self._to_request = {
@@ -154,7 +155,7 @@ class AsynchronousUpdates(RemoteUpdates):
                 timeout_s = 0.0  # take only answers that have already arrived
 
     def _handle(self, index: int, gradients: Gradients) -> None:
-        """Keep a gradient for the next update, or drop it if it is empty or its factor is 0."""
+        """Keep a gradient for the next update, or drop it if it is empty or too old (`Options.factor` returns 0)."""
         if not discard_empty(self._statistics, [gradients]):
             self._moments[index].add([gradients])
             self._to_request[index] = False
@@ -176,7 +177,7 @@ class AsynchronousUpdates(RemoteUpdates):
     def _update(self) -> None:
         """Apply the mean of the waiting gradients, which are summed in worker order.
 
-        New requests are planned in the order of the requests that led to these gradients.
+        The workers will receive new requests in the order in which they received the requests for these gradients.
         """
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)
