@@ -43,7 +43,7 @@ class Run:
         path: Directory of the run.
         task: Id of the environment.
         seed: Seed of the run; None if it is unknown.
-        settings: Name -> value of all settings, except the seed and settings of files and of the display.
+        settings: Values of the settings by name, without the seed and the settings of files and of the display.
     """
 
     path: Path
@@ -161,7 +161,7 @@ def read_scores(
     All runs on a task are scored at the same position, by default at the end of the shortest of these runs.
 
     Args:
-        groups: Label -> runs.
+        groups: The runs of each group, by label.
         x: Name of the position in the records, such as "env_steps".
         y: Name of the value in the records.
         score: "last": the value at the position, interpolated between records; "area": the mean of the value up to the

@@ -99,9 +99,10 @@ class RunView:
         result: Contents of `result.json`; empty unless the run has ended.
         latest: The latest record; empty before the first record.
         workers: Gradient workers, each followed by its collection workers.
-        rates: Name -> rate per second: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
-            bytes_out; a rate that is not known yet is missing.
-        shares: Level of the worker tree -> part of its work -> share of the level's time in the last 10 seconds or so.
+        rates: Rates per second, by name: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
+            bytes_out. A rate that is not known yet is missing.
+        shares: Shares of the time of each level of the worker tree in the last 10 seconds or so, by level and by part
+            of its work.
         waits: The waits of levels of the worker tree, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
         events: Faults, such as replaced workers and skipped updates, in order.
@@ -184,7 +185,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """(Queued train batches, size of the queue, mean number of queued train batches, or None if it is unknown)."""
+        """The number of queued train batches, the size of the queue, and the mean of that number (None if unknown)."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 

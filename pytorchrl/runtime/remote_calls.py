@@ -26,7 +26,7 @@ from pytorchrl.runtime.wire import Value
 _FULL_TIMEOUT_S = 5.0
 _FULL_INTERVAL_S = 0.01
 _LONGEST_WAIT_S = 3600.0
-# Interval in seconds at which a thread that waits tries to read answers itself while no other thread reads them.
+# While no other thread reads answers, a waiting thread tries to read them itself, at intervals of this many seconds.
 _TURN_INTERVAL_S = 0.001
 
 
@@ -75,7 +75,7 @@ class _Peer:
     Attributes:
         name: Name of the worker.
         channel: Connection to the worker; None if the worker has ended.
-        pending: Number of a call -> call without an outcome.
+        pending: The calls that have no outcome yet, by number.
     """
 
     def __init__(self, name: str, channel: Channel | None) -> None:

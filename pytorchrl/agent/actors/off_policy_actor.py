@@ -116,10 +116,11 @@ class OffPolicyActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `policy` and `critics`; a subclass may build different modules.
 
-        The modules receive normalized observations (leaf -> (B, ...)). `policy(obs)` returns (B, k) float32. For a Box,
-        k = D if the policy is deterministic; otherwise, k = 2 D (means, then log standard deviations). For a Discrete
-        space, k = n (logits). `critics` is a ModuleList of networks that return values (float32): `critic(obs, action)`
-        returns (B,) for a Box, and `critic(obs)` returns (B, n) for a Discrete space.
+        The modules receive normalized observations, a dictionary with a tensor (B, ...) for each leaf. `policy(obs)`
+        returns (B, k) float32. For a Box, k = D if the policy is deterministic; otherwise, k = 2 D (means, then log
+        standard deviations). For a Discrete space, k = n (logits). `critics` is a ModuleList of networks that return
+        values (float32): `critic(obs, action)` returns (B,) for a Box, and `critic(obs)` returns (B, n) for a Discrete
+        space.
         """
         options, size = self.options, self.action_size
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)
@@ -256,7 +257,7 @@ class PolicyNet(nn.Module):
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Return outputs (B, num_outputs) float32 for normalized observations, a mapping leaf -> (B, ...)."""
+        """Return outputs (B, num_outputs) float32 for normalized observations, a tensor (B, ...) for each leaf."""
         features, _ = self.trunk.forward(obs, None, None)
         outputs: Tensor = self.head(features)
         return outputs.float()  # with mixed precision, the head returns bfloat16

@@ -82,7 +82,7 @@ class CompiledLosses:
 
         Args:
             losses: See `ReplayAlgorithm.losses`; all noise must come from its second argument.
-            groups: Group -> the parameters over which the group's loss is minimized.
+            groups: For each group, the parameters over which its loss is minimized.
             networks: All networks that the losses use.
         """
         self._losses, self._groups = losses, groups

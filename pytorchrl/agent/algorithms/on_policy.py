@@ -112,7 +112,7 @@ class OnPolicyAlgorithm(Algorithm):
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
-            if options.compile:  # without `compile`, torch computes all values
+            if options.compile:  # otherwise, torch computes the values
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
@@ -235,7 +235,7 @@ class OnPolicyAlgorithm(Algorithm):
             evaluated: The actor's differentiable outputs for the batch with the current weights: log-probabilities,
                 entropies, values, and the features that feed the heads.
             batch: The samples; advantages are already normalized if `advantage_normalization` is "minibatch".
-            parameters: Name -> current value of each updatable option, a float or (with `compile`) a tensor (). Read
+            parameters: Current value of each updatable option, by name: a float or (with `compile`) a tensor (). Read
                 values from this argument and not from `self.parameters`, which is constant in a compiled loss.
 
         Returns:
@@ -249,7 +249,7 @@ class OnPolicyAlgorithm(Algorithm):
         """Return the weight of each term in the loss; a subclass adds the weights of its own terms.
 
         Args:
-            parameters: Name -> current value of each updatable option.
+            parameters: Current value of each updatable option, by name.
         """
         return {"policy_loss": 1.0, "value_loss": parameters["value_loss_coef"], "entropy": -parameters["entropy_coef"]}
 
@@ -261,7 +261,7 @@ class OnPolicyAlgorithm(Algorithm):
         Args:
             evaluated: The actor's outputs for the batch; see `terms`.
             batch: The samples; see `terms`.
-            parameters: Name -> current value of each updatable option; see `terms`.
+            parameters: Current value of each updatable option, by name; see `terms`.
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
@@ -392,5 +392,5 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def rows_at_once(obs: Obs) -> int:
-    """Return how many rows of observations, leaf -> (rows, ...), one forward pass may process."""
+    """Return how many rows one forward pass may process, for observations with a tensor (rows, ...) for each leaf."""
     return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

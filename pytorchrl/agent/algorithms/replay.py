@@ -114,8 +114,8 @@ class ReplayAlgorithm(Algorithm):
             [self.actor, *self.targets.values()]) if options.compile else None
         self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; its `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
-        # Batch size and parameter groups of an update -> shapes of the random numbers in its losses, and names of its
-        # losses and measures.
+        # For each size of a batch and each combination of groups to update: the shapes of the random numbers that the
+        # losses draw, and the names of the losses and measures.
         self._plans: dict[tuple[int, tuple[str, ...]], tuple[list[torch.Size], list[str]]] = {}
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
@@ -238,8 +238,8 @@ class ReplayAlgorithm(Algorithm):
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of the losses of all groups; see `Algorithm`.
 
-        If gradients are applied immediately (`applies_at_once`), the loss of a group that is not due is neither
-        differentiated nor reported.
+        If gradients are applied immediately (`applies_at_once`), a group that the next update does not change is left
+        out: its loss is neither differentiated nor reported.
 
         Returns:
             A gradient (P,) for each group, and a dictionary. The dictionary contains the losses and measures as

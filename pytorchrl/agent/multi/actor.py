@@ -38,12 +38,12 @@ class MultiAgentActor(nn.Module):
 
         @property
         def observation_space(self) -> dict[str, dict[str, AnySpace]]:
-            """Observation spaces, policy -> leaf -> space."""
+            """The space of each leaf of a policy's observations, by policy and by leaf."""
             return {policy: factory.options.observation_space for policy, factory in self.policies.items()}
 
         @property
         def action_space(self) -> dict[str, AnySpace]:
-            """Action spaces, policy -> space."""
+            """The action space of each policy."""
             return {policy: factory.options.action_space for policy, factory in self.policies.items()}
 
     def __init__(self, options: Options, *, device: str | torch.device = "cpu", seed: int = 0) -> None:
@@ -67,7 +67,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
-        """Return the initial memory, zeros (C, H), of each network with memory, by policy and name."""
+        """Return the initial memory of each network that has memory: zeros (C, H), by policy and by network."""
         return {policy: actor.initial_states(num_envs * len(self.options.agents[policy]))
                 for policy, actor in self.actors.items()}
 

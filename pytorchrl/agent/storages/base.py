@@ -124,7 +124,7 @@ class Storage(Part, Updatable, ABC):
         return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Start a rollout with the observations after a reset (leaves (E, ...)) and action masks (E, n) bool."""
+        """Start a rollout with the result of a reset: an array (E, ...) for each leaf, and action masks (E, n) bool."""
         self._rollout_rows.start(obs, mask)
 
     def current(self) -> ActingRow:
@@ -175,7 +175,7 @@ class Storage(Part, Updatable, ABC):
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A with (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:  # each is `Moments`, or policy -> `Moments`
+    def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or `Moments` by policy
         """Normalize the advantages with the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 

@@ -63,7 +63,7 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
     An option that has its default value is accepted.
 
     Args:
-        given: Flat keywords, name -> value.
+        given: Values of flat keywords, by name.
         chosen: The chosen kind, such as the class of options of asynchronous collection.
         kinds: The chosen kind and its alternatives, such as all kinds of collection.
     """

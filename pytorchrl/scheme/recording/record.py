@@ -115,7 +115,7 @@ class RecordWriter:
     Args:
         path: Path of the file, which must not exist yet.
         settings: Settings of the scheme.
-        agent: Name -> factory of each part of the agent.
+        agent: Factory of each part of the agent, by name.
         target_steps: Number of env steps at which schedules end.
 
     Raises:

@@ -86,7 +86,7 @@ class Times:
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add seconds (level -> part -> seconds) to the totals."""
+        """Add the seconds that each level spent on each part of its work to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, report: Report) -> None:
