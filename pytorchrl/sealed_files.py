@@ -144,7 +144,7 @@ def _verify(file: IO[bytes], name: str) -> bool:
 
 
 def _digest(file: IO[bytes]) -> str:
-    """Return the SHA-256 of a sealed file without its comment, as a hexadecimal text."""
+    """Return the SHA-256 of a sealed file without its comment, as a hexadecimal string."""
     file.seek(0)
     return sha256_of(file, os.fstat(file.fileno()).st_size - _COMMENT_BYTES).hexdigest()
 

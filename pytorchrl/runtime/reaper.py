@@ -68,8 +68,8 @@ def reason_of_end(told: str, directory: str) -> str:
     """Return why Ray has ended the driver; "" if the driver left Ray in an orderly way, or was killed.
 
     Args:
-        told: Lines that the driver has written: a sentence about a process of Ray that has ended, and an empty line at
-            the end of an orderly exit.
+        told: Lines that the driver has written to this process: a sentence if a process of Ray has ended, and finally
+            an empty line if the driver left Ray in an orderly way.
         directory: Directory of the Ray instance, with the logs of the driver.
     """
     if lines := told.split("\n")[:-1]:

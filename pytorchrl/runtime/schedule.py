@@ -54,7 +54,7 @@ class Task:
         self.thread = threading.current_thread()
         self.baton = threading.Lock()  # released to wake the task's thread; see `wake`
         self.baton.acquire()
-        self.num_waits = 0  # a wake-up has the number of the wait that it ends; those of earlier waits are ignored
+        self.num_waits = 0  # number of the current wait; a wake-up with the number of an earlier wait is ignored
         self.waits_for = ""  # description of the current wait; empty while the task can run
         self.killed = self.finished = False
         self.ended = Signal()

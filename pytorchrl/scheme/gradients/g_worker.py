@@ -333,7 +333,7 @@ class GWorker(Worker):
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Leave group `generation`, discard the train batch in use, and return this worker as a `Candidate`."""
+        """Do the same as `leave_group`, discard the train batch in use, and return this worker as a `Candidate`."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)

@@ -68,8 +68,8 @@ class GradientComputer:
             distribute_gradients: Whether to average the gradients over all gradient workers.
             get_data: Function that returns the next microbatch. It is the gradient worker's method, because a subclass
                 may override it.
-            compute: Function that computes the gradients of a batch; a method of the gradient worker for the same
-                reason.
+            compute: Function that computes the gradients of a batch. It is also a method of the gradient worker that a
+                subclass may override.
         """
         assert self.batch is not None
         batch = self.batch

@@ -147,7 +147,7 @@ class AsynchronousUpdates(RemoteUpdates):
                 break
             except (ReplayError, DeadlockError):  # after these errors, the run cannot continue
                 raise
-            except Exception as error:  # noqa: BLE001 - step() raises it after it has used the gradients that arrived
+            except Exception as error:  # noqa: BLE001 - `step` uses the gradients that arrived, then raises the error
                 self.error = self.error or error
                 was_last = replaying and (self._journal.upcoming() or ENDS_OF_POLLS)[0] in ENDS_OF_POLLS
                 if was_last or len(self.in_flight) == num_open:

@@ -254,7 +254,7 @@ class Statistics:
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint; live gradient workers save their ledgers themselves."""
+        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
         self.request_report()
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
