@@ -177,8 +177,8 @@ def platform_problem() -> str:
 
 
 _runtimes: WeakValueDictionary[str, ProcessRuntime] = WeakValueDictionary()
-"""Address of a fork server -> the runtime with which this process uses the server. Unpickling the runtime in this
-process returns this object."""
+"""The runtime with which this process uses each fork server, by the address of the server. Unpickling such a runtime in
+this process returns the object in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:

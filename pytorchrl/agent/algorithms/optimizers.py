@@ -55,7 +55,7 @@ OPTIONS_OF = MappingProxyType({
     "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
-"""Name of a setting, which is also an option of algorithms -> names of the optimizers that use the setting."""
+"""The names of the optimizers that use each setting. The keys are settings, which are also options of algorithms."""
 
 
 def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:

@@ -57,7 +57,7 @@ class ReplayAlgorithm(Algorithm):
     Attributes:
         start_steps, update_every, num_updates, mini_batch_size: Values of these options.
         num_updates_made: Number of updates that `apply_gradients` has made.
-        targets: Group -> target network.
+        targets: The target network of each parameter group that has one.
     """
 
     @dataclass(frozen=True, kw_only=True)

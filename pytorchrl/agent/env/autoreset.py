@@ -39,7 +39,7 @@ class ResolvedStep(NamedTuple):
     final_index: np.ndarray
     """(K,) int64, indices of the environments to which the last observations in `final_obs` belong."""
     final_obs: dict[str, np.ndarray]
-    """Leaf -> (K, ...), last observations of the episodes that ended, unless `observations` contains them."""
+    """The last observations of the episodes that ended, (K, ...) for each leaf, unless `observations` contains them."""
     last_info_of: Callable[[int], Mapping[str, object]]
     """Function from the index of an environment to the `info` of the last step of its episode."""
     final_mask: np.ndarray | None = None

@@ -64,7 +64,7 @@ class VecEnv(Part):
         num_envs: E, the number of environments.
         vector: The Gymnasium vector environment that steps the environments.
         seeds: Seed of each environment.
-        observation_space: Leaf -> space of one environment, as returned by `flatten_space`.
+        observation_space: The space of each leaf of an environment's observations, as returned by `flatten_space`.
         action_space: Action space of one environment; discrete actions count from 0.
         action_shape: Shape of the actions of all environments, (E, ...).
         autoreset_mode: The autoreset mode of `vector`.
@@ -405,12 +405,12 @@ class EnvFactory(Factory[VecEnv]):
     """Factory of vectors of environments; it also stores the spaces of one environment."""
 
     observation_space: dict[str, AnySpace]
-    """Leaf -> space of one environment, as returned by `flatten_space`."""
+    """The space of each leaf of an environment's observations, as returned by `flatten_space`."""
     action_space: AnySpace
     """Action space of one environment; discrete actions count from 0."""
     raw_spaces: RawSpaces | Mapping[str, RawSpaces] | None = None
-    """Spaces of one environment before they are flattened; with several policies, policy -> spaces of one of its
-    agents; None if the spaces are unknown."""
+    """Spaces of one environment before they are flattened; with several policies, for each policy the spaces of one of
+    its agents. None if the spaces are unknown."""
 
     @property
     def num_envs(self) -> int:

@@ -22,7 +22,7 @@ class MultiAgentActor(nn.Module):
 
     Attributes:
         options: Checked options.
-        actors: Policy -> actor.
+        actors: The actor of each policy.
         device: Device of the actors.
         is_recurrent: Whether any actor has memory.
     """

@@ -27,7 +27,7 @@ class _Kept(NamedTuple):
     num_envs: int
     """E, the number of environments."""
     states: Arrays
-    """Network -> (E, H) float32, the memory state before the first row of each environment."""
+    """The memory state of each network before the first row of each environment, (E, H) float32."""
 
     @property
     def rows(self) -> np.ndarray:

@@ -21,7 +21,7 @@ class Walk(NamedTuple):
     """Rows of B sequences, in the order in which an actor received the observations."""
 
     places: np.ndarray
-    """(W+L+n, B) int64, places of the observations in the ring; padding repeats a sequence's first or last place."""
+    """(W+L+n, B) int64, where the ring stores each observation; padding repeats a sequence's first or last place."""
     is_step: np.ndarray
     """(W+L+n, B) bool, whether a transition begins at each row."""
     burn_in: int
@@ -42,7 +42,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
     Args:
         ring: The ring that contains the rows.
         walk: The rows of each sequence.
-        states: Network -> (B, H) float32, the state of its memory before row 0 of each sequence. If the memory also
+        states: The memory state of each network before row 0 of each sequence, (B, H) float32. If the memory also
             receives the previous action and reward, those before row 0 are under the key `PREVIOUS`.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.

@@ -31,7 +31,7 @@ class Kind(Options):
     chosen_by: ClassVar[str]
     """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """Option of the kind -> text that is appended to the error if the option is given with another kind."""
+    """For some options of the kind, text that is appended to the error if the option is given with another kind."""
 
 
 def own_names(options: type[Options]) -> list[str]:

@@ -211,7 +211,7 @@ class Record:
     checksum: int | None
     """Checksum of the final parameters; None if it is not known."""
     mixed_precision: dict[str, bool] = field(default_factory=dict)
-    """Policy -> whether its networks computed in bfloat16."""
+    """For each policy, whether its networks computed in bfloat16."""
     has_end: bool = True
     """Whether the file has its last line, which is missing if the run was killed."""
 

@@ -79,7 +79,8 @@ class AsynchronousUpdates(RemoteUpdates):
         self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
         # The gradients that will be averaged into the next update, each with its factor, by index of the worker.
         self._waiting: dict[int, tuple[Gradients, float]] = {}
-        self._to_request: dict[int, bool] = {}  # worker -> whether to skip the remaining passes over its data
+        # For each worker that gets the next requests: whether it skips the remaining passes over its data.
+        self._to_request: dict[int, bool] = {}
         self.error: Exception | None = None
         self._started = False
         self._has_updated = True  # whether an update was made since gradients were last taken
