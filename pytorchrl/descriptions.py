@@ -218,7 +218,7 @@ def mapping(value: object) -> Mapping[str, object]:
 
 
 def code_in(value: object) -> list[str]:
-    """Return the references to code in a description, and the texts of values that cannot be built."""
+    """Return the references to code in a description, and the `repr` of each value that cannot be built."""
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]
     if isinstance(value, dict):

@@ -67,7 +67,7 @@ class Scores:
     seeds: tuple[tuple[int | None, ...], ...]
 
     def is_paired_with(self, other: Scores) -> bool:
-        """Return whether, on each task, both groups have the same seeds, all known and each used once."""
+        """Return whether both groups have the same seeds on each task; each seed must be known and used only once."""
         return self.seeds == other.seeds and all(None not in seeds and len(set(seeds)) == len(seeds)
                                                  for seeds in self.seeds)
 

@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `Gradients.vectors` ([] if no rank had data, else None), and statistics (None if the update was skipped).
+            `vectors` of the `Gradients` to send ([] if no rank had data, else None), and statistics (None if skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)

@@ -44,7 +44,7 @@ class Peer:
 
 
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
-    """Return the seconds per byte of each worker's link in one direction, including the reader's copy of the data.
+    """Return the seconds per byte of each worker's link in one direction, including the receiver's time to copy data.
 
     All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
     result is computed from the difference between probes of two sizes, so it does not include the fixed overhead of a
