@@ -211,7 +211,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how often `num_updates` updates become due during the first `num_transitions` transitions."""
+        """Return how many times `num_updates` updates have to be made for the first `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
