@@ -69,14 +69,14 @@ def positive_seconds(text: str) -> float:
 
 
 class _NotThisError(ConfigError):
-    """Error that the parser of one form raises for a text that may have another allowed form."""
+    """Error of a parser for a text in another form, which a parser for another form may accept."""
 
 
 _Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
-    """Return the (placeholder, parser) pairs of a type, in the order to try them; plain text is last."""
+    """Return (placeholder, parser) pairs for a type, in the order in which they are tried; plain text is last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]

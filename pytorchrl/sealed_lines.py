@@ -51,7 +51,7 @@ class LineChecker:
         self._is_sealed = False
 
     def is_sound(self, line: bytes) -> bool:
-        """Return whether the next line, with its line break, is as it was written, and follows the previous line."""
+        """Return whether the next line, given with its line break, is unchanged and follows the previous line."""
         previous, found = self._previous, seal_of(line)
         if not found:
             return not self._is_sealed

@@ -26,17 +26,18 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 
-# Prefix of a path in this package -> kind of work that the functions in these files do. The work of a function in any
+# Kinds of work of the functions in files of this package, by prefix of the file's path. The work of a function in any
 # other file has the kind of its caller.
 _FILES = {
     "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
     "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
     "agent/algorithms/optimizers": "optimizer", "scheme/": "ours"}
-# Function of an algorithm -> kind of work. The work of other functions of algorithms has the kind of their caller.
+# Kinds of work of functions of algorithms, by name. The work of other functions has the kind of their caller.
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Prefix of a path in this package -> kind of work of the functions outside this package that these files call.
+# Some files of this package call functions of other packages. Kinds of work of these functions, by prefix of the path
+# of the calling file.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")
@@ -113,7 +114,7 @@ class WorkSampler:
     It uses SIGALRM and the timer of `signal.setitimer`, and restores the handler and the timer afterwards.
 
     Attributes:
-        seconds: Kind of work -> seconds, summed over threads.
+        seconds: Seconds spent on each kind of work, summed over all threads.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from pytorchrl.untyped import TypeHint
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types of collections whose items all have one type. Tuples and mappings are checked separately.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
-# Type -> its names in errors, in the singular and the plural.
+# The names of types in errors, in the singular and the plural.
 _NAMES: dict[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
     str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),

@@ -226,7 +226,7 @@ class SyntheticStorage(Storage):
         """Ignore the observations."""
 
     def current(self) -> ActingRow:
-        """Return empty observations, an empty memory, `done` (E,) without any true entry, and no mask."""
+        """Return empty observations, an empty memory, `done` (E,) with only false entries, and no mask."""
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Find the suite of an id, and return a factory of its environments."""
+"""Find the suite of an environment id, and return a factory of the environments."""
 
 from __future__ import annotations
 

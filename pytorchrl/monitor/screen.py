@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDE = 130
-# These are the colors of states, and of the parts in the time bar of a level of the worker tree.
+# Colors of the states of a run, and of the parts of a bar that shows how workers spend their time.
 _STATE = {"running": "bold green", "ended": "bold blue", "silent": "bold red", "starting": "bold yellow"}
 _PARTS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 

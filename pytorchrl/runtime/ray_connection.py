@@ -34,8 +34,8 @@ _REAP_TIMEOUT_S = 5.0
 # A start that fails after at least this many seconds is tried once more, because the machine may just be slow. A
 # start that fails sooner was not merely slow, so it is not tried again.
 _SLOW_START_S = 10.0
-# Workers do not report an event for each call. Only Ray's dashboard, which is not started, reads these events, and with
-# them, the GCS grew by 280 MB in the first hour of a run.
+# Workers must not report an event for each call. These events made the GCS grow by 280 MB in the first hour of a run,
+# and only Ray's dashboard, which is not started, reads them.
 _SYSTEM_CONFIG = {"task_events_report_interval_ms": 0}  # 0: never
 # If a start fails, the error quotes at most this many lines of each of Ray's logs, and cuts each line to this length.
 _LOG_LINES, _LOG_WIDTH = 3, 300
@@ -136,7 +136,7 @@ class Connection:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                      _node_ip_address=LOOPBACK, _temp_dir=os.path.join(self._directory or "", "r"),
                      _system_config=_SYSTEM_CONFIG)
-        # Ray prints messages about workers that have died to the standard output, which belongs to the program.
+        # If a worker dies, Ray prints a message to the standard output, which belongs to the program.
         self._replaced.enter_context(
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
@@ -201,7 +201,7 @@ def last_lines(directory: str) -> str:
 
 
 def _log_message(data: Mapping[str, list[str]], **options: bool) -> None:
-    """Log a message of Ray instead of printing it; errors of this library already name workers that are lost."""
+    """Log a message of Ray about a lost worker instead of printing it; the errors of this library report the loss."""
     logger.info("%s", Lines("\n".join(data.get("lines", []))))
 
 

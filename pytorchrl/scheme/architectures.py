@@ -32,7 +32,7 @@ class Preset:
         name: Name of the architecture.
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
-        least: Setting -> (smallest value allowed, reason).
+        least: The smallest allowed value of some settings, and the reason for it, by name of the setting.
         learner: If True, the default of `grad_communication` is synchronous for several gradient workers. For a single
             gradient worker, the default is asynchronous, so that this worker learns in a separate thread. If False, the
             default is that of `Scheme`.

@@ -395,7 +395,7 @@ class Scheme(Architectures):
         return 0 if self._worker is None else self._worker.statistics.tree_ledger.collected
 
     def ledger(self) -> MetricsDict:
-        """Return the number of env steps in each place; see `LedgerSnapshot`. The ledger's equation always holds."""
+        """Return consistent counts of the env steps that are in flight, queued, consumed etc.; see `LedgerSnapshot`."""
         if self._final is not None:
             return self._final.to_dict()
         return (LedgerSnapshot() if self._worker is None else self._worker.statistics.tree_ledger.total()).to_dict()

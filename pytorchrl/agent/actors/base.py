@@ -212,8 +212,8 @@ class Actor(Part, nn.Module, ABC):
                 after an episode ends.
 
         Returns:
-            Name of a normalizer -> (count, mean, M2) on the CPU, where M2 is the sum of squared deviations from the
-            mean; empty if nothing is normalized.
+            (count, mean, M2) on the CPU for each normalizer, by name, where M2 is the sum of squared deviations from
+            the mean; empty if nothing is normalized.
 
         Raises:
             ConfigError: Rewards are normalized, but `discounted_returns` is None.

@@ -28,7 +28,7 @@ HIDDEN_GAIN = math.sqrt(2.0)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }
-"""Name -> activation function."""
+"""Activation functions by name."""
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 

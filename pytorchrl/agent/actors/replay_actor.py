@@ -39,7 +39,8 @@ class ReplayNetworkOptions(NetworkOptions, Protocol):
 class ReplayActor(Actor):
     """The base class of actors of replay algorithms.
 
-    The networks of an actor share no layers. Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
+    The networks of an actor share no layers. Observations are dictionaries from leaves to
+    tensors (B, ...). Inputs are never changed.
     """
 
     @dataclass(frozen=True, kw_only=True)

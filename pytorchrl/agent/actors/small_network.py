@@ -75,7 +75,7 @@ class SmallNetwork:
 
 
 def normalized(actor: ReplayActor, values: np.ndarray) -> np.ndarray:
-    """Return observations (E, ...) with a single leaf as inputs of the networks of `actor`, float32."""
+    """Convert observations (E, ...) of a single leaf to float32 inputs of the networks of `actor`."""
     if values.dtype == np.float32 and not actor.options.normalize_obs:
         return values
     return actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()

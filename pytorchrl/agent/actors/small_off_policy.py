@@ -11,7 +11,7 @@ from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
 
 class SmallOffPolicy:
-    """The fully connected policy of an actor with a Box of actions, computed in NumPy; see `SmallNetwork`."""
+    """The fully connected policy of an actor with continuous actions, computed in NumPy; see `SmallNetwork`."""
 
     def __init__(self, actor: OffPolicyActor) -> None:
         """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
@@ -40,7 +40,7 @@ class SmallOffPolicy:
         return self._network(normalized(self._actor, values))
 
     def step(self, action: np.ndarray) -> ActingStep:
-        """Return the result of `acting_step` for actions (E, D) in [-1, 1], which are scaled as `to_env` does."""
+        """Scale actions (E, D) in [-1, 1] as `to_env` does, and return them in the form of `acting_step`."""
         action = action.reshape(-1, *self._low.shape)
         scaled = self._low + 0.5 * (action + 1) * (self._high - self._low)
         return ActingStep(action, np.minimum(np.maximum(scaled, self._low), self._high), {}, {})

@@ -1,4 +1,7 @@
-"""`MultiAgentVecEnv`: environments with several agents (PettingZoo's parallel API), stepped together."""
+"""`MultiAgentVecEnv`: environments with several agents (PettingZoo's parallel API), stepped together.
+
+C = number of columns of a policy; see `agent.multi.data`.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,8 @@ class MultiAgentVecEnv(VecEnv):
 
     Attributes:
         environments: The E environments.
-        observation_space: Policy -> leaf -> space.
-        action_space: Policy -> space, in which discrete actions count from 0.
+        observation_space: Spaces of the observations, by policy and leaf.
+        action_space: Spaces of the actions, by policy; discrete actions count from 0.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -175,7 +178,7 @@ class MultiAgentVecEnv(VecEnv):
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
-        """Policy -> spaces of its agents before they are flattened; valid only after the first reset."""
+        """The spaces of the agents before they are flattened, by policy; known only after the first reset."""
         return {policy: columns.raw_spaces for policy, columns in self._columns.items()}
 
     @property
@@ -187,7 +190,7 @@ class MultiAgentVecEnv(VecEnv):
         """Start new episodes in all environments.
 
         Returns:
-            Observations, policy -> leaf -> (C, ...), and action masks, policy -> (C, n) bool or None.
+            Observations (C, ...) by policy and leaf, and action masks (C, n) by policy, each bool or None.
         """
         self._statistics.reset()
         for index in range(self.num_envs):
@@ -200,8 +203,8 @@ class MultiAgentVecEnv(VecEnv):
         """Take one step in every environment.
 
         Args:
-            action: Policy -> (C, ...); continuous actions are float32, and other actions are int64 and count from 0.
-                Actions of absent agents are ignored.
+            action: Actions (C, ...) by policy. Continuous actions are float32; other actions are int64 and count
+                from 0. Actions of absent agents are ignored.
         """
         results = {policy: ColumnsStep(columns) for policy, columns in self._columns.items()}
         team = np.zeros(self.num_envs)
@@ -352,7 +355,7 @@ class MultiAgentEnvFactory(EnvFactory):
 
     @property
     def agents(self) -> dict[str, tuple[str, ...]]:
-        """Policy -> agents of the policy."""
+        """The names of the agents that each policy controls."""
         return dict(self.options.agents)
 
     @property

@@ -2,9 +2,9 @@
 
 C = capacity in rows, N = observations per call, K = frames per stack, T = steps, E = environments.
 
-Every observation has a place. The observation of a row has a place in [0, C). An *extra* observation belongs to no row:
-it is the last observation of an episode, or the last observation of a rollout until the next rollout arrives. Extra
-observation k has the place -(k + 1).
+Every observation has a number, its *place*. The place of an observation in a row is the number of the row, in [0, C).
+An *extra* observation belongs to no row: it is the last observation of an episode, or the last observation of a rollout
+until the next rollout arrives. The place of extra observation k is the negative number -(k + 1).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _like(own: np.ndarray, saved: np.ndarray) -> np.ndarray:
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values (E, T, ...) to `column`, one environment after another, from place `start`; wrap at the end."""
+    """Write values (E, T, ...) to rows from `start` on, one environment after another; row 0 follows the last row."""
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -129,11 +129,13 @@ class ObservationColumn(ABC):
         """Store the observations of a rollout: T·E observations in rows, and the last E as extra observations.
 
         Args:
-            start: Place of the first row; the rows of an environment are consecutive.
+            start: Number of the first row; the rows of an environment are consecutive.
             obs: Observations, (T+1, E, ...).
-            places: (T+1, E) int64, the place of each observation; in row T, places of extra observations.
-            previous: (E,) int64, the place of the extra observation that row 0 repeats; 0 if row 0 repeats none.
-            cut: (T+1, E) bool, true where an observation does not directly follow the observation of the previous row.
+            places: (T+1, E) int64, where each observation is stored: a row number or, for the last E observations, the
+                negative number of an extra observation (see this module's docstring).
+            previous: (E,) int64, the negative number of the extra observation that the first observation of the rollout
+                repeats; 0 if it repeats none.
+            cut: (T+1, E) bool, true where an observation does not directly follow the observation one step before.
         """
 
     @abstractmethod
@@ -142,19 +144,23 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64, the places of these observations, which are extra observations.
-            before: (N,) int64, the place of the row one step before each observation.
+            places: (N,) int64, the negative numbers of these observations, which are extra observations.
+            before: (N,) int64, the number of the row one step before each observation.
         """
 
     @abstractmethod
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Return a copy of the observations at `places`, (N, ...)."""
+        """Return a copy (N, ...) of observations.
+
+        Args:
+            places: (N,) int64, numbers of rows or negative numbers of extra observations.
+        """
 
     def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have data to release
-        """Release the data of the observations at `places`, (N,) int64."""
+        """Release the data of N observations; see `take` for `places`."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` evicted rows from place `start` on, (N,) bool."""
+        """Return (N,) bool: whether each of `rows` needs data of the `count` evicted rows from row `start` on."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release
@@ -197,7 +203,7 @@ class PlainColumn(ObservationColumn):
         self._extras = write_extras(self._extras, -1 - places, obs)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Return a copy of the observations at `places`; see `ObservationColumn`."""
+        """Return a copy of observations; see `ObservationColumn`."""
         obs = self.rows.take(places, axis=0, mode="clip")
         extra = (places < 0).nonzero()[0]
         if len(extra):
@@ -232,8 +238,8 @@ class StackedColumn(ObservationColumn):
     does not contain, such as padding at the start of an episode, are stored as extra frames, so that every stack is
     restored exactly.
 
-    Each extra frame is owned by one place, and is released with the observation at that place. A row is `broken` if
-    older frames of its stack were evicted.
+    Each extra frame is owned by one observation, and is released together with it. A row is `broken` if older frames of
+    its stack were evicted.
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], num_frames: int) -> None:
@@ -288,7 +294,7 @@ class StackedColumn(ObservationColumn):
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places, frames)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Return a copy of the observations at `places`; see `ObservationColumn`."""
+        """Return a copy of observations; see `ObservationColumn`."""
         frames = self._row_frames.take(places, axis=0, mode="clip")
         extra = (places < 0).nonzero()[0]
         if len(extra):
@@ -301,7 +307,7 @@ class StackedColumn(ObservationColumn):
         return images.reshape(len(places), *self._shape)
 
     def free(self, places: np.ndarray) -> None:
-        """Release the data of the observations at `places`; see `ObservationColumn`."""
+        """Release the data of observations; see `ObservationColumn`."""
         frames = self._stacks_at(places)
         row, column = np.nonzero(frames > self._black)
         extra = frames[row, column] - self._black
@@ -356,14 +362,23 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _keep(self, images: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store extra frames (N, pixels), owned by the places `owners` (N,); return the numbers of the frames, (N,)."""
+        """Store extra frames (N, pixels), owned by the observations `owners` (N,); return the frames' numbers, (N,)."""
         extra = self.slots.take(len(images))
         self._extra_frames = write_extras(self._extra_frames, extra, images)
         self.owners = write_extras(self.owners, extra, owners, fill=self._black)
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store all but the newest frame of each stack (N, K, pixels); return the numbers of all frames, (N, K)."""
+        """Store the frames of stacks (N, K, pixels) as extra frames, except for the newest frame of each stack.
+
+        Args:
+            stacks: (N, K, pixels).
+            newest: (N,) numbers of the newest frames.
+            owners: (N,) numbers of the observations that own the stored frames.
+
+        Returns:
+            (N, K) numbers of all frames.
+        """
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest
         for k in range(self._num_frames - 2, -1, -1):
@@ -378,9 +393,9 @@ class StackedColumn(ObservationColumn):
         Each row becomes the owner of the extra frames that its extra observation owned.
 
         Args:
-            extras: (N,) places of the extra observations.
+            extras: (N,) negative numbers of the extra observations.
             newest: (N,) numbers of the newest frames of the rows.
-            rows: (N,) places of the rows.
+            rows: (N,) numbers of the rows.
 
         Returns:
             (N, K) numbers of frames.
@@ -407,7 +422,7 @@ def _follow_on(frames: np.ndarray, newest: np.ndarray, base: np.ndarray) -> np.n
     """Return the frame numbers of all rows, (T+1, E, K).
 
     Args:
-        frames: (T+1, E, K) numbers, correct where `base` is true.
+        frames: (T+1, E, K) numbers of the frames; only the numbers where `base` is true are used.
         newest: (T+1, E) numbers of the newest frames.
         base: (T+1, E) bool, true in row 0; where it is false, the stack is that of the previous row, shifted by one
             frame.

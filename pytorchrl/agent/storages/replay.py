@@ -175,7 +175,7 @@ class ReplayBuffer(Storage):
         return self._batch(self.ring, rows, weight)
 
     def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
-        """Return a batch of the transitions at `rows`, (B,) places in the ring, with importance weights (B,)."""
+        """Return a batch of the transitions in the rows `rows` (B,) of `ring`, with importance weights (B,)."""
         window = ring.window(rows, self.options.n_step, self.algorithm.gamma)
         following = ring.columns["link"][window.last]
         mask, next_mask = ring.take_mask(rows), ring.take_mask(following)

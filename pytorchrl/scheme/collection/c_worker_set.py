@@ -124,7 +124,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return replace(recipe, options=replace(recipe.options, num_col_workers=num_col_workers))
 
     def close_from(self, place: int) -> list[tuple[int, int] | None]:
-        """Close the remote workers from index `place` of `remote_workers()` on; they must have no requests in flight.
+        """Close the workers `remote_workers()[place:]`, which must have no requests in flight.
 
         Returns:
             The result of `CWorker.close` for each worker; None if a worker did not respond.

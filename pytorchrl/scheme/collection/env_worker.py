@@ -86,11 +86,12 @@ class EnvWorker(Worker):
         self.made_steps = 0
 
     def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
-        """Take one step in every environment. The first call, and the first after `reseed`, reset them instead.
+        """Take one step in every environment. The first call, and the first call after `reseed`, reset them instead.
 
         Args:
-            action: Actions for the E environments, (E, ...); with several policies: policy -> (C, ...), one row for
-                each agent of the policy in each environment. Not used for a reset.
+            action: Actions (E, ...) for the E environments. With several policies, a mapping from each policy to its
+                actions (C, ...), which have one row for each agent of the policy in each environment. Not used for a
+                reset.
 
         Raises:
             EnvError: An environment raised an exception, and is not restarted.

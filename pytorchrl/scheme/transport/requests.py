@@ -34,13 +34,13 @@ class Watch(Protocol):
         """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Record a result for which a worker needed `seconds`; `more`: whether the worker has other pending calls."""
+        """Record a result for which a worker needed `seconds`; `more` says whether it has other pending calls."""
 
     def failed(self, index: int) -> None:
         """Record a call that ended with an error."""
 
     def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
-        """Record that a worker is dead or hung; `will_be_replaced`: whether it is certain to be replaced."""
+        """Record that a worker is dead or hung; `will_be_replaced` says whether it will certainly be replaced."""
 
     def replaced(self) -> list[int]:
         """Replace the lost workers whose replacement is due; return their indices."""
@@ -62,8 +62,8 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
         journal: Records the order in which answers are taken; if a recorded run is repeated, it enforces this order.
-        seconds_of: Function that returns how many seconds a worker took, as its result states; None if the result
-            does not state it. The number includes the time for earlier calls whose results did not state it.
+        seconds_of: Function that takes a result and returns the seconds that the worker needed for it and for earlier
+            calls whose results contain no time; None if this result contains no time.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
         on_lost: Called with the index of a lost worker after the pending calls of this worker have been discarded.
         on_replaced: Called with the index of a worker that was replaced.
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # Worker -> seconds spent waiting for results that do not say how long the worker took.
+        # For each worker, the seconds spent waiting for results that do not contain the time that the worker needed.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -124,7 +124,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the time spent waiting for results that did not say how long the worker took."""
+        """Discard the time spent waiting for results that did not contain the time that the worker needed."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:

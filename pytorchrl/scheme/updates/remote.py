@@ -149,7 +149,7 @@ class RemoteUpdates:
             for index, handle in enumerate(self._workers):
                 if index not in self.supervisor.gone:
                     handle.signal(GWorker.announce_drain, self._num_drains)
-                    # The workers below get only 80 % of the time, so that the gradient worker can still answer.
+                    # A gradient worker waits for its workers for only 80 % of the time, so that it can still answer.
                     self.in_flight.add(index, handle.submit(GWorker.drain, self._num_drains, 0.8 * timeout_s))
             while len(self.in_flight) and self._runtime.now() < deadline:
                 for index, answer in self.in_flight.poll(POLL_INTERVAL_S):

@@ -61,7 +61,7 @@ class UpdateStrategy(Protocol):
 
 
 def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> list[Gradients]:
-    """Record the gradients without samples to learn from, and return the other gradients.
+    """Count the empty gradients in the statistics, and return the other gradients.
 
     Raises:
         CollectionError: Too many gradients in a row were empty.
