@@ -141,8 +141,8 @@ class Connection:
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
-        # If the program ends without leaving Ray, the watch ends before Ray's own exit function ends Ray's processes,
-        # because `atexit` calls functions in reverse order of registration.
+        # `atexit` calls functions in reverse order of registration. If the program ends without leaving Ray, `_close`
+        # therefore ends the watch before Ray's own exit function ends the processes that the watch observes.
         atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:

@@ -29,7 +29,7 @@ class SmallOffPolicy:
             and SmallNetwork.supports(policy.trunk, policy.head, actor.options.activation))
 
     def outputs(self, obs: Arrays) -> np.ndarray | None:
-        """Return the policy's outputs (E, k); None if E is so large that torch is faster, or for other observations.
+        """Return the policy's outputs (E, k); None if torch is faster for this E, or if `obs` is not a single array.
 
         Args:
             obs: Leaf -> (E, ...), as environments return them.

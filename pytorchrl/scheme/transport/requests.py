@@ -109,7 +109,8 @@ class Requests(Generic[R]):
                 self._lose(index, outcome.error)
                 continue
             if self._journal.is_kept:
-                self._note(index, outcome)  # if the result differs from the record, `finish` still returns it
+                # If the result differs from the record, `_note` raises an error, and `finish` still returns the result.
+                self._note(index, outcome)
             del self._open[future]
             if outcome.error is not None:
                 self._supervisor.failed(index)
@@ -169,7 +170,7 @@ class Requests(Generic[R]):
                 self._supervisor.replace(index)
                 self._replaced(index)
             elif kind in ENDS_OF_POLLS or index not in self._open.values():
-                if num_taken:  # events of other threads are next in the record
+                if num_taken:  # the recorded poll ended before this event
                     return
                 self._journal.note("pending answers from", *sorted(set(self._open.values())))
             elif kind == "lost":

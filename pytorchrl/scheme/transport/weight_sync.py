@@ -24,7 +24,7 @@ class WeightSync:
         workers: Handles of the workers that read each version.
 
     Attributes:
-        traffic: Totals of the weights sent.
+        traffic: Counts, bytes and times of all messages with weights so far.
         bytes_out: Bytes of the weights sent.
     """
 
