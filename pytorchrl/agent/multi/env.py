@@ -190,7 +190,8 @@ class MultiAgentVecEnv(VecEnv):
         """Start new episodes in all environments.
 
         Returns:
-            Observations (C, ...) by policy and leaf, and action masks (C, n) by policy, each bool or None.
+            Observations (C, ...) by policy and leaf, and bool action masks (C, n) by policy; None for a policy whose
+            agents have no masks.
         """
         self._statistics.reset()
         for index in range(self.num_envs):
