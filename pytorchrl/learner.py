@@ -293,8 +293,8 @@ class Learner:
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now; the page about statistics describes them.
 
-        `algorithm` contains means of statistics since the last record; if there was no update since then, it contains
-        the means in that record. Before `start()`, all numbers are zero; the call does not start the scheme.
+        `algorithm` contains the means of the algorithm's statistics since the last record or, if there was no update
+        since then, those in the last record. Before `start()`, all numbers are zero; the call starts nothing.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 

@@ -50,8 +50,8 @@ def estimate(
     The statistic is computed for all resamples.
 
     - `method="percentile"`: The interval lies between two quantiles of the resampled statistics. This interval is too
-      short for few runs: the variance of a resample is (n - 1) / n of the unbiased variance, and quantiles of the
-      resamples do not account for the uncertainty of the variance itself.
+      short for few runs: with n runs, the variance of a resample is (n - 1) / n of the unbiased variance, and quantiles
+      of the resamples do not account for the uncertainty of the variance itself.
     - `method="t"`: The interval is the statistic plus and minus the standard error times a quantile of Student's t
       distribution. The variance of the resampled statistics, multiplied by n / (n - 1), is the squared standard error.
       The degrees of freedom follow from the contributions of the tasks to the variance (Satterthwaite's formula). These

@@ -69,7 +69,7 @@ class Watch:
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.problem = ""
         self._on_lost = on_lost
-        self._files: dict[int, tuple[int, str]] = {}  # descriptor -> id and name of one of Ray's processes
+        self._files: dict[int, tuple[int, str]] = {}  # pidfd of a process of Ray -> (process id, name)
         self._stopped: dict[int, int] = {}
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="ray-watch", daemon=True)

@@ -25,11 +25,11 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
 
     There are `num_places` groups of `per_place` requests, and no group spans several nodes.
 
-    The largest of several nodes is not counted, so that all workers fit on the other nodes if it is lost. There are two
-    exceptions. A node that has clearly more than all other nodes together is counted: the requests would otherwise
-    become so small that too many workers would start on the small nodes. GPUs of all nodes are counted, because a
-    worker without a share of a GPU would not see one. A node without CPUs, such as a head node that reserves its cores
-    for the learner, gets no workers, whatever its other resources are.
+    If there are several nodes, the largest is not counted, so that all workers fit on the other nodes if it is lost.
+    There are two exceptions. A node that has clearly more than all other nodes together is counted: the requests would
+    otherwise become so small that too many workers would start on the small nodes. GPUs of all nodes are counted,
+    because a worker without a share of a GPU would not see one. A node without CPUs, such as a head node that reserves
+    its cores for the learner, gets no workers, whatever its other resources are.
     """
     ray_key = RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
@@ -97,7 +97,12 @@ def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: st
 
 
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    """Return the error for workers that need a share of a GPU if none is free; `present` describes the GPUs."""
+    """Return the error that is raised if workers need a share of a GPU and none is free.
+
+    Args:
+        sharing: Name of a kind of workers -> number of these workers.
+        present: Text that says which GPUs there are, or that there are none.
+    """
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
     return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
                                       "or use nodes with GPUs")

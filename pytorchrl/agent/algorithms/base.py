@@ -105,7 +105,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
-    _known_norms: tuple[list[Tensor], list[float]] = [], []  # computed by a compiled graph; empty if none did
+    _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, their norms); only compiled graphs set it
 
     @classmethod
     @brief_errors
@@ -140,7 +140,7 @@ class Algorithm(Part, Updatable, ABC):
         self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return the trained parameters, by group and name; by default, all of the actor's are in the group `all`."""
+        """Return the trained parameters, by group and name. By default, one group, `all`, has all of the actor's."""
         return {"all": dict(self.actor.named_parameters())}
 
     # Acting
@@ -158,8 +158,8 @@ class Algorithm(Part, Updatable, ABC):
         """Choose the actions of E environments.
 
         Args:
-            obs: Leaf -> (E, ...); never changed.
-            rhs: Network -> (E, H), the memory before these observations.
+            obs: Observations: leaf -> (E, ...); never changed.
+            rhs: The memory before these observations: network -> (E, H), where H is the size of the network's memory.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of sampling or exploring.
             mask: (E, n) bool, true where an action is allowed; None allows all actions.
@@ -184,7 +184,7 @@ class Algorithm(Part, Updatable, ABC):
                 return G of each environment; each step updates it in place: G <- gamma * G + r.
 
         Returns:
-            Normalizer -> (count, mean, M2), where M2 is the sum of squared deviations from the mean.
+            A tuple (count, mean, M2) for each normalizer, by name. M2 is the sum of squared deviations from the mean.
         """
         if self.actor.reward_moments is None:
             return dict(self.actor.moments_of(rollout))

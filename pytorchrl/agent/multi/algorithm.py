@@ -84,7 +84,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """Advantage normalization of the policies: "batch" overrides "minibatch", which overrides "none"."""
+            """The first of "batch", "minibatch" and "none" to which any policy sets `advantage_normalization`."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
@@ -142,10 +142,11 @@ class MultiAgentAlgorithm(Algorithm):
         Args:
             obs: Observations: policy -> leaf -> (C, ...). The C rows belong to the agents of the policy in all
                 environments.
-            rhs: States of recurrent networks: policy -> network -> (C, H).
-            done: Policy -> (C,) bool; or (E,) bool, which applies to all agents of each environment.
+            rhs: States of recurrent networks: policy -> network -> (C, H), where H is the size of a state.
+            done: Whether each observation is the first of an episode: policy -> (C,) bool, or an (E,) bool array
+                that applies to all agents of each environment.
             deterministic: Whether to choose the best actions instead of sampling or exploring.
-            mask: Policy -> (C, n) bool, or None.
+            mask: Whether each of n actions is allowed: policy -> (C, n) bool; None allows all actions.
         """
         if not isinstance(done, Mapping):
             done = {policy: np.repeat(done, len(agents)) for policy, agents in self.options.agents.items()}

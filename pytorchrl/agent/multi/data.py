@@ -45,17 +45,17 @@ class MultiStep:
 
     @property
     def obs(self) -> dict[str, Arrays]:
-        """Observations, policy -> leaf -> (C, ...)."""
+        """Observations: policy -> leaf -> (C, ...), with one row for each of the policy's C columns."""
         return {policy: part.obs for policy, part in self.parts.items()}
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Action masks, policy -> (C, n) bool, or None if the policy's agents have no masks."""
+        """Action masks: policy -> (C, n) bool for n actions; the mask of a policy is None if its agents have none."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property
     def first(self) -> dict[str, np.ndarray]:
-        """Policy -> (C,) bool, whether each observation is the first of an episode."""
+        """Whether each observation is the first of an episode: policy -> (C,) bool, for the policy's C columns."""
         return {policy: part.first for policy, part in self.parts.items()}
 
 
@@ -72,7 +72,7 @@ class MultiActingStep:
 
     @property
     def rhs(self) -> dict[str, Arrays]:
-        """The states of recurrent networks: policy -> network -> (C, H)."""
+        """The states of recurrent networks: policy -> network -> (C, H), with H numbers for each of the C columns."""
         return {policy: part.rhs for policy, part in self.parts.items()}
 
 
@@ -128,5 +128,5 @@ class MultiBatch:
 
     @property
     def samples(self) -> dict[str, int]:
-        """Policy -> number of valid samples, in the order of the policies; 0 for a policy without samples."""
+        """The number of valid samples of each policy, in the order of `policies`; 0 for a policy without samples."""
         return {policy: self.parts[policy].num_samples if policy in self.parts else 0 for policy in self.policies}

@@ -63,12 +63,12 @@ class PERBuffer(ReplayBuffer):
 
     @functools.cached_property
     def priority_sums(self) -> SumTree:
-        """Sum tree of the priorities p, indexed by place in the ring."""
+        """Sum tree with the priority p of each row of the ring buffer."""
         return SumTree(self.options.size)
 
     @functools.cached_property
     def priority_minima(self) -> MinTree:
-        """Minimum tree of the priorities p, indexed by place in the ring."""
+        """Minimum tree with the priority p of each row of the ring buffer."""
         return MinTree(self.options.size)
 
     @property

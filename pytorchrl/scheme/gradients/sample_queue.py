@@ -95,9 +95,9 @@ class RingBuffer:
         fetch: Function that returns the next train batch in the queue, or None if the queue is empty.
         size: Number of slots.
         num_passes: Number of uses of a train batch.
-        init_passes: Number of uses of the first train batch; each later train batch has one more use, up to
-            `num_passes`. If `init_passes` is 1, slots become empty one at a time, so new train batches are needed at
-            equal intervals.
+        init_passes: Number of uses of the first train batch. Each later train batch has one more use than the train
+            batch before it, up to `num_passes`. If `init_passes` is 1, slots become empty one at a time, so new train
+            batches are needed at equal intervals.
     """
 
     def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:
@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; return (evicted train batch, its number of remaining uses); None if nothing is evicted."""
+        """Add a train batch; return the train batch that it evicts, and how many uses that had left (or None)."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))

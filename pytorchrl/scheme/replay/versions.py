@@ -10,7 +10,7 @@ _FEWEST = 16
 
 
 class Versions:
-    """The versions of the weights for each row in replay, stored as three numbers per rollout.
+    """For each row in replay: the version that collected it, and the learner's version when it was sent to the shard.
 
     A row is one stored step of one environment. Rows are numbered from 0 in the order in which they are added, and the
     rows of a rollout are consecutive.

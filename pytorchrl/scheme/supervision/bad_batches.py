@@ -71,7 +71,7 @@ class BadBatches:
 
     def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
                    version: int) -> str:
-        """Return a message about a batch if one of its gradients is not finite, and save the batch; else return "".
+        """If a gradient is not finite, save its batch and return a message about the batch; otherwise return "".
 
         Args:
             batch: The batch from which the gradients were computed.

@@ -12,7 +12,7 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.terminal import get_logger
 
 _MAX_RETRIES = 2
-# Longest wait for the call stack of a worker that hangs, in seconds; also the longest wait for its end.
+# Seconds to wait for the call stack of a worker that hangs. After that, the worker has as many seconds to end.
 _STACK_TIMEOUT_S = 1.0
 
 logger = get_logger(__name__)
