@@ -134,7 +134,7 @@ def _plain(text: str) -> str:
 
 
 def labels(run_dirs: Sequence[Path]) -> list[str]:
-    """Return a label for each run: the last components of its path, as few as make all labels different."""
+    """Return a label for each run: the last components of its path, as many as needed to tell the runs apart."""
     for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
         found = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
         if len(set(found)) == len(set(run_dirs)):

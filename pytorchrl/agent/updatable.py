@@ -72,7 +72,7 @@ class Updatable:
                 raise WeightsError(f"the parameter {name} in the state is {value!r:.100}, not a number")
         declarations = self.options.declarations()
         for name in self.parameters.keys() - saved.keys():
-            if name not in declarations or declarations[name].problem(None):  # an option that is None has no entry
+            if name not in declarations or declarations[name].problem(None):  # an option that is None is not saved
                 raise WeightsError(f"the state lacks the parameter {name}")
         self.parameters = dict(saved)
 

@@ -19,7 +19,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
 POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
-"""Kind of worker -> its points; a fault that names no point happens at the first point of its kind."""
+"""Kind of worker -> points of its work at which faults can happen; a fault without a point happens at the first."""
 
 _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
@@ -41,11 +41,12 @@ class FaultHost(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure to inject into the workers that match its target; see `FaultPlan` for targets and points.
+    """A failure to inject into the workers that match its target; see `FaultPlan` for targets.
 
-    Without a `probability`, a fault happens once, at occurrence `count` of its point (None: the first), in the first
-    incarnation of a worker; but a `delay` without a `count` happens at every occurrence. With a `probability`, a fault
-    may happen in every incarnation, at every occurrence or, if `count` is given, only at that occurrence.
+    A worker counts how often it reaches `point`, for example how often its environments have taken a step. Without a
+    `probability`, a fault happens once: when the first incarnation of a worker reaches the point for the `count`-th
+    time (None: the first time). A `delay` without a `count` happens every time instead. With a `probability`, a fault
+    may happen in every incarnation, every time or, if `count` is given, only the `count`-th time.
     """
 
     action: str
@@ -56,7 +57,7 @@ class Fault:
     probability: float | None
 
     def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
-        """Return whether the fault happens at occurrence `count` (1, 2, ...) of its point."""
+        """Return whether the fault happens when a worker reaches the fault's point for the `count`-th time, from 1."""
         if self.probability is not None:
             return (self.count is None or count == self.count) and rng.random() < self.probability
         if self.action == "delay" and self.count is None:
@@ -99,10 +100,10 @@ class FaultPlan:
         return FaultPlan, (self.text, self._seed)
 
     def points(self, worker: str, incarnation: int, host: FaultHost) -> Callable[[str], bool] | None:
-        """Return the function that a worker calls at its points (see `POINTS`); None if no fault targets the worker.
+        """Return the function that injects faults into a worker; None if no fault targets the worker.
 
-        At a point, such as a step, a worker can fail. The function takes the point's name and injects the faults of
-        this point.
+        The worker calls the function with the name of a point of its work (see `POINTS`) when it reaches the point,
+        such as "step" after each step of its environments.
 
         Args:
             worker: Name of the worker, such as "GWorker 1/CWorker 3".

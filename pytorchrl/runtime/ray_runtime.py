@@ -199,7 +199,7 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on an actor, which receives the stored value for each argument that `put` returned."""
+        """Enqueue a method call on an actor; for an argument that `put` returned, the actor gets the stored value."""
         return Future(handle.name, None if self._problem else handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],

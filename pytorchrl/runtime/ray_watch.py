@@ -85,7 +85,7 @@ class Watch:
         poll.register(self._woken, select.POLLIN)
         try:
             while not self.problem:
-                # Ray's agents start a little later than its raylet.
+                # Look again each time, because Ray's agents start a little later than its raylet.
                 known = {pid for pid, _ in self._files.values()}
                 for pid, name in parts_of(os.getpid()).items():
                     if pid not in known:

@@ -106,7 +106,7 @@ class APPO(VTraceAlgorithm, PPO):
         if not self.options.kl_coef:
             return terms, measures if slow_kl is None else {**measures, "kl": slow_kl.detach()}
         del measures["kl"]
-        if slow_kl is None:  # compute PPO's measure `kl` again, but with gradient
+        if slow_kl is None:  # compute PPO's measure `kl` again, this time with its gradient
             log_ratio = evaluated.logp - batch.logp
             if batch.valid is not None:
                 log_ratio = torch.where(batch.valid, log_ratio, 0.0)

@@ -70,7 +70,7 @@ class MultiAgentReplay(MultiAgentStorage):
         self.insert_data_slice(list(rollouts), sources)
 
     def _evict(self) -> None:
-        """Count the env steps that all storages have evicted; remove the records of fully evicted rollouts."""
+        """Count the env steps that all storages have evicted, and forget rollouts that are completely evicted."""
         while self._kept:
             oldest = self._kept[0]
             left = self._count_resident(oldest)
@@ -103,7 +103,7 @@ class MultiAgentReplay(MultiAgentStorage):
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
     def to_learn_from(self, policy: str) -> _InEnvSteps:
-        """Return a policy's storage whose counters count env steps; see `MultiAgentStorage`."""
+        """Return a view of a policy's storage, in which the counters count env steps; see `MultiAgentStorage`."""
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
@@ -162,7 +162,7 @@ class MultiAgentReplay(MultiAgentStorage):
                    for name, value in storage.counters.items()}}
 
     def state_dict(self) -> StateDict:
-        """Return the state of all storages, and the records of the rollouts in the replay; see `Storage`."""
+        """Return the state of all storages, and the first row and the valid steps of each stored rollout."""
         kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}

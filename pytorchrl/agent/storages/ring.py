@@ -161,7 +161,7 @@ class Ring:
         return Inserted(rows, broken, previous < 0)
 
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
-        """Allow or forbid drawing the rows at (N,) distinct places."""
+        """Allow or forbid the drawing of `rows`, which are the places of N different rows."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
@@ -208,23 +208,22 @@ class Ring:
         return ids >= self.first
 
     def ids(self, places: np.ndarray) -> np.ndarray:
-        """Return the ids of resident rows at (N,) places, (N,) int64."""
+        """Return the ids, (N,) int64, of the N resident rows whose places are given."""
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the observations, leaf -> (N, ...), of rows or extra observations with the given places, (N,)."""
+        """Return the observations at N places, which are rows or extra observations, as leaf -> (N, ...)."""
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
-        """Return the action masks, (N, n) bool, at the given places, (N,); None if the ring has no masks."""
+        """Return the action mask of the observation at each of N places, (N, n) bool; None if there are no masks."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
-        """Return the n-step transitions that begin at `rows`, (B,) places.
+        """Return the n-step transitions that begin at the B rows whose places are `rows`.
 
-        Each transition has m steps, where m is the smallest of n, the number of steps to the end of the episode, and
-        the number of steps to the newest row. Its return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}; its
-        discount is gamma^m (1 - terminated_{t+m-1}).
+        A transition has m = n steps, or fewer if the episode or the stored data end earlier. Its return is
+        r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, and its discount is gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
         ret = column["reward"][rows].astype(np.float64)
@@ -258,7 +257,7 @@ class Ring:
 
     @property
     def num_used(self) -> int:
-        """Number of places that were ever written; places from this number on are empty."""
+        """Number of places in the ring that have been written at least once; all places after them are empty."""
         return min(self.total, self.capacity)
 
     def state_dict(self) -> StateDict:
@@ -397,10 +396,10 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write the observations of a rollout, and release the extra observations that the rollout repeats.
+        """Write the observations of a rollout; its first observations replace extra observations that equal them.
 
         Returns:
-            (K,) int64, places of the final observations.
+            The places at which the K final observations were written, (K,) int64.
         """
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if rollout.final_index.shape[0]:

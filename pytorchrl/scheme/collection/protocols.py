@@ -60,7 +60,7 @@ class ElasticStrategy(Protocol):
 
         Args:
             number: New number of workers.
-            closed: The results of `CWorker.close` of the workers that have left; None if a worker did not respond.
+            closed: The result of `CWorker.close` of each worker that has left; None for a worker that did not respond.
         """
 
 

@@ -183,7 +183,7 @@ class ProcessGroup:
         return self._joined().gather_moments(moments)
 
     def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:
-        """Return whether any moments, stored here or in the argument, have not been sent to the other ranks."""
+        """Return whether stored moments, or those in `moments`, still have to be sent to the other ranks."""
         return bool(self._unshared or moments)
 
     def store(self, moments: Sequence[dict[str, Moments]]) -> None:

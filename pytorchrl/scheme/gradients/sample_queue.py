@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; return the train batch that it evicts, and how many uses that had left (or None)."""
+        """Add a train batch; if it replaces the oldest one, return that one and its number of remaining uses."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -369,7 +369,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal records no accesses once collection ends
+            if self._closing.is_set():  # the journal no longer records accesses, so make none
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version

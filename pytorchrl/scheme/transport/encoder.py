@@ -196,7 +196,7 @@ class Encoder:
         self._adaptive = AdaptiveCodec() if compression is not None and compression.is_auto else None
         self._now, self._num_readers = now, num_readers
         self.kept: dict[int, np.ndarray] = {}
-        """Index of an array in the message -> its remainder."""
+        """Index of an array in the message -> remainder to add to the array with this index in the next message."""
         self._encodings = 0
         self._decode_s = 0.0  # seconds of the latest timed decoding
         # State of the current message.
@@ -204,11 +204,11 @@ class Encoder:
 
     @property
     def needs_link(self) -> bool:
-        """Whether the encoder needs to know the speed of the link."""
+        """Whether the encoder uses the speed of the connection, to encode messages only if this saves time ("auto")."""
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Set the measured speed of the link; before this call, messages are encoded only to time the codec."""
+        """Set the measured speed of the connection. Until then, "auto" encodes messages only to time the codec."""
         if self._adaptive is not None:
             self._adaptive.link_s = seconds_per_byte
 

@@ -59,7 +59,7 @@ class UpdaterThread(threading.Thread):
         self._strategy, self._runtime = strategy, runtime
         self._closing = runtime.make_event()
         self.pause_point = PausePoint(runtime)
-        # This event is set after every update and when the thread ends; the thread that waits for updates clears it.
+        # The updater sets this event after every update and when it ends; the thread that waits for updates clears it.
         self.progressed = runtime.make_event()
         self.failure: BaseException | None = None
         self.before_step: Callable[[], None] = lambda: None
