@@ -294,7 +294,7 @@ class Learner:
         """Return all measurements up to now; the page about statistics describes them.
 
         `algorithm` contains the means of the algorithm's statistics since the last record or, if there was no update
-        since then, those in the last record. Before `start()`, all numbers are zero; the call starts nothing.
+        since then, those in the last record. Before `start()`, all numbers are zero; this call does not start anything.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 

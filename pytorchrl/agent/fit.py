@@ -291,7 +291,7 @@ def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
 
 
 def known_storages() -> list[type[StorageDeclarations]]:
-    """Return every storage that is imported, is not abstract and declares `provides`, including the user's storages."""
+    """Return all imported, non-abstract storage classes that declare `provides`, including those of the user."""
     return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "provides", None), DataKind)]
 
 

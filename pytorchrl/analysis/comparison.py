@@ -35,7 +35,7 @@ class Comparison:
         p_value: p-value of a two-sided t test of equal means: the paired test if `paired`, otherwise Welch's test. The
             test uses the mean over tasks of each run. NaN with fewer than two runs, or without any variation.
         seeds_needed: The number of seeds with which that test would detect the measured difference of the means with
-            a probability of 80 %; None if there is no difference or no variation, or if it is more than a million.
+            a probability of 80 %; None if there is no difference or no variation, or above a million seeds.
     """
 
     paired: bool
@@ -139,7 +139,7 @@ def required_seeds(
 
 
 def _required_seeds(effect: float, power: float, confidence: float, *, paired: bool) -> int | None:
-    """Return how many seeds detect a difference of `effect` standard deviations; None if over a million are needed."""
+    """Return how many seeds are needed to detect a difference of `effect` standard deviations; None above a million."""
     low, high = 1, 2  # the power with `low` seeds is too low
     while _power(high, effect, confidence, paired=paired) < power:
         low, high = high, 2 * high

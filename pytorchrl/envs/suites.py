@@ -56,7 +56,7 @@ def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
 
 
 def suite_of(env: object) -> Suite | None:
-    """Return the suite of an id or of an `EnvSpec` of Gymnasium; None for other objects, and for ids of no suite."""
+    """Return the suite of an id or of Gymnasium's `EnvSpec`; None for ids without a suite, and for other objects."""
     env_id = env.id if isinstance(env, EnvSpec) else env
     if not isinstance(env_id, str):
         return None

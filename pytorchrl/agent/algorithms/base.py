@@ -140,7 +140,7 @@ class Algorithm(Part, Updatable, ABC):
         self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return the trained parameters, by group and name. By default, one group, `all`, has all of the actor's."""
+        """Return the trained parameters, by group and name. By default, the only group is `all`, with all of them."""
         return {"all": dict(self.actor.named_parameters())}
 
     # Acting

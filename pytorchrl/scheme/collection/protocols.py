@@ -41,7 +41,7 @@ class CollectionStrategy(Protocol):
 
 
 class ElasticStrategy(Protocol):
-    """A strategy with remote workers, whose number may change between two calls of `step`.
+    """A strategy whose number of remote workers may change between two calls of `step`.
 
     Workers are added and removed only at the end of the list of workers.
     """

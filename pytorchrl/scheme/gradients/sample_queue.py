@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; if it replaces the oldest one, return that one and its number of remaining uses."""
+        """Add a train batch; if it evicts the oldest one, return that one and how many uses it had left, else None."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
