@@ -89,7 +89,7 @@ class RolloutBuilder:
 
     def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
               elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int) -> Rollout:
-        """Return a rollout of the steps in the storage, which are counted and taken out of the storage.
+        """Take the steps out of the storage, count them, and return them as a rollout.
 
         Args:
             version: Version of the oldest weights with which the steps were collected.

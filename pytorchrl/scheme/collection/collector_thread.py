@@ -236,7 +236,7 @@ class CollectorThread(threading.Thread):
             self.resizing.apply()
 
     def ensure_started(self) -> None:
-        """Start the thread, and resume it after a drain, which may have been before the start."""
+        """Start the thread if it has not been started, and resume collection if a drain has paused it."""
         if not self.is_draining:
             self._pause_point.resume()
         if self.ident is None:

@@ -48,10 +48,10 @@ class ElasticSet(Protocol):
         """Return the recipe of the set, changed to a new number of workers."""
 
     def close_from(self, place: int) -> list[Closed]:
-        """Close the workers from index `place` of `remote_workers()` on."""
+        """Close the workers in `remote_workers()` from index `place` on; return the result of each `CWorker.close`."""
 
     def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
-        """Start or kill workers until their number is that of `recipe_for(num_col_workers)`."""
+        """Start or kill workers until there are as many as `recipe_for(num_col_workers)` asks for."""
 
 
 class Resizing:
@@ -84,7 +84,7 @@ class Resizing:
         return self._workers.recipe_for(request.num_col_workers).num_workers_of(self._workers.index_parent)
 
     def apply(self) -> None:
-        """Apply the requested changes, in order; a change waits while leaving workers still have requests.
+        """Apply the requested changes in order. A change waits until the workers that it removes have no more requests.
 
         The collecting thread calls this method between two polls or, if collection is synchronous, between two train
         batches.
@@ -146,7 +146,7 @@ class Elastic(ABC):
 
 
 def book_closed(ledger: Ledger, delivered: int, counts: Closed) -> int:
-    """Count as dropped the steps that a closed worker has not delivered, and return the number of all its steps.
+    """Drop the steps that a closed worker has not delivered; return the number of all steps that it has made.
 
     Args:
         ledger: The gradient worker's ledger.

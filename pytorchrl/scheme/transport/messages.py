@@ -106,7 +106,7 @@ class RolloutHeader:
 
     @property
     def source(self) -> tuple[int, int]:
-        """(worker, incarnation). All rollouts of a source come from the same environments."""
+        """The worker's index and incarnation. All rollouts with the same source come from the same environments."""
         return self.worker, self.incarnation
 
 
@@ -122,8 +122,8 @@ class Rollout:
     def numbers(self) -> tuple[int, ...]:
         """Numbers that must be identical in a replayed run.
 
-        They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and the
-        number of steps if the rollout was preempted (otherwise 0).
+        They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and, if the
+        rollout was preempted, the number of steps of the vector of environments (otherwise 0).
         """
         checksum = 0
         for array in (array for part in self.data.parts.values() for array in (part.action, part.reward)):
