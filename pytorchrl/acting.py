@@ -128,7 +128,7 @@ class Player:
         return self.for_environment(step.clipped_action)[0], step.rhs
 
     def for_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Return the policy's actions (E, ...) in the dtype of the action space; discrete ones begin at its `start`."""
+        """Convert the policy's actions (E, ...) to the dtype of the action space; add `start` to discrete actions."""
         actions = actions if self._start is None else actions + self._start
         return actions.astype(self._spaces.action.dtype, copy=False)
 

@@ -11,7 +11,7 @@ from pytorchrl.training import TrainedAgent, load
 
 
 def count(text: str) -> int:
-    """Convert an argument to a number of episodes or checks; refuse numbers below 1."""
+    """Convert an argument to an integer, such as a number of episodes; refuse integers below 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
@@ -23,7 +23,7 @@ def add_run_dir(parser: Parser) -> None:
 
 
 def add_episode_flags(parser: Parser, environment: str) -> None:
-    """Add the flags for playing episodes; `environment` names the environments in the help of `--seed`."""
+    """Add the flags for playing episodes; `environment` completes "seed of ..." in the help of `--seed`."""
     parser.add_argument("--episodes", type=count, default=10, metavar="INT", help="number of episodes [10]")
     parser.add_argument("--seed", type=_whole_seed, metavar="INT",
                         help=f"seed of {environment} and actions [the run's seed]")

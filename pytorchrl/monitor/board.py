@@ -108,7 +108,7 @@ def _row(key: str, view: RunView) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler of GET requests for the list of runs as a page, for its rows alone, and for the report of one run."""
+    """Handler of GET requests for the page that lists the runs, for the rows of this list, or for a run's report."""
 
     server: Board
     server_version, sys_version = "pytorchrl", ""

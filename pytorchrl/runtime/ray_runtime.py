@@ -81,11 +81,12 @@ class RayRuntime(Runtime):
         self._ray: FromRay = None
         self._host: FromRay = None
         self._connection: Connection | None = None  # None: the user has connected this process to Ray
-        # Actor -> (requested resources, reference that is ready once the actor's process runs).
+        # For each actor, its requested resources, and a reference that is ready once the actor's process runs.
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
         # Resources that a gradient worker and the workers that it starts need together; empty if not colocated.
         self._bundle: dict[str, float] = {}
-        self._groups: dict[str, FromRay] = {}  # gradient worker -> placement group, which its replacement reuses
+        # The placement group of each gradient worker, by the worker's name. A replacement of the worker reuses it.
+        self._groups: dict[str, FromRay] = {}
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
@@ -338,7 +339,11 @@ class RayRuntime(Runtime):
         self._ray = self._host = self._connection = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Refuse workers if the cluster lacks resources that a user set; reduce default requests to what remains."""
+        """Return the resources of one worker of each kind, with default requests reduced to what the cluster has left.
+
+        Raises:
+            InsufficientResourcesError: The cluster, or the machine if Ray runs on one machine, has too few resources.
+        """
         if self._starts_a_local_ray():
             check_machine(requests, this_machine())  # before Ray starts, which takes seconds
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]

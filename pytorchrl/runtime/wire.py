@@ -62,7 +62,7 @@ class Parts:
         scalars: Plain values in the order in which the builder needs them.
         arrays: (offset in bytes, array) for each array.
         size: Bytes of all arrays, including the gaps between them.
-        stored: The handles in the value that refer to values stored once for many readers.
+        stored: The `StoredValue` objects that the value contains, in the order in which the builder needs them.
     """
 
     scalars: ScalarList = field(default_factory=list)
@@ -98,8 +98,8 @@ def take_apart(value: object) -> tuple[Structure, Parts]:
     """Return the structure and the parts of a value.
 
     A value that is not made of plain values, arrays, CPU tensors, lists, tuples, dictionaries and dataclasses is
-    pickled. Arrays are read-only in the value that is built, and tensors are writable. An object that occurs twice
-    becomes two objects, except within a pickled value.
+    pickled. In the rebuilt value, arrays are read-only, and tensors are writable. An object that occurs twice in the
+    value becomes two objects, except within a part that is pickled.
     """
     parts = Parts()
     try:
@@ -132,7 +132,7 @@ def _taker_of(kind: type) -> Take:
         names = tuple(field.name for field in dataclasses.fields(kind))
 
         def take(value: object, parts: Parts) -> Structure:
-            if len(getattr(value, "__dict__", names)) != len(names):  # the object has further attributes
+            if len(getattr(value, "__dict__", names)) != len(names):  # it has attributes that are not fields
                 return _take_other(value, parts)
             return ("object", kind, names, tuple([_take(getattr(value, name), parts) for name in names]))
         return take

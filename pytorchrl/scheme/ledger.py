@@ -150,8 +150,8 @@ class Ledger:
         """Return the current counts.
 
         Args:
-            collected: Number of collected steps that the collection workers report, which replaces the ledger's own
-                count; None: the ledger's own count is used.
+            collected: Number of collected steps, as counted by the collection workers themselves. It replaces the
+                ledger's own count; None: the ledger's own count is used.
         """
         with self._lock:
             if self._latest is None:

@@ -195,7 +195,7 @@ class DQN(ReplayAlgorithm):
         return self.parameters[_EPSILON] if self._ladder_epsilon is None else self._ladder_epsilon
 
     def _make_small_network(self) -> SmallNetwork | None:
-        """Return a NumPy copy of the Q network, which is faster for small networks; None if no copy can be made."""
+        """Return a `SmallNetwork` that computes the Q network in NumPy; None if NumPy cannot replace torch here."""
         actor, q = self.actor, self.actor.q
         if (self.device.type != "cpu"
                 or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise", "random_actions")

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 # A gradient is computed in both precisions, alternately, for TRIAL_S seconds, but at least three times.
 TRIAL_S, _LEAST_PAIRS = 0.3, 3
-# bfloat16 is chosen only if its time is below this share of float32's time: a smaller difference is often noise, but
-# equal runs should make equal decisions.
+# bfloat16 is chosen only if its time is below this share of float32's time. A smaller difference is often noise, so
+# equal runs could otherwise make different decisions.
 _LARGEST_SHARE = 0.9
 
 
@@ -86,7 +86,7 @@ def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Fa
 
     Args:
         algorithm: Factory of the algorithm.
-        precisions: Policy -> whether its networks compute in bfloat16; "auto" remains for missing policies.
+        precisions: Whether the networks of each policy compute in bfloat16; a policy that is missing keeps "auto".
     """
     changed = {policy: _with_options(policies_of(algorithm)[policy], mixed_precision=precisions[policy])
                for policy in undecided(algorithm) if policy in precisions}

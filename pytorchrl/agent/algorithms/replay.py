@@ -275,7 +275,8 @@ class ReplayAlgorithm(Algorithm):
         """Compute the gradients of the losses of the groups in `due`.
 
         Returns:
-            The gradients of all groups, a vector that contains these losses and the measures, and the TD errors.
+            The gradients of all groups, which are zero for groups that are not in `due`; a vector that contains the
+            losses of the groups in `due`, and the measures; and the TD errors.
         """
         for group in self.groups.values():
             group.zero_grad()

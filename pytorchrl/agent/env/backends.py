@@ -185,7 +185,7 @@ def _speed_up_action_check(envs: AnyVectorEnv) -> None:
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
     check_main_guard("backend='async'")
     restarts = blueprint.restarts
-    if restarts is not None:  # each process counts its own restarts; `restarts` counts those of all
+    if restarts is not None:  # each process counts its own restarts; `restarts` counts the restarts of all processes
         blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     first = makers[0]()

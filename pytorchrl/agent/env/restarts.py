@@ -50,7 +50,7 @@ class Restarts:
 
     Args:
         limit: Number of restarts allowed within `WINDOW` steps.
-        now: Function that returns the number of the vector's current step.
+        now: Function that returns the number of the current step of the vector environment.
         logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that does.
 
     Attributes:

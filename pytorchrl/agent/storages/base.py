@@ -115,7 +115,7 @@ class Storage(Part, Updatable, ABC):
 
     @property
     def rollout_size(self) -> int:
-        """T, steps per environment in a whole rollout: the option `size`, unless a subclass overrides this property."""
+        """T, the number of steps per environment in a whole rollout: `size`, unless a subclass overrides this."""
         return int(self.options.size)
 
     @property

@@ -80,7 +80,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the temporal differences (0 in invalid rows) and a mask of the valid rows that end no episode, (T, E)."""
+    """Return temporal differences, 0 in invalid rows, and whether a row is valid and ends no episode; (T, E) each."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

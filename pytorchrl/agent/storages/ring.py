@@ -161,7 +161,7 @@ class Ring:
         return Inserted(rows, broken, previous < 0)
 
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
-        """Allow or forbid drawing the N different rows whose places are `rows`."""
+        """Allow or forbid that N different rows are drawn; `rows` contains the places of these rows."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
@@ -208,7 +208,7 @@ class Ring:
         return ids >= self.first
 
     def ids(self, places: np.ndarray) -> np.ndarray:
-        """Return the ids, (N,) int64, of the N resident rows whose places are given."""
+        """Return the ids, (N,) int64, of N resident rows, given their places in the ring."""
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
@@ -220,7 +220,7 @@ class Ring:
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
-        """Return the n-step transitions that begin at the B rows whose places are `rows`.
+        """Return the n-step transitions that begin at B rows of the ring; `rows` contains the places of these rows.
 
         A transition has m = n steps, or fewer if the episode or the stored data end earlier. Its return is
         r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, and its discount is gamma^m (1 - terminated_{t+m-1}).
@@ -396,7 +396,7 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write the observations of a rollout; its first observations replace extra observations that equal them.
+        """Write the observations of a rollout, and release extra observations that equal its first observations.
 
         Returns:
             The places at which the K final observations were written, (K,) int64.

@@ -79,7 +79,7 @@ class EnvWorker(Worker):
         runtime = runtime or ThreadRuntime()
         self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
         self._envs = self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts that were counted by environments that `reseed` has closed
+        self._envs_restarted = 0  # number of restarts in the vector environments that `reseed` has replaced
         self._reset_pending, self._is_closed = True, False
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)

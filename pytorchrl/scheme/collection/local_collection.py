@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Forget the steps that are missing from a preempted rollout. No rollout is in flight, so none is delivered."""
+        """Cancel the rest of a preempted rollout. Nothing is delivered, because no rollout is in flight."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

@@ -226,7 +226,7 @@ class GWorker(Worker):
         single worker would. During this call, `preempt(number)` ends a rollout that this worker collects itself.
 
         Returns:
-            (count, mean, M2) of the advantages in the train batch, and the result of `take_part`.
+            The `advantage_moments` of the storage that contains the train batch, and the result of `take_part`.
         """
         self._preparing = number
         self._begin_request(weights, parameters, skip_remaining)
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `vectors` of the `Gradients` to send ([] if no rank had data, else None), and statistics (None if skipped).
+            `vectors` of the `Gradients` to send ([] if no rank had data, else None), and what `apply_gradients` returned.
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)

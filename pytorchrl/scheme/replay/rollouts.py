@@ -129,7 +129,7 @@ class RolloutReplay:
 
         Args:
             num_mini_batch: Number of batches per epoch.
-            mini_batch_size: Total `RolloutData.size` that a batch must reach; rollouts are sampled until then.
+            mini_batch_size: Least total `RolloutData.size` of a batch; rollouts are sampled until it is reached.
             num_epochs: Number of epochs.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):

@@ -53,7 +53,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage: a `RolloutReplay` if the agent's storage is not a replay buffer."""
+    """Return the factory of the shards' storage: that of a `RolloutReplay` if `factory` builds no replay buffer."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 

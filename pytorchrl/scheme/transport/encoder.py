@@ -20,7 +20,7 @@ T = TypeVar("T")
 DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
 """Names of rollouts, weights and gradients in options and metrics."""
 
-# Kind of message -> the codec that "auto" uses.
+# The codec that "auto" uses for each kind of message.
 _AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
 _REASONS_REFUSED = {
     DATA: "is lossy: log-probabilities and values computed by the collector would no longer match the data",
@@ -196,7 +196,7 @@ class Encoder:
         self._adaptive = AdaptiveCodec() if compression is not None and compression.is_auto else None
         self._now, self._num_readers = now, num_readers
         self.kept: dict[int, np.ndarray] = {}
-        """Index of an array in the message -> remainder to add to the array with this index in the next message."""
+        """The remainder to add to each array of the next message, by the index of the array in the message."""
         self._encodings = 0
         self._decode_s = 0.0  # seconds of the latest timed decoding
         # State of the current message.

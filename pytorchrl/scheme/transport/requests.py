@@ -34,7 +34,7 @@ class Watch(Protocol):
         """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Record a result for which a worker needed `seconds`; `more` says whether it has other pending calls."""
+        """Record a result for which a worker needed `seconds`; `more` says whether other calls to it are pending."""
 
     def failed(self, index: int) -> None:
         """Record a call that ended with an error."""
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker, the seconds spent waiting for results that do not contain the time that the worker needed.
+        # Seconds spent waiting for each worker since its last result that said how long the worker had needed.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,7 +125,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the time spent waiting for results that did not contain the time that the worker needed."""
+        """Discard the time spent waiting for results that did not say how long the worker had needed."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:

@@ -82,8 +82,8 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
         local_report: Function that returns a report of the local gradient worker; None: its gradients contain reports.
-        local_episodes: Function that returns the local worker's finished episodes before its next report, which then
-            omits them.
+        local_episodes: Function that returns the finished episodes of the local worker, without waiting for a report;
+            the next report omits these episodes.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """

@@ -35,7 +35,8 @@ class UpdateStrategy(Protocol):
     def is_between_items(self) -> bool:
         """Whether the next step starts with new data on all workers.
 
-        With asynchronous gradients, each worker starts its train batches independently, and the value is always True.
+        With asynchronous gradients, there is no such step, because each worker starts its train batches independently.
+        The value is then always True, so no caller waits for such a step.
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
