@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: Map from each option of the command to (kind of part, name of the option in its part), for suggestions.
-            None: only flags are suggested.
+        known: For each option of the command, the kind of part that it belongs to and its name there; used for
+            suggestions. None: only flags are suggested.
         options: Arguments of `argparse.ArgumentParser`.
     """
 

@@ -53,7 +53,7 @@ class EnvAnswer:
 
 
 def steps_of(step: Step | MultiStep) -> list[Step]:
-    """Return a list with the step of each policy, or with `step` itself if it is a `Step`."""
+    """Return the steps of all policies as a list; a single `Step` becomes a list of one step."""
     return list(step.parts.values()) if isinstance(step, MultiStep) else [step]
 
 

@@ -1,4 +1,4 @@
-"""Determine the options of collection whose defaults depend on the agent: batch sizes, routing and prefetching."""
+"""Determine collection options whose defaults depend on the agent: batch sizes, `prefetch`, and `routing` to shards."""
 
 from __future__ import annotations
 

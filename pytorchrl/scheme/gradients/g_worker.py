@@ -116,7 +116,7 @@ class GWorker(Worker):
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
         self._collected_before = 0  # env steps that the restored ledger counts as collected
-        self._preparing = 0  # `number` of the latest call of prepare()
+        self._preparing = 0  # the argument `number` of the latest call of `prepare`
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `vectors` of the `Gradients` to send ([] if no rank had data, else None), and what `apply_gradients` returned.
+            `vectors` of the `Gradients` to send ([] if no rank had data, else None), and statistics (None if skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
