@@ -382,7 +382,7 @@ class Learner:
         """Stop all workers, check the ledger, wait for the last checkpoint, and close the files; idempotent.
 
         Returns:
-            The final ledger, also to threads that call `stop()` at the same time.
+            The final ledger. If several threads call `stop()` at the same time, each of them gets it.
 
         Raises:
             LedgerError: The ledger does not balance. All workers have been stopped nevertheless.

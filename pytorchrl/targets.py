@@ -14,7 +14,7 @@ _RECORDS_PER_RUN = 200
 
 
 class Target:
-    """Condition for the end of a run: a number of env steps has reached the learner.
+    """Condition for the end of a run: `env_steps` env steps have reached the learner.
 
     If collection and learning take turns, the last rollout must also have been used as often as earlier rollouts.
 

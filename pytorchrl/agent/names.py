@@ -60,7 +60,10 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names in `known` of the options in `here.at`; empty if `here` needs all of them and one is missing."""
+    """Return the names under which `known` contains the options of `here`.
+
+    If `here` needs all of its options, and `known` lacks one, return an empty list.
+    """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 
@@ -71,7 +74,10 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint that names the equivalent option and the part that has it, or a remedy if no part has one."""
+    """Return a hint: the equivalent option and its part or, if no part has an equivalent option, a remedy.
+
+    `homes` contains the kinds of parts (keys of `HOMES`) whose options exist where the user gave the name.
+    """
     *others, last = meanings
     here = others[0] if others and last.at else last
     if not here.at:

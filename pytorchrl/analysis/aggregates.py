@@ -171,7 +171,7 @@ def normalize(scores: npt.ArrayLike, references: Sequence[tuple[float, float]]) 
         references: (low, high) for each task, such as the scores of a random policy and of a human.
 
     Raises:
-        ConfigError: The number of references is not the number of tasks, or a low reference is not below the high one.
+        ConfigError: The numbers of references and tasks differ, or a low reference is not below the high reference.
     """
     array, bounds = check_scores(scores), np.asarray(references, dtype=np.float64)
     if bounds.shape != (array.shape[-1], 2) or not (bounds[:, 0] < bounds[:, 1]).all():

@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def share(cls) -> Connection | None:
-        """Return the connection that another runtime has made, and count one more user; None if there is none."""
+        """Return the connection that another runtime has made, and count its new user; None without a connection."""
         with cls._lock:
             if cls.current is not None:
                 cls.current._users += 1

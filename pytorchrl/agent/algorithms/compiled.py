@@ -37,7 +37,7 @@ class CompiledGradient:
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
                  device: torch.device) -> None:
-        """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)`.
+        """Prepare the gradient of `loss(batch, parameters, weights)`.
 
         Args:
             loss: Function that returns the loss (), and a vector of values to report, such as the terms of the loss.
@@ -78,7 +78,7 @@ class CompiledLosses:
 
     def __init__(self, losses: LossesFunction, groups: Mapping[str, Sequence[nn.Parameter]],
                  networks: Iterable[nn.Module]) -> None:
-        """Prepare the gradients of `losses(batch, noise) -> (losses, measures, errors)`.
+        """Prepare the gradients of the losses that `losses(batch, noise)` returns.
 
         Args:
             losses: See `ReplayAlgorithm.losses`; all noise must come from its second argument.

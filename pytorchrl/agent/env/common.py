@@ -62,7 +62,7 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
 
 
 def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that maps raw rewards (E,) to those from which agents learn; None if these are the same."""
+    """Return a function from raw rewards (E,) to the rewards that agents learn from; None if the two are equal."""
     if transform is None:
         return None
     if transform == "sign":

@@ -24,13 +24,13 @@ SEPARATOR = "/"
 
 
 def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
-    """Return name -> value for the entries of `values` whose keys are `policy/name`."""
+    """Return the entries of `values` whose keys are `policy/name`, with `name` alone as their keys."""
     start = policy + SEPARATOR
     return {name[len(start):]: value for name, value in values.items() if name.startswith(start)}
 
 
 def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
-    """Convert policy -> name -> value to `policy/name` -> value; `own_names` is the inverse."""
+    """Return the values of all policies in one mapping with keys `policy/name`; `own_names` returns those of one."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 

@@ -181,7 +181,7 @@ class CWorker(Worker):
         self.storage: UserPart = self._make_storage(path)
         self._make_envs = recipe.env_maker(path, num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts that were counted by environments that `reseed` has closed
+        self._envs_restarted = 0  # restarts in the vectors of environments that `reseed` has closed
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()

@@ -79,7 +79,7 @@ class CWorkerOptions(Options):
 
     @property
     def num_workers(self) -> int:
-        """Largest number of collection workers of any gradient worker."""
+        """The largest number of collection workers that any gradient worker has."""
         return max(self.numbers())
 
     @property

@@ -69,7 +69,7 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many batches were waiting at that time."""
+        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
 
 
 class HasStatistics(Protocol):

@@ -188,7 +188,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many further batches had arrived at that time."""
+        """Return, for each batch taken since the last call, how many other batches had arrived when it was taken."""
         return self.sampler.take_levels()
 
     @property

@@ -23,7 +23,7 @@ class NanPolicy:
     """
 
     def __init__(self) -> None:
-        self._faults: list[str] = []  # causes of the updates skipped since the last update that was made
+        self._faults: list[str] = []  # why updates were skipped since the last update that was made
         self._num_in_a_row = 0
 
     def made(self) -> None:
