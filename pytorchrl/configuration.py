@@ -108,7 +108,10 @@ class ConfigFile:
                 for combination in itertools.product(*columns)]
 
     def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
-        """Return an error whose message also names the lines of the options in `names` that `error` mentions."""
+        """Return an error whose message adds to that of `error` where the file sets the options that it mentions.
+
+        Only options in `names` are considered.
+        """
         text = str(error)
         places = [f"{name}: {self.where(name)}" for name in names
                   if name in self._entries and re.search(rf"\b{re.escape(name)}\b", text)]

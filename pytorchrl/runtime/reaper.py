@@ -36,7 +36,7 @@ def processes_of(directory: str, session: int) -> list[int]:
     """Return the ids of a session's processes that have `directory` in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        # An entry may be no process, or a process that has ended or belongs to another user.
+        # An entry may not belong to a process, or its process may have ended or belong to another user.
         with contextlib.suppress(OSError, ValueError):
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):

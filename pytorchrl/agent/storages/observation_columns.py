@@ -68,7 +68,7 @@ class SlotPool:
 
         Args:
             state: The state.
-            num_written: Number of rows of the arrays that contain the data of the slots; each slot in use needs a row.
+            num_written: Number of rows in the arrays of the slots' data; each slot in use needs a row.
 
         Raises:
             ValueError: Free slots are repeated or do not exist, or slots in use have no row.

@@ -248,7 +248,7 @@ class ReplayBuffer(Storage):
         self._inserted(inserted)
 
     def _inserted(self, inserted: Inserted) -> None:
-        """Prepare the inserted rows for drawing."""
+        """Prepare draws of the inserted rows; here, there is nothing to prepare."""
 
     def drawable_rows(self) -> np.ndarray:
         """Return all rows that can be drawn, (N,) int64, oldest first; this takes time proportional to `size`."""

@@ -48,7 +48,7 @@ class AdaptiveCodec:
 
     @property
     def _interval(self) -> float:
-        """Number of messages between two timings while encoding saves no time."""
+        """Number of messages after which the codec is timed again, as long as encoding saves no time."""
         lost_s = statistics.median(self._codec_s) - self._saved_share * self.link_s if self._codec_s else 0.0
         return max(_MIN_INTERVAL, lost_s / (_BUDGET * self.link_s)) if self.link_s else math.inf
 
