@@ -78,7 +78,7 @@ def named_settings(preset: str) -> dict[str, object]:
 
 
 def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
-    """Return a factory of the same environments, which write monitor files to the directory of the run."""
+    """Return a factory like `envs`, whose environments also write monitor files to the directory of the run."""
     # The path is absolute, because workers may have another working directory.
     path = os.path.abspath(os.path.expanduser(log_dir))
     return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))

@@ -106,7 +106,7 @@ class DDPG(ReplayAlgorithm):
         """Return the actions (B, D) at the next observations; the targets are computed from these actions.
 
         Args:
-            next_obs: Leaf -> (B, ...), normalized.
+            next_obs: The normalized observations, one tensor (B, ...) for each leaf.
         """
         return torch.tanh(self.targets["pi"](next_obs))
 

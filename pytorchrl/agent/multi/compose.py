@@ -38,10 +38,10 @@ def multi_agent(
 
     Args:
         envs: A factory from `MultiAgentVecEnv.create_factory`.
-        algorithms: Policy -> factory, or one factory for all policies; in either case, policies share no parameters.
-        actors: Policy -> factory, one factory for all policies, or a function that returns a factory for an observation
-            space and an action space.
-        storages: Policy -> factory, or one factory for all policies. Their sizes count env steps.
+        algorithms: A factory for each policy, by name, or one for all; in either case, policies share no parameters.
+        actors: A factory for each policy, by name, or one for all, or a function that returns a factory for an
+            observation space and an action space.
+        storages: A factory for each policy, by name, or one for all. The sizes of storages count env steps.
         trainable: Policies that learn; None for all. The parameter `policy/trainable` can change during training.
         checkpoint: Saved model of all policies, from which the weights and normalizers are initialized.
 
