@@ -38,10 +38,10 @@ def multi_agent(
 
     Args:
         envs: A factory from `MultiAgentVecEnv.create_factory`.
-        algorithms: A factory for each policy, by name, or one for all; in either case, policies share no parameters.
-        actors: A factory for each policy, by name, or one for all, or a function that returns a factory for an
+        algorithms: Mapping from policies to factories, or one factory for all; policies never share parameters.
+        actors: Mapping from policies to factories, one factory for all, or a function that returns a factory for an
             observation space and an action space.
-        storages: A factory for each policy, by name, or one for all. The sizes of storages count env steps.
+        storages: Mapping from policies to factories, or one factory for all. Sizes of storages count env steps.
         trainable: Policies that learn; None for all. The parameter `policy/trainable` can change during training.
         checkpoint: Saved model of all policies, from which the weights and normalizers are initialized.
 
