@@ -35,7 +35,7 @@ from pytorchrl.untyped import OptionValue, UserPart
 EnvSource = str | Callable[..., object]
 """The argument `env` of `train`: an id, or a function that makes one environment."""
 
-# Options that are renamed in `train`. For each part, the keys are its own names, and the values the names in `train`.
+# Options that are renamed in `train`: for each part, a mapping from the name in the part to the name in `train`.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}

@@ -111,7 +111,7 @@ def _newest_run(runs: Path) -> Path | None:
 
 
 def _needs_one_run(runs: Path, option: str) -> str:
-    """Return the error message for `option`, which needs the directory of one run, but got the directory `runs`."""
+    """Return the error message for `option`, which needs the directory of one run, not the directory of runs `runs`."""
     newest = _newest_run(runs)
     name = f", for example the newest, {str(newest)!r}" if newest else f", for example {str(runs / 'a')!r}"
     return (f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; "

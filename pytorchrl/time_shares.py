@@ -1,4 +1,4 @@
-"""Find the part of a run's work that updates wait for, from the seconds that each part takes.
+"""Find the part of a run's work that updates wait for, given the seconds that each part takes.
 
 `metrics()["time_s"]` has the seconds of each part by level: collection, gradients and update. If two levels take turns,
 each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
@@ -115,7 +115,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a phrase for the time of which `candidates` contains shares, such as "the time of gradient workers"."""
+    """Return in words of which time the numbers in `candidates` are shares, such as "the time of gradient workers"."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"
@@ -125,7 +125,7 @@ def time_description(candidates: Mapping[str, float]) -> str:
 
 
 def shares(time_s: TimeS) -> dict[str, dict[str, float]]:
-    """Return each part's share of its level's time, by level and part; empty for a level without any time."""
+    """Return each part's share of its level's time, by level and part; empty for a level that took no time."""
     totals = {level: sum(parts.values()) for level, parts in time_s.items()}
     return {level: {part: seconds / totals[level] for part, seconds in parts.items()} if totals[level] > 0 else {}
             for level, parts in time_s.items()}

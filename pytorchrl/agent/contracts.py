@@ -324,7 +324,7 @@ def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray)
 
 def _check_tensor(part: object, method: str, name: str, value: object, shape: Sequence[int], dtype: torch.dtype | None,
                   meaning: str) -> None:
-    """Raise `ContractError` unless a value is a tensor with this shape and dtype; a dtype of None: any float dtype."""
+    """Raise `ContractError` unless a value is a tensor with this shape and dtype (None: any float dtype)."""
     if not isinstance(value, Tensor) or value.shape != torch.Size(shape) or not (
             value.is_floating_point() if dtype is None else value.dtype == dtype):
         wanted = "a floating-point dtype" if dtype is None else f"dtype {_plain(dtype)}"

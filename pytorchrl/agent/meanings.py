@@ -44,5 +44,5 @@ def at(*places: str, note: str = "") -> tuple[Here, ...]:
 
 
 def no_option(note: str) -> tuple[Here, ...]:
-    """Return the meaning of a name for which this package has no option; `note` is the remedy."""
+    """Return the meaning of a name for which this package has no option; `note` says what to do instead."""
     return (Here(note=note),)

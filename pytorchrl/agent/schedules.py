@@ -43,7 +43,7 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
     "cosine": lambda start, end, x: start + (end - start) * (1.0 - math.cos(math.pi * x)) / 2.0,
     "exponential": lambda start, end, x: start * (end / start) ** x,
 })
-"""Name of a shape -> function of the start, the end and the completed fraction of the steps, from 0 to 1."""
+"""The function of each shape. Its arguments are the start, the end and the completed fraction of the steps (0 to 1)."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _random_mask(
         size = mask_size(spaces_.action) if spaces_.has_mask_in_info else 0
     if not size:
         return None
-    if not isinstance(spaces_.action, spaces.Discrete):  # each component needs an allowed action
+    if not isinstance(spaces_.action, spaces.Discrete):  # a random mask could forbid all actions of a component
         return np.ones((rows, size), np.bool_)
     mask = rng.random((rows, size)) < 0.5
     mask[np.arange(rows), rng.integers(size, size=rows)] = True

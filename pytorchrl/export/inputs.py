@@ -28,7 +28,7 @@ class Inputs:
 
     Attributes:
         obs: An array (B, ...), or nested dictionaries and tuples of arrays, as the observation space prescribes.
-        memory: Name -> (B, H); empty for a policy without memory.
+        memory: Mapping from name to (B, H); empty for a policy without memory.
         mask: (B, n) bool, if `info` contains masks; else None.
     """
 

@@ -185,7 +185,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """The number of queued train batches, the size of the queue, and the mean of that number (None if unknown)."""
+        """The number of queued train batches, the size of the queue, and the mean number in it (None if unknown)."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 
@@ -194,7 +194,7 @@ class RunView:
         return text(self.run, "scheme", name)
 
     def metric(self, name: str) -> int:
-        """Return a counter of the scheme in the latest record; 0 if the record lacks this counter."""
+        """Return the scheme's counter `name` from the latest record; 0 if the record lacks it."""
         return count(self.latest, "scheme", name)
 
     def curve(self, *path: str) -> list[tuple[float, float]]:

@@ -48,7 +48,7 @@ class Costs:
     def __init__(self, costs: Mapping[str, object] | None, seed: int) -> None:
         self._rng = random.Random(f"costs {seed}")
         self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
-        self._rules.reverse()  # if several rules match, the last one applies
+        self._rules.reverse()  # if several rules match, the one that was given last applies
         self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
 
     @staticmethod

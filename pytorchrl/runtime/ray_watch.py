@@ -18,8 +18,8 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# Process name (Linux keeps only 15 bytes) -> name of the part of Ray. A child of the raylet is called "raylet", too,
-# until it executes Python.
+# The name of each part of Ray, by the name of its process, of which Linux keeps only 15 bytes. A child of the raylet is
+# called "raylet", too, until it executes Python.
 _OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
 _OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5
@@ -69,7 +69,7 @@ class Watch:
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.problem = ""
         self._on_lost = on_lost
-        self._files: dict[int, tuple[int, str]] = {}  # pidfd of a process of Ray -> (process id, name)
+        self._files: dict[int, tuple[int, str]] = {}  # process id and name of each part, by its pidfd
         self._stopped: dict[int, int] = {}
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="ray-watch", daemon=True)

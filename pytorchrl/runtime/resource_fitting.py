@@ -16,7 +16,7 @@ from pytorchrl.runtime.base import is_default
 # see `room_for`. The factor is above 1, because machines of the same type differ a little in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
-"""Name of a resource in requests -> its name in Ray's description of a node, for names that differ."""
+"""For names that differ: Ray's name of a resource in the description of a node, by its name in requests."""
 
 
 def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int,
@@ -100,7 +100,7 @@ def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesErr
     """Return the error that is raised if workers need a share of a GPU and none is free.
 
     Args:
-        sharing: Name of a kind of workers -> number of these workers.
+        sharing: Number of workers that need a share, by kind of worker.
         present: Text that says which GPUs there are, or that there are none.
     """
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())

@@ -64,8 +64,8 @@ class BlockPool:
         self._numbers = itertools.count()
         self._blocks: dict[int, Block] = {}
         self._free: dict[int, list[Block]] = {}
-        # Numbers of blocks, one entry for each use that ended. Finalizers only append to this queue: they may run at
-        # any time, even while their thread holds the lock.
+        # Each time that a use of a block ends, the number of the block is appended here. Finalizers do nothing else,
+        # because they may run at any time, even while their thread holds the lock.
         self._ended: deque[int] = deque()
 
     @property

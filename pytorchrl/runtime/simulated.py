@@ -206,7 +206,7 @@ class SimulatedRuntime(Runtime):
                             self.options.schedule_seed)
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
-        self._meetings: dict[tuple[int, int], _Meeting] = {}  # (port, generation) -> meeting
+        self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation
         self._closed = False
 
     # Time, threads, queues and events

@@ -176,7 +176,7 @@ class Actor(Part, nn.Module, ABC):
         """Return the best actions for the environments; `torch.export` can trace this method.
 
         Args:
-            obs: Leaf -> (B, ...), not normalized.
+            obs: Mapping from leaf to (B, ...), not normalized.
             rhs: The memory before these observations, as in `policy_states`; zeros at the start of an episode.
             mask: (B, n) bool, true where an action is allowed; each row must allow an action.
 
@@ -262,7 +262,7 @@ def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # Any, because leaves
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # Any, because subclasses have more fields
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # Any, because each subclass has its own options
     if not options.normalize_obs:
         return {}
     return {

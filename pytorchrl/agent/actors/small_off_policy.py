@@ -32,7 +32,7 @@ class SmallOffPolicy:
         """Return the policy's outputs (E, k); None if torch is faster for this E, or if `obs` is not a single array.
 
         Args:
-            obs: Leaf -> (E, ...), as environments return them.
+            obs: Observations as environments return them, a mapping from leaf to (E, ...).
         """
         values = obs.get(OBS_LEAF)
         if values is None or len(values) > self._network.max_rows:

@@ -96,7 +96,7 @@ class Trunk(nn.Module):
         """Compute the features of one step or of L steps.
 
         Args:
-            obs: Leaf -> (B, ...) or (L, B, ...), normalized.
+            obs: Mapping from leaf to (B, ...) or (L, B, ...), normalized.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
             previous: (B, P) or (L, B, P), additional inputs of the memory, which are replaced by 0 at the first step of

@@ -92,8 +92,8 @@ class Algorithm(Part, Updatable, ABC):
     Each class of algorithm declares or inherits this attribute.
     """
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Option of the actor -> supported values; error messages suggest the first value. Other options may have
-    any value."""
+    """The supported values of options of the actor, by name; error messages suggest the first value. Other options
+    may have any value."""
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the algorithm supports if its class of actor also supports them."""
     advantage_normalization: str = "none"
@@ -158,8 +158,8 @@ class Algorithm(Part, Updatable, ABC):
         """Choose the actions of E environments.
 
         Args:
-            obs: Observations: leaf -> (E, ...); never changed.
-            rhs: The memory before these observations: network -> (E, H), where H is the size of the network's memory.
+            obs: Observations, a mapping from leaf to (E, ...); never changed.
+            rhs: The memory of each network before these observations, (E, H), where H is the size of the memory.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of sampling or exploring.
             mask: (E, n) bool, true where an action is allowed; None allows all actions.
@@ -358,9 +358,9 @@ def copy_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor | np.nda
     """Copy a state into existing tensors.
 
     Args:
-        live: Name -> tensor to overwrite.
-        state: Name -> tensor or array of the same shape. An array may use shared memory, because its values are
-            copied.
+        live: The tensors to overwrite, by name.
+        state: A tensor or array of the same shape for each name. An array may use shared memory, because its values
+            are copied.
         noun: The name of the state in error messages.
 
     Raises:

@@ -24,13 +24,13 @@ class PolicyColumns:
         num_envs: E, the number of environments.
 
     Attributes:
-        places: Agent -> its index among `agents`.
+        places: The index of each agent in `agents`.
         num_columns: C, the number of columns.
         reader: Reader of the observations.
-        observation_space: Leaf -> space, as returned by `flatten_space`.
+        observation_space: The space of each leaf, as `flatten_space` returns it.
         action_space: Action space, in which discrete actions count from 0.
         raw_observation_space: The observation space before it was flattened.
-        obs: Leaf -> (C, ...), the newest observations.
+        obs: The newest observations, a mapping from leaf to (C, ...).
         mask: (C, n) bool, the newest action masks; None if the agents have no masks.
     """
 

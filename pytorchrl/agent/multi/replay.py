@@ -1,6 +1,6 @@
 """Replay of an agent with several policies.
 
-T = number of steps of a rollout, C = number of columns of a policy (see `agent.multi.data`), N = number of ids.
+T = number of steps of a rollout, C = number of columns of a policy (see `agent.multi.data`), N = number of transitions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Kept:
     start: int
     """Number of env steps inserted before the rollout."""
     valid: dict[str, np.ndarray]
-    """Policy -> (T, C) bool, whether each row is valid."""
+    """For each policy, whether each row is valid, (T, C) bool."""
     env_steps: int
     """Number of env steps of the rollout that are still resident."""
 
@@ -98,7 +98,7 @@ class MultiAgentReplay(MultiAgentStorage):
         return self._inserted
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index of each id's env step, (N,) int64; env steps are numbered from 0 in order of insertion."""
+        """Return the index of each transition's env step, (N,) int64; env steps are numbered as they are inserted."""
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 

@@ -68,10 +68,11 @@ class MultiAgentStorage(Storage):
     def create_factory(  # type: ignore[override] # takes factories, not options
         cls, policies: Mapping[str, Factory[Storage]], agents: Mapping[str, tuple[str, ...]],
     ) -> Factory[Self]:
-        """Return a factory of these storages; `multi_agent` calls this method.
+        """Return a factory that builds the storages of all policies; `multi_agent` calls this method.
 
         Raises:
-            ConfigError: Only some storages are replays, a replay is of an unsupported class, or sizes differ.
+            ConfigError: Some policies have a replay storage but others do not, a replay storage is of an unsupported
+                class, or sizes differ.
         """
         keep = {policy: provided_kind(factory).is_kept for policy, factory in policies.items()}
         if len(set(keep.values())) > 1:
@@ -203,7 +204,7 @@ class MultiAgentStorage(Storage):
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalize advantages with the moments of all workers, for policies with `advantage_normalization="batch"`."""
+        """Normalize advantages over all workers, for each policy with `advantage_normalization="batch"`."""
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
@@ -224,7 +225,7 @@ class MultiAgentStorage(Storage):
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # samples in earlier batches, counted in agents' steps
+        drawn = drawn_new = 0  # numbers of agents' steps in earlier batches
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):

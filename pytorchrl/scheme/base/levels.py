@@ -113,7 +113,7 @@ class Reader:
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Record a problem if any of the flat keywords `names` is given for a level that is also given as a kind."""
+        """Record a problem if any of the flat keywords `names` is given, because `level` was given as one object."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")

@@ -225,7 +225,7 @@ class CentralInference:
         self._ledger.collect(num_steps)
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
-        # With fewer workers, fewer waiting workers make a batch. Actions are chosen before the next answer is handled,
+        # With fewer workers, a batch needs fewer waiting workers. Actions are chosen before the next answer is handled,
         # because that answer may arrive in the same poll in a replay, but in a later poll in the recorded run.
         self._act_if_enough_wait()
 
@@ -342,7 +342,7 @@ def _split(value: T, number: int) -> list[T]:
     """Split the decisions for several workers into the decisions for each worker; the inverse of `_concatenated`.
 
     Args:
-        value: Decisions that contain arrays; the first axis of each array is the environments of all workers.
+        value: Decisions that contain arrays; the first axis of each array runs over the environments of all workers.
         number: Number of workers, which all have the same number of environments.
     """
     if number == 1:

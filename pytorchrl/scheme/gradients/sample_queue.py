@@ -168,7 +168,7 @@ class CircularBuffer:
     def __init__(self, size: int, num_passes: int, seed: int) -> None:
         self._size, self._num_passes = size, num_passes
         self._rng = random.Random(f"circular buffer {seed}")
-        self._left: dict[TrainBatch, int] = {}  # train batch -> remaining uses, oldest first
+        self._left: dict[TrainBatch, int] = {}  # remaining uses of each train batch, oldest first
         self._last: TrainBatch | None = None
 
     @property

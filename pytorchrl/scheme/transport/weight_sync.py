@@ -45,11 +45,11 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Make the next request store the weights again, even if their version has not changed."""
+        """Discard the stored version, so that weights are stored again for the next request, even if they are equal."""
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Store weights for all workers. Workers must be idle during the first call, which may measure the links."""
+        """Store weights for all workers. Workers must be idle during the first call, which may measure the network."""
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)
