@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forkserver import write_executable
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "signals.py"
 # A signal that arrives before Python runs our code kills the process, so its exit code is negative. Otherwise, our code
@@ -14,9 +18,18 @@ CODES = {"SIGINT": {"130", "-2"}, "SIGTERM": {"143", "-15"}, "SIGKILL": {"-9"}, 
          "SIGTERM, SIGKILL": {"-9", "143", "-15"}}
 
 
-def check(start_forked, *arguments, timeout_s):
+# Runs a module in a process that was started afresh, and in which Ray starts its workers with another executable.
+RUN_MODULE = """
+import runpy, sys
+sys.executable = sys.argv[1]
+del sys.argv[:3]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def check(start_forked, *arguments, timeout_s, **variables):
     """Run the benchmark and check its results for each form of training and each kind of signal."""
-    process = start_forked(BENCHMARK, *arguments)
+    process = start_forked(BENCHMARK, *arguments, **variables)
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
@@ -49,9 +62,12 @@ def test_signals_at_random_moments_of_central_training(start_forked):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_signals_at_random_moments_of_training_on_ray(start_forked):
+def test_signals_at_random_moments_of_training_on_ray(start_forked, ray_python, tmp_path):
+    """Check training whose process starts afresh, and whose workers are forks, which end with their executable."""
+    command = shlex.join([sys.executable, "-c", RUN_MODULE, ray_python])
+    python = write_executable(tmp_path / "python", f'exec {command} "$@"')
     check(start_forked, "--count", 1, "--forms", "ray", "--start-up", 10, "--training", 1, "--kinds", "SIGINT",
-          "SIGKILL", timeout_s=260)
+          "SIGKILL", timeout_s=260, FORK_EXECUTABLE=python)
 
 
 @pytest.mark.ray
