@@ -20,7 +20,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytorchrl.scheme.supervision.evaluation import Evaluation
 from tests import forkserver
 from tests.distribution import BriefReports, Distribution
 from tests.forkserver import ForkServer, write_executable
@@ -127,27 +126,26 @@ class Watchdog:
 
 
 class SharedForks:
-    """A plugin that starts one fork server for all processes of pytest-xdist; see `tests/forkserver.py`."""
+    """A plugin that starts one fork server for all processes of pytest-xdist, which are forks; see `forkserver.py`."""
 
-    def __init__(self):
-        self._server = None
+    def __init__(self, config):
+        self._server = ForkServer(process_environment())
+        config.option.tx = [f"{tx}//python={self._server.python}" if tx == "popen" else tx for tx in config.option.tx]
 
     @pytest.hookimpl(optionalhook=True)  # only pytest-xdist has this hook
     def pytest_configure_node(self, node):
-        self._server = self._server or ForkServer(process_environment())
         node.workerinput[FORKED_PYTHON] = self._server.python
 
     def pytest_unconfigure(self):
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
 
 
 def pytest_configure(config):
     config.pluginmanager.register(Watchdog())
     if not hasattr(config, "workerinput"):  # only the main process writes to the terminal
         config.pluginmanager.register(Failures(config))
-        config.pluginmanager.register(SharedForks())
         if config.getoption("dist", "no") != "no":
+            config.pluginmanager.register(SharedForks(config))
             config.pluginmanager.register(Distribution(config))
         return
     config.pluginmanager.register(BriefReports())
@@ -218,6 +216,8 @@ class FakeScheme:
         return path
 
     def start_evaluation(self, num_episodes, timeout_s=None):
+        from pytorchrl.scheme.supervision.evaluation import Evaluation  # imports torch, which the main process lacks
+
         self.calls.append(("start_evaluation", num_episodes))
         self.evaluations.append(Evaluation(self.version, (float(self.version),) * num_episodes, (3,) * num_episodes))
 

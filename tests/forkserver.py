@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 from pathlib import Path
 
 # The code of the executable, which loads no package: connect, send the request, forward signals, and wait for the exit
@@ -89,7 +90,7 @@ class ForkServer:
         address = folder / "socket"
         (folder / "client.py").write_text(CLIENT, encoding="utf-8")
         command = shlex.join([sys.executable, "-IS", str(folder / "client.py"), str(address)])
-        self.python = write_executable(folder / "python", f'exec {command} "$@"')
+        self.python = write_executable(folder / "python", f'[ "$1" = -u ] && shift\nexec {command} "$@"')
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(address))
             listening.listen(64)
@@ -155,6 +156,7 @@ class Forking:
                 if not numbers:  # the client was killed, or the server is closing
                     kill(pid)
             if is_over:
+                signal.set_wakeup_fd(-1)  # the killed scripts end while this process closes its sockets
                 return None
             if self._woken in ready:
                 self._woken.recv(1000)
@@ -272,8 +274,10 @@ if __name__ == "__main__":
 
     import pytorchrl
 
-    for public_name in pytorchrl.__all__:
-        getattr(pytorchrl, public_name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as in tests, whose processes do not import these modules again
+        for public_name in pytorchrl.__all__:
+            getattr(pytorchrl, public_name)
     for package in OF_RAY + OF_RUNS + OF_RESULTS:
         with contextlib.suppress(ImportError):  # another version of Ray may need other packages; others are optional
             importlib.import_module(package)
