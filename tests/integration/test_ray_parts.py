@@ -17,10 +17,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SCRIPT = """
 import glob, json, os, signal, sys, threading, time
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import SleepEnv
 from pytorchrl.errors import RayDiedError
 from pytorchrl.runtime.ray_watch import parts_of
 part, number, policy, limit_s = sys.argv[1], getattr(signal, sys.argv[2]), sys.argv[3], float(sys.argv[4])
-envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.002}, 2)  # processes that wait leave the cores to other tests
 scheme = Scheme(
     PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
     GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=2, col_communication=ASYNC, on_worker_failure=policy)
