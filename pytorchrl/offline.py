@@ -384,7 +384,7 @@ def _minari() -> ModuleType:
 
 
 def _minari_path(dataset_id: str) -> Path:
-    """Return the directory of a data set of Minari, which need not exist."""
+    """Return the directory in which Minari stores a data set, even if the data set does not exist."""
     minari = _minari()
     try:
         minari.dataset.minari_dataset.parse_dataset_id(dataset_id)

@@ -69,7 +69,7 @@ def positive_seconds(text: str) -> float:
 
 
 class _NotThisError(ConfigError):
-    """Error of a parser for a text in another form, which a parser for another form may accept."""
+    """Raised by a parser if the text does not have the parser's form; another parser may accept the text."""
 
 
 _Reader = tuple[str, Callable[[str], object]]

@@ -24,7 +24,7 @@ _LARGE_ROLLOUT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Advice about one part of the work of a level: collection, gradients or update.
+    """Advice about one part of the work at a level (collection, gradients or update).
 
     Attributes:
         part: "level/part", such as "collection/environment".

@@ -61,7 +61,7 @@ class RunFiles:
         return self._current_traces() != self._traces
 
     def _current_traces(self) -> list[tuple[str, int, int]]:
-        """Return name, inode and modification time of `run.json` and each checkpoint; another run changes them."""
+        """Return name, inode and modification time of `run.json` and of checkpoints, to detect another run's writes."""
         if self._log_dir is None:
             return []
         files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]

@@ -149,7 +149,7 @@ def parse_value(text: str | bytes, name: str) -> object:
 
 
 def check_format(value: Mapping[str, object], newest: int) -> None:
-    """Raise `ValueError` if the entry `format` of a file is not an integer from 1 to `newest`; it may be missing."""
+    """Raise `ValueError` unless the entry `format` of a file is missing or an integer from 1 to `newest`."""
     found = value.get("format", newest)
     if type(found) is not int or not 1 <= found <= newest:
         raise ValueError(f"it has the format {found!r}, but this version of pytorchrl reads formats up to {newest}; "

@@ -109,7 +109,7 @@ def kind_of(frame: FrameType | None) -> str | None:
 
 
 class WorkSampler:
-    """A context manager that samples the work of all threads of this process while its block runs.
+    """A context manager that samples the work of all threads of this process during the `with` block.
 
     It uses SIGALRM and the timer of `signal.setitimer`, and restores the handler and the timer afterwards.
 

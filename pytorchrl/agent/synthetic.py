@@ -310,7 +310,7 @@ class SyntheticReplay(SyntheticStorage):
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore the step numbers in the result of `state_dict`."""
+        """Restore the step numbers from the result of `state_dict`."""
         super().load_state_dict(state)
         self.inserted = [part.numpy() for part in state["inserted"]]
         self._drawn_from = state["drawn_from"].numpy()

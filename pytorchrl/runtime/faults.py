@@ -19,7 +19,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
 POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
-"""Kind of worker -> points of its work at which faults can happen; a fault without a point happens at the first."""
+"""For each kind of worker, the points of its work at which faults can happen; the first point is the default."""
 
 _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
@@ -45,8 +45,9 @@ class Fault:
 
     A worker counts how often it reaches `point`, for example how often its environments have taken a step. Without a
     `probability`, a fault happens once: when the first incarnation of a worker reaches the point for the `count`-th
-    time (None: the first time). A `delay` without a `count` happens every time instead. With a `probability`, a fault
-    may happen in every incarnation, every time or, if `count` is given, only the `count`-th time.
+    time (None: the first time). A `delay` with neither happens every time. With a `probability`, a fault may
+    happen in every incarnation: each time that the worker reaches the point, or only the `count`-th time if `count`
+    is given.
     """
 
     action: str
@@ -57,7 +58,7 @@ class Fault:
     probability: float | None
 
     def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
-        """Return whether the fault happens when a worker reaches the fault's point for the `count`-th time."""
+        """Return whether the fault happens when a worker reaches `point` for the `count`-th time."""
         if self.probability is not None:
             return (self.count is None or count == self.count) and rng.random() < self.probability
         if self.action == "delay" and self.count is None:

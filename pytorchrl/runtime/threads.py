@@ -24,7 +24,7 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 class _ThreadActor(threading.Thread):
     """Thread that builds a worker and then runs its calls in order.
 
-    If `calls` contains None instead of a call, the thread only checks `dead`.
+    None in `calls` is not a call; it only wakes the thread, which then checks `dead`.
     """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:

@@ -160,7 +160,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return a mapping from each flat keyword to ("scheme", keyword), so that errors can suggest similar names."""
+    """Return all flat keywords, each mapped to ("scheme", keyword). Errors suggest similar names from them."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

@@ -60,8 +60,8 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
         The target policy is the actor's policy, unless a subclass chooses a different one. Gradients are disabled.
 
         Args:
-            obs: Leaf -> (L, E, ...).
-            rhs: Network -> (E, H), the memory before the first row; empty without memory.
+            obs: Observations (L, E, ...), by leaf.
+            rhs: Memory (E, H) before the first row, by network; empty without memory.
             done: (L, E) bool, whether a row is the first of its episode.
             action: (L, E, ...).
             mask: (L, E, n) bool, true where an action is allowed, or None.

@@ -113,7 +113,7 @@ class Episode:
 
 
 class _WindowTable:
-    """Tables to look up windows by the index of a row in the ring buffer; -1 means no window or no slot."""
+    """Tables that describe windows, indexed by rows of the ring buffer; -1 means that there is no such entry."""
 
     def __init__(self, capacity: int) -> None:
         # These arrays are indexed by the ring index of a window's first trained step, which identifies the window. They
@@ -395,7 +395,7 @@ class SequenceBuffer(PERBuffer):
             "states": {name: states.copy() for name, states in self._states.items()}, "episodes": episodes}
 
     def _used_windows(self) -> dict[str, np.ndarray]:
-        """Return a copy of the tables of windows, without the part of the ring that has never been used."""
+        """Return a copy of the tables of windows, without the entries of rows that have never been used."""
         num_used = self.ring.num_used
         return {name: array[:num_used].copy() for name, array in vars(self.windows).items()} if num_used else {}
 
@@ -424,7 +424,7 @@ class _Run(NamedTuple):
 
 
 def _runs(rollout: RolloutData) -> list[list[_Run]]:
-    """Return the runs of rows of each environment in a rollout, in chronological order."""
+    """Split each environment's rows of a rollout into runs (see `_Run`), in chronological order."""
     valid, first = rollout.valid.numpy(), rollout.done.numpy()[:-1]
     last = rollout.terminated.numpy() | rollout.truncated.numpy()
     begins = first | ~valid

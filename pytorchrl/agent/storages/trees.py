@@ -104,7 +104,7 @@ class SumTree(_Tree):
         return float(self._nodes[1])
 
     def find_prefix(self, mass: np.ndarray) -> np.ndarray:
-        """Return, for each m, the id i for which value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
+        """Return, for each mass m, the id i for which value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
 
         Args:
             mass: (N,) float, the numbers m >= 0. If m is not less than the sum of all values, i is the last id whose

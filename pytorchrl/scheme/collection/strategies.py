@@ -98,7 +98,7 @@ class _RemoteCollection(Elastic):
                 deliver(valid)
 
     def _forget(self, index: int) -> None:
-        """Reset the counts of a lost worker, and add the env steps that it delivered to `delivered_by_lost`."""
+        """Reset the counts of a lost worker, and add its count of delivered env steps to `delivered_by_lost`."""
         self._weights.forget(index)
         self._num_requests[index] = 0
         self.delivered_by_lost += self._delivered[index]
@@ -247,7 +247,7 @@ class Barrier(_RemoteCollection):
         return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
-        """Store an arrived rollout; if it is the rest of an earlier rollout, request the rollout of this round."""
+        """Store an arrived rollout; if it only contains owed steps, request the worker's rollout for this round."""
         if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
@@ -270,7 +270,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rests of preempted rollouts to `_arrived`, from which `drain` and `finish` take rollouts."""
+        """Move rollouts of owed steps from `_rests` to `_arrived`, from which `drain` and `finish` take rollouts."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()

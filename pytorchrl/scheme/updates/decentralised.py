@@ -30,10 +30,10 @@ logger = get_logger(__name__)
 class DecentralisedUpdates(RemoteUpdates):
     """Updates by the remote gradient workers (ranks) themselves: they average gradients, and each applies the mean.
 
-    Either all ranks make an update, or no rank does. If a rank is lost, the remaining ranks abort the update and drop
-    their train batches. They then form the next group, with a replacement if there is one, and all load the whole state
-    of the rank that has made the most updates. An update that only some ranks have
-    made thus reaches all ranks.
+    In the end, either all ranks have made an update, or none has. If a rank is lost, the remaining ranks abort the
+    update and drop their train batches. They then form the next group, with a replacement if there is one, and all load
+    the whole state of the rank that has made the most updates. An update that only some ranks had made thus reaches all
+    ranks.
 
     Args:
         tree: The components of the tree that the strategy uses.

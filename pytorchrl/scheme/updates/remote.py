@@ -149,7 +149,7 @@ class RemoteUpdates:
             for index, handle in enumerate(self._workers):
                 if index not in self.supervisor.gone:
                     handle.signal(GWorker.announce_drain, self._num_drains)
-                    # A gradient worker waits for its workers for only 80 % of the time, so that it can still answer.
+                    # A gradient worker waits for its workers for only 80 % of `timeout_s`, so that it can still answer.
                     self.in_flight.add(index, handle.submit(GWorker.drain, self._num_drains, 0.8 * timeout_s))
             while len(self.in_flight) and self._runtime.now() < deadline:
                 for index, answer in self.in_flight.poll(POLL_INTERVAL_S):
@@ -196,7 +196,7 @@ class RemoteUpdates:
                   arguments: Mapping[int, tuple[object, ...]]) -> list[R | None]:
         """Call a method of the workers with the given arguments; return the answers in worker order.
 
-        The answer of a lost worker is None; the next step handles the loss.
+        The answer of a worker that is lost is None.
         """
         calls = {index: self._workers[index].submit(method, *own) for index, own in arguments.items()
                  if index not in self.supervisor.gone}
