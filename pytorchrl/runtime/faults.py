@@ -45,9 +45,9 @@ class Fault:
 
     A worker counts how often it reaches `point`, for example how often its environments have taken a step. Without a
     `probability`, a fault happens once: when the first incarnation of a worker reaches the point for the `count`-th
-    time (None: the first time). A `delay` with neither happens every time. With a `probability`, a fault may
-    happen in every incarnation: each time that the worker reaches the point, or only the `count`-th time if `count`
-    is given.
+    time (None: the first time). A `delay` with neither a `probability` nor a `count` happens every time. With a
+    `probability`, a fault may happen in every incarnation: each time that the worker reaches the point, or only the
+    `count`-th time if `count` is given.
     """
 
     action: str
