@@ -10,13 +10,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from pytorchrl.scheme.undivided import GRACE_S as GRACE_S  # `Learner` uses the same number
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-GRACE_S = 2.0
-"""Seconds from the first signal until an unfinished update is abandoned, if no checkpoint is written."""
 
 
 class Unblocked(BaseException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, known_keywo
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.undivided import interrupt_as_usual, undivided
 from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients_of
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.terminal import printable
@@ -102,7 +102,9 @@ class Scheme(Architectures):
         self.nested = replace(nested, collection=collection)
         replay = self.nested.recording.replay
         self._replay = None if replay is None else read_record(replay)
-        self._settle_seed()
+        self._has_drawn_seed = self.nested.process.seed is None
+        self.seed = self.nested.process.seed_or(None if self._replay is None else self._replay.settings["seed"])
+        self.nested = replace(self.nested, process=replace(self.nested.process, seed=self.seed))
         self.settings: dict[str, object] = self.nested.flat() | options_in_settings(for_storage, storage_factory)
         if self._replay is not None:
             self.agent = self.agent.with_precisions(self._replay.mixed_precision)
@@ -149,15 +151,6 @@ class Scheme(Architectures):
         col = gradients.col_workers_factory
         return cls(col.algo_factory, col.actor_factory, col.storage_factory, col.train_envs_factory, test_envs_factory,
                    collection=gradients.collection, gradients=kind, runtime=runtime, **others)
-
-    def _settle_seed(self) -> None:
-        """Set the seed of the run: the given seed, else the seed of the replayed record, else a random seed."""
-        seed = self.nested.process.seed
-        self._has_drawn_seed = seed is None
-        if seed is None:
-            seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
-        self.seed = seed
-        self.nested = replace(self.nested, process=replace(self.nested.process, seed=seed))
 
     def __repr__(self) -> str:
         agent = [f"  {name}={factory!r}" for name, factory in self.agent.as_dict().items()]
@@ -240,7 +233,8 @@ class Scheme(Architectures):
         """Make `updates_per_step` updates; if a separate thread makes updates, wait until it has made that many more.
 
         An update whose loss or gradient is not finite is skipped: the parameters do not change, and `metrics()` counts
-        the update in `updates_skipped_nan`.
+        the update in `updates_skipped_nan`. Ctrl-C raises `KeyboardInterrupt` at the end of the call, at a second
+        Ctrl-C, or after two seconds.
 
         Returns:
             The algorithm's statistics, as means weighted by the number of samples; empty if all updates were skipped.
@@ -251,7 +245,7 @@ class Scheme(Architectures):
             Exception: The error that ended a worker or thread.
         """
         try:
-            return (self._worker or self.start()).step()
+            return undivided((self._worker or self.start()).step)
         except DeadlockError as deadlock:
             if self._replay is None:
                 raise
@@ -378,6 +372,7 @@ class Scheme(Architectures):
         if self._runtime is not None:
             self._runtime.close()
         self._runtime = self.evaluations = None
+        interrupt_as_usual()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None

@@ -8,6 +8,7 @@ choose the kind for a level.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, TypeAlias
@@ -69,6 +70,11 @@ class ProcessOptions(Options):
     num_threads: int = option(1, low=1, help="Torch threads of every worker, including the learner.")
     seed: int | None = option(
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
+
+    def seed_or(self, recorded: int | None) -> int:
+        """Return the given seed; if there is none, the seed of a recorded run; else a random seed."""
+        given = recorded if self.seed is None else self.seed
+        return secrets.randbits(32) if given is None else given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,75 @@
+"""Let Ctrl-C end a loop of `Scheme.step` between two calls, and not in the middle of an update."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+R = TypeVar("R")
+
+GRACE_S = 2.0
+"""Seconds from the first signal until an unfinished update is abandoned."""
+
+_SIGINT = int(signal.SIGINT)
+# `signal.getsignal` calls this function, and then converts its result to an enumeration, which takes ten times as long.
+_handler_of: Callable[[int], object] = importlib.import_module("_signal").getsignal
+
+
+class _Delay:
+    """Handler of SIGINT that delays `KeyboardInterrupt` until the end of a call that must not be interrupted.
+
+    A second signal is not delayed; it is sent by the user, or by a timer `GRACE_S` seconds after the first one. While
+    no such call runs, this handler does the same as Python's default handler.
+    """
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self.timer: threading.Timer | None = None  # runs if a signal was delayed
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_active or self.timer is not None:
+            signal.default_int_handler(number, frame)
+        self.timer = threading.Timer(GRACE_S, signal.pthread_kill, (threading.get_ident(), number))
+        self.timer.daemon = True
+        self.timer.start()
+
+
+_DELAY = _Delay()
+
+
+def undivided(call: Callable[[], R]) -> R:
+    """Call a function. If Ctrl-C is pressed meanwhile, raise `KeyboardInterrupt` as soon as the function has ended.
+
+    If the function has not ended `GRACE_S` seconds later, or if Ctrl-C is pressed again, `KeyboardInterrupt` is raised
+    at once. Nothing is delayed outside the main thread, which is the only one that receives signals, or if SIGINT has
+    another handler than Python's default one: `Learner.train`, for example, installs its own.
+
+    The handler stays installed until `interrupt_as_usual`, because installing it takes longer than the check whether
+    it is installed.
+    """
+    if _DELAY.is_active or threading.get_ident() != threading.main_thread().ident:
+        return call()
+    handler = _handler_of(_SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _DELAY)
+    elif handler is not _DELAY:
+        return call()
+    _DELAY.is_active = True
+    try:
+        return call()
+    finally:
+        # This line calls no function, so no signal handler can run in the middle of it.
+        timer, _DELAY.timer, _DELAY.is_active = _DELAY.timer, None, False
+        if timer is not None:
+            timer.cancel()
+            raise KeyboardInterrupt
+
+
+def interrupt_as_usual() -> None:
+    """Restore Python's default handler of SIGINT if `undivided` has replaced it; the next call replaces it again."""
+    if threading.current_thread() is threading.main_thread() and _handler_of(_SIGINT) is _DELAY:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
