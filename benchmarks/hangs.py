@@ -13,6 +13,7 @@ The ledger must balance after `stop()`, which takes `stop_s`. The script asserts
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -25,6 +26,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from pytorchrl.envs.testing import HangingEnv
 
 CALLS = ("step", "reset", "render", "close")
 RUNTIMES: dict[str, dict[str, Any]] = {
@@ -40,52 +43,22 @@ HANG_S = 120.0
 GIVE_UP_S = 90.0
 
 
-class HangingEnv(gym.Env[np.ndarray, np.int64]):
+class SlowSimulator(HangingEnv):
     """An environment of which one call hangs once, in one process only; the time of the hang is written to a file."""
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium defines it so
-
     def __init__(self, call: str, at: int, file: str) -> None:
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.render_mode = "rgb_array"
-        self._call, self._at, self._file, self._calls, self._length = call, at, file, 0, 0
+        super().__init__(call, at)
+        self._file = file
 
-    def _maybe_hang(self, call: str) -> None:
-        self._calls += call == self._call
-        if call == self._call and self._calls == self._at:
-            try:
-                with open(self._file, "x", encoding="ascii") as file:
-                    file.write(str(time.time()))
-            except FileExistsError:  # another environment hangs
-                return
+    def hang(self) -> None:
+        """Take longer than the run, unless another environment has done so."""
+        with contextlib.suppress(FileExistsError), open(self._file, "x", encoding="ascii") as file:
+            file.write(str(time.time()))
+            file.close()
             self.simulator_that_hangs()
 
     def simulator_that_hangs(self) -> None:
-        """Take longer than the run."""
         time.sleep(HANG_S)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode of five steps."""
-        super().reset(seed=seed)
-        self._length = 0
-        self._maybe_hang("reset")
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Return a reward of 1."""
-        self._length += 1
-        self._maybe_hang("step")
-        return np.zeros(2, np.float32), 1.0, self._length == 5, False, {}
-
-    def render(self) -> np.ndarray:  # type: ignore[override] # of the kind that is used here
-        """Return a black image."""
-        self._maybe_hang("render")
-        return np.zeros((4, 4, 3), np.uint8)
-
-    def close(self) -> None:
-        """Release nothing."""
-        self._maybe_hang("close")
 
 
 class Rendering(gym.Wrapper[np.ndarray, np.int64, np.ndarray, np.int64]):
@@ -108,7 +81,7 @@ def run_case(call: str, runtime: str, reaction: str, limit: float, file: str) ->
     logging.basicConfig(level=logging.WARNING)
     at = {"step": 30, "reset": 6, "render": 30, "close": 1}[call]
     kwargs = {"call": "none", "at": at, "file": file}  # the environment that finds the spaces must not hang
-    factory = VecEnv.create_factory(HangingEnv, kwargs, 2, wrappers=(Rendering,), env_timeout_s=limit,
+    factory = VecEnv.create_factory(SlowSimulator, kwargs, 2, wrappers=(Rendering,), env_timeout_s=limit,
                                     on_env_error=reaction)
     factory.options.env_kwargs["call"] = call
     scheme = Scheme(

@@ -183,6 +183,52 @@ class FaultyEnv(CountingEnv):
         return super().reset()
 
 
+class HangingEnv(CountingEnv):
+    """A `CountingEnv` of which one call hangs; a subclass may define in `hang` how long.
+
+    Args:
+        call: Name of the method that hangs: "step", "reset", "render" or "close".
+        at: Number of the call that hangs, counted from 1.
+        episode_length: Number of steps of an episode.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium defines it so
+
+    def __init__(self, call: str = "step", at: int = 30, episode_length: int = 5) -> None:
+        super().__init__(episode_length)
+        self.render_mode = "rgb_array"
+        self._call, self._at, self._num_calls = call, at, 0
+
+    def hang(self) -> None:
+        """Never return."""
+        threading.Event().wait()
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
+        """Start the next episode, or hang."""
+        self._count("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64) -> StepResult:
+        """Take one step, or hang."""
+        self._count("step")
+        return super().step(action)
+
+    def render(self) -> np.ndarray:
+        """Return a black image, or hang."""
+        self._count("render")
+        return np.zeros((4, 4, 3), np.uint8)
+
+    def close(self) -> None:
+        """Release nothing, or hang."""
+        self._count("close")
+        super().close()
+
+    def _count(self, call: str) -> None:
+        self._num_calls += call == self._call
+        if call == self._call and self._num_calls == self._at:
+            self.hang()
+
+
 class RaisingEnv(AnyWrapper):
     """Wrapper that raises an error at random steps of any environment; the seed passed to `reset` determines the steps.
 

@@ -12,6 +12,7 @@ from pytorchrl.errors import ConfigError
 @pytest.mark.parametrize("env", [
     testing.CountingEnv(), testing.ScriptedEnv(rewards=(1.0, 2.0), terminations=(1,)),
     testing.SleepEnv(step_s=0.0), testing.FaultyEnv(fault="step", at=10**6),
+    testing.HangingEnv(at=10**6),
 ])
 def test_test_environments_follow_the_gymnasium_api(env):
     assert isinstance(env, gym.Env)
@@ -66,6 +67,21 @@ def test_faulty_env_fails_at_the_given_step_and_refuses_unknown_faults():
         env.step(0)
     with pytest.raises(ConfigError, match="fault must be one of"):
         testing.FaultyEnv(fault="typo")
+
+
+@pytest.mark.parametrize("call", ["step", "reset", "render", "close"])
+def test_hanging_env_hangs_in_one_call(call):
+    hung = []
+
+    class Hung(testing.HangingEnv):
+        def hang(self):
+            hung.append(self._num_steps)
+    env = Hung(call, at=2)
+    calls = {"step": lambda: env.step(0), "reset": env.reset, "render": env.render, "close": env.close}
+    for _ in range(3):
+        for other in calls.values():
+            other()
+    assert hung == [2 if call in ("render", "close", "reset") else 1]
 
 
 def test_the_old_name_of_an_environment_warns():

@@ -12,7 +12,8 @@ import pytest
 
 from pytorchrl import ASYNC, DQN, PPO, GAEBuffer, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
-from pytorchrl.envs.testing import CountingEnv, FaultyEnv, SleepEnv
+from pytorchrl.envs import testing
+from pytorchrl.envs.testing import FaultyEnv, SleepEnv
 from pytorchrl.errors import CrashLoopError, EnvError, LearnerStarvedError, NoWorkersLeft, WorkerLostError
 
 LIMIT_S = 0.3
@@ -27,36 +28,15 @@ RUNTIMES = {
 ALL = [pytest.param(name, marks=[pytest.mark.ray, pytest.mark.slow] if name == "ray" else []) for name in RUNTIMES]
 
 
-class HangingEnv(CountingEnv):
-    """A `CountingEnv` of which one call hangs: in a thread until the end of the test, else until its process ends."""
+class HangingEnv(testing.HangingEnv):
+    """An environment of which one call hangs: in a thread until the end of the test, else until its process ends."""
 
     is_over = False  # no event, which could not be sent to processes with the class
 
-    def __init__(self, call="step", at=30):
-        super().__init__(episode_length=5)
-        self._call, self._at, self._count = call, at, 0
-
-    def _maybe_hang(self, call):
-        self._count += call == self._call
-        if call == self._call and self._count == self._at:
-            self._hang()
-
-    def _hang(self):
+    def hang(self):
         end = time.monotonic() + 30
         while not type(self).is_over and time.monotonic() < end:
             time.sleep(0.01)
-
-    def step(self, action):
-        self._maybe_hang("step")
-        return super().step(action)
-
-    def reset(self, *, seed=None, options=None):
-        self._maybe_hang("reset")
-        return super().reset(seed=seed, options=options)
-
-    def close(self):
-        self._maybe_hang("close")
-        super().close()
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +76,7 @@ def test_an_environment_that_hangs_ends_the_run_with_its_stack(runtime, call):
                   {"env_timeout_s": LIMIT_S, "on_env_error": "raise"}, **RUNTIMES[runtime])
     scheme.start()
     start = time.monotonic()
-    with pytest.raises(EnvError, match=rf"env [01]: {call} raised[\s\S]*has not returned within 0\.3 s[\s\S]*_hang"):
+    with pytest.raises(EnvError, match=rf"env [01]: {call} raised[\s\S]*has not returned within 0\.3 s[\s\S]*in hang"):
         train(scheme)
     assert time.monotonic() - start < 25  # before the call returns
     scheme.stop()
@@ -127,7 +107,7 @@ def test_a_close_that_hangs_is_named_with_its_stack_and_has_no_effect(runtime, r
     text = caplog.text + capfd.readouterr().err
     for worker, index in itertools.product([1, 2] if "num_col_workers" in RUNTIMES[runtime] else [0], [0, 1]):
         named = text.partition(f"GWorker 0/CWorker {worker}, env {index}: close raised TimeoutError")[2]
-        assert re.search(r"close has not returned within 0\.3 s; it is in\n[\s\S]*_hang", named)
+        assert re.search(r"close has not returned within 0\.3 s; it is in\n[\s\S]*in hang", named)
 
 
 # A worker that hangs again and again
