@@ -31,7 +31,9 @@ import sys
 import time
 from typing import Any
 
+from growth import sample
 from learner_feed import Pictures
+from process_table import descendants, running_processes
 
 SIDES = ("worker", "central")
 
@@ -61,18 +63,9 @@ def make(case: str, inference: str) -> Any:
 
 
 def private_mb() -> float:
-    """Return the mean private memory of the descendants of this process in MB, or NaN if there are none."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/smaps_rollup") as rollup, open(f"/proc/{name}/environ", "rb") as environ:
-                if b"PYTORCHRL_BENCHMARK" in environ.read():
-                    fields = {line.split(":")[0]: line.split()[1] for line in rollup if line.endswith("kB\n")}
-                    found.append((int(fields["Private_Clean"]) + int(fields["Private_Dirty"])) / 1024)
-        except (OSError, KeyError):
-            continue
+    """Return the median private memory of this process's descendants in MB of 2^20 bytes; NaN if there are none."""
+    measured = map(sample, descendants({os.getpid()}, running_processes()) - {os.getpid()})
+    found = [values["uss_mb"] * 1e6 / 2**20 for values in measured if values is not None]
     return statistics.median(found) if found else float("nan")
 
 
@@ -107,7 +100,7 @@ def score(inference: str, seed: str, steps: str) -> dict[str, Any]:
 def in_process(*arguments: Any) -> dict[str, Any]:
     """Run one measurement in its own process, in which each numerical library uses one thread."""
     done = subprocess.run([sys.executable, __file__, "_measure", *map(str, arguments)], capture_output=True, text=True,
-                          check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTORCHRL_BENCHMARK": "1"})
+                          check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise SystemExit(done.stderr)
     print(*arguments, done.stdout.strip().splitlines()[-1], file=sys.stderr, flush=True)

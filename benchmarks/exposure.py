@@ -21,6 +21,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from process_table import descendants, name_of, ray_directories, running_processes
+
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
 LISTENING = "0A"
@@ -28,19 +30,9 @@ LISTENING = "0A"
 NOT_OURS = ("/dev/null", "/dev/pts", "/dev/tty", "/dev/urandom", "/dev/random", "/proc", "/sys")
 
 
-def processes() -> dict[int, str]:
+def own_processes() -> dict[int, str]:
     """Return a map from process id to name, for this process and all its descendants."""
-    parents, names = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # the process has ended
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                names[int(entry.name)] = (entry / "comm").read_text().strip()
-    found, level = set[int](), {os.getpid()}
-    while level:
-        found |= level
-        level = {pid for pid, parent in parents.items() if parent in level}
-    return {pid: names.get(pid, "") for pid in sorted(found)}
+    return {pid: name_of(pid) for pid in sorted(descendants({os.getpid()}, running_processes()))}
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -73,16 +65,6 @@ def sockets(pids: dict[int, str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["process"], row["port"]))
 
 
-def ray_folders(pids: dict[int, str]) -> set[Path]:
-    """Return the directories of the Ray instance that processes belong to."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            found.update(Path(name) for name in re.findall(r"/tmp/prl-\w+", command))
-    return {path for path in found if path.is_dir()}
-
-
 def open_files(pids: dict[int, str]) -> set[Path]:
     """Return the regular files that processes have open for writing, except the standard streams of this process."""
     streams = {os.path.realpath(f"/proc/self/fd/{number}") for number in range(3)}
@@ -105,7 +87,7 @@ def is_open_to_others(path: Path) -> bool:
 
 def files(pids: dict[int, str]) -> list[dict[str, Any]]:
     """Return the mode of each file of the run."""
-    folders = ray_folders(pids)
+    folders = set(filter(Path.is_dir, ray_directories(pids)))
     paths = {path for folder in folders for path in [folder, *folder.rglob("*")]}
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     paths |= open_files(pids) | ({token} if token.exists() else set())
@@ -135,7 +117,7 @@ def main() -> None:
     try:
         for _ in range(3):
             scheme.step()
-        pids = processes()
+        pids = own_processes()
         result = {"runtime": options.runtime, "processes": sorted(pids.values()), "sockets": sockets(pids),
                   "files": files(pids)}
     finally:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from process_table import read_text
 
 NUM_BLOCKS = 60
 MEMORY = {"rss_mb": ("Rss",), "pss_mb": ("Pss",), "uss_mb": ("Private_Clean", "Private_Dirty")}
-
-
-def read_text(path: str) -> str:
-    """Return the contents of a file of /proc; "" if the process has ended."""
-    with contextlib.suppress(OSError):
-        return Path(path).read_bytes().decode(errors="replace")
-    return ""
 
 
 def sample(pid: int) -> dict[str, float] | None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from process_table import descendants, running_processes
 
 from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv, linear
 
@@ -103,21 +104,7 @@ def evaluate(scheme: Scheme) -> float:
 
 def child_processes() -> set[int]:
     """Return the ids of all descendants of this process, except zombies."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # the process has ended
-                continue
-            if fields[0] != "Z":
-                parents[int(entry.name)] = int(fields[1])
-    found: set[int] = set()
-    level = {int(Path("/proc/self").resolve().name)}
-    while level:
-        level = {pid for pid, parent in parents.items() if parent in level} - found
-        found |= level
-    return found
+    return descendants({os.getpid()}, running_processes()) - {os.getpid()}
 
 
 def leftovers(threads: set[threading.Thread], processes: set[int], patience_s: float = 5.0) -> list[str]:

@@ -25,6 +25,7 @@ import threading
 import time
 from typing import Any
 
+from process_table import process
 from signals import GIVE_UP_S, LEFT_AFTER_S, Run, wait_for_training
 
 from pytorchrl import checkpoints
@@ -103,7 +104,7 @@ class FirstEnd(threading.Thread):
     def run(self) -> None:
         """Look for the processes until one has ended."""
         while self.moment is None and not self._is_over.wait(0.02):
-            if not all(is_running(pid) for pid in self._pids):
+            if not all(process(pid) for pid in self._pids):
                 self.moment = time.monotonic()
 
     def stop(self, otherwise: float) -> float:
@@ -111,13 +112,6 @@ class FirstEnd(threading.Thread):
         self._is_over.set()
         self.join()
         return otherwise if self.moment is None else self.moment
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process exists that is no zombie."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 def one(case: str) -> dict[str, Any]:

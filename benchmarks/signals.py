@@ -19,7 +19,6 @@ import csv
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import statistics
@@ -30,6 +29,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from process_table import command_of, ray_directories, running_processes
 
 from pytorchrl import load
 from pytorchrl.errors import PyTorchRLError
@@ -91,19 +92,12 @@ class Run:
 
     def processes(self) -> list[str]:
         """Return the command lines of live processes that are in the run's session or refer to its Ray directory."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):  # the process may have ended
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    if int(fields[3]) == self.process.pid:
-                        self._ray_folders.update(Path(name) for name in re.findall(r"/tmp/prl-\w+", command))
-                    elif not any(str(folder) in command for folder in self._ray_folders):
-                        continue
-                    if fields[0] not in "ZX":
-                        found.append(command)
-        return found
+        table = running_processes()
+        own = {pid for pid, entry in table.items() if entry.session == self.process.pid}
+        self._ray_folders |= ray_directories(own)
+        commands = {pid: " ".join(command_of(pid)) for pid in table}
+        return [command for pid, command in commands.items()
+                if pid in own or any(str(folder) in command for folder in self._ray_folders)]
 
     def files_left(self) -> list[str]:
         """Return the files left outside the log directory: temporary files, Ray's files, and shared memory."""
@@ -154,11 +148,10 @@ class Run:
             shutil.rmtree(path, ignore_errors=True)
 
     def kill_session(self) -> None:
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if os.getsid(int(entry.name)) == self.process.pid:
-                        os.kill(int(entry.name), signal.SIGKILL)
+        for pid, entry in running_processes().items():
+            if entry.session == self.process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

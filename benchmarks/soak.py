@@ -42,7 +42,6 @@ import json
 import os
 import platform
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -52,9 +51,11 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from growth import pooled, read_text, sample, shared_memory, trend
+from growth import pooled, sample, shared_memory, trend
+from process_table import command_of, descendants, environment_of, name_of, ray_directories, running_processes
 
 NUM_ENVS, NUM_STEPS = 4, 32
 UPDATES_PER_CYCLE, WARM_UP_CYCLES = 10, 5
@@ -76,35 +77,20 @@ def processes_of(driver: int, mark: str) -> dict[int, str]:
 
     A process belongs to the run if it descends from the driver, or has inherited the mark in its environment.
     """
-    parents = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        if stat := read_text(f"/proc/{name}/stat"):
-            state, parent = stat.rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(name)] = int(parent)
-    own, before = {driver}, 0
-    own |= {pid for pid in parents if f"{MARK}={mark}" in read_text(f"/proc/{pid}/environ").split("\0")}
-    own.discard(os.getpid())
-    while len(own) > before:
-        before = len(own)
-        own |= {pid for pid, parent in parents.items() if parent in own}
-    return {pid: kind_of(pid, driver) for pid in sorted(own & parents.keys())}
+    table = running_processes()
+    marked = {pid for pid in table if f"{MARK}={mark}" in environment_of(pid)}
+    own = descendants(({driver} | marked) - {os.getpid()}, table)
+    return {pid: kind_of(pid, driver) for pid in sorted(own)}
 
 
 def kind_of(pid: int, driver: int) -> str:
     """Return the kind of a process: "driver", "worker", or the name of another process."""
-    command = read_text(f"/proc/{pid}/cmdline").split("\0")[0]
-    thread = read_text(f"/proc/{pid}/comm").strip()
+    command, thread = next(iter(command_of(pid)), ""), name_of(pid)
     if pid == driver:
         return "driver"
     if command.startswith("ray::Worker") or "/CWork" in thread:
         return "worker"
     return command if command.startswith("ray::") else os.path.basename(command) or thread
-
-
-def directories_of(pids: Iterable[int]) -> set[str]:
-    """Return the directories of Ray in the command lines of processes."""
-    return {found for pid in pids for found in re.findall(r"/tmp/prl-\w+", read_text(f"/proc/{pid}/cmdline"))}
 
 
 # The driver
@@ -231,14 +217,14 @@ class Watch:
     ever: dict[int, str] = field(default_factory=dict)  # of all processes
     series: dict[tuple[int, str], tuple[list[float], list[float]]] = field(default_factory=dict)
     machine: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
-    directories: set[str] = field(default_factory=set)  # of Ray
+    directories: set[Path] = field(default_factory=set)  # of Ray
     spared: int | None = None
 
     def look(self, hours: float) -> None:
         """Take one sample of each process."""
         self.kinds = processes_of(self.driver, self.mark)
         self.ever.update(self.kinds)
-        self.directories |= directories_of(self.kinds)
+        self.directories |= ray_directories(self.kinds)
         for pid in self.kinds:
             self.born.setdefault(pid, hours)
             for name, value in (sample(pid) or {}).items():
@@ -322,9 +308,9 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
             result, own = watch.result(warm_up_s / 3600), set(watch.kinds)
         time.sleep(SECONDS_TO_END)
         own |= processes_of(process.pid, mark).keys()
-        left = {"processes": [kind_of(pid, 0) for pid in own if read_text(f"/proc/{pid}/cmdline")],
+        left = {"processes": [kind_of(pid, 0) for pid in own if command_of(pid)],
                 "shm_files": shared_memory()["shm_files"] - before["shm_files"],
-                "temporary_files": [*os.listdir(directory), *filter(os.path.exists, watch.directories)]}
+                "temporary_files": [*os.listdir(directory), *map(str, filter(Path.exists, watch.directories))]}
     return {"minutes": seconds / 60, "warm_up_s": warm_up_s, "kills": kills, **state, "ended_early": ended_early,
             "exit_code": process.returncode, "left": left, **result}
 
@@ -342,7 +328,7 @@ def targets() -> collections.Counter[str]:
     return found
 
 
-def whole_state(mark: str, directories: Iterable[str]) -> dict[str, collections.Counter[str]]:
+def whole_state(mark: str, directories: Iterable[Path]) -> dict[str, collections.Counter[str]]:
     """Return what this process holds: descriptors, threads of Python, child processes and temporary files, by name."""
     gc.collect()
     processes = processes_of(os.getpid(), mark)
@@ -350,14 +336,14 @@ def whole_state(mark: str, directories: Iterable[str]) -> dict[str, collections.
             "processes": collections.Counter(kind for pid, kind in processes.items() if pid != os.getpid()),
             "shm_files": collections.Counter(os.listdir("/dev/shm")),
             "temporary_files": collections.Counter(
-                [*os.listdir(tempfile.gettempdir()), *filter(os.path.exists, directories)])}
+                [*os.listdir(tempfile.gettempdir()), *map(str, filter(Path.exists, directories))])}
 
 
 def cycles(options: argparse.Namespace) -> dict[str, Any]:
     """Make, train and stop a learner `--cycles` times, and return what is left and what grows."""
     mark = os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
     rows: list[dict[str, float]] = []
-    directories: set[str] = set()  # of Ray
+    directories: set[Path] = set()  # of Ray
     first: dict[str, collections.Counter[str]] = {}
     with tempfile.TemporaryDirectory() as own_directory:
         tempfile.tempdir = os.environ["TMPDIR"] = own_directory
@@ -367,7 +353,7 @@ def cycles(options: argparse.Namespace) -> dict[str, Any]:
                 learner = make_learner(options, log_dir)
                 for _ in range(UPDATES_PER_CYCLE):
                     learner.step()
-                directories |= directories_of(processes_of(os.getpid(), mark))
+                directories |= ray_directories(processes_of(os.getpid(), mark))
                 learner.stop()
             del learner
             state = whole_state(mark, directories)

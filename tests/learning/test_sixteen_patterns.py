@@ -10,7 +10,9 @@ import pytest
 _PATH = Path(__file__).parents[2] / "benchmarks" / "patterns.py"
 _SPEC = importlib.util.spec_from_file_location("benchmarks_patterns", _PATH)
 patterns = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(patterns)
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(_PATH.parent))  # the benchmark imports another module of its folder
+    _SPEC.loader.exec_module(patterns)
 
 
 @pytest.mark.learning
