@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
+from pytorchrl import linear
 from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
 from pytorchrl.agent.data import ReplayBatch
@@ -120,7 +123,24 @@ def test_continuous_control_learns_to_stop_a_point(name):
 
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("actor", [{}, {"dueling": True}, {"noisy": True}], ids=["plain", "dueling", "noisy"])
+def test_dqn_solves_cartpole_with_plain_networks():
+    """Check the median of three seeds, with 128 updates after every 256 steps and a decreasing learning rate.
+
+    Of the seeds 1 to 6, five end with a return of 500 and one with 332. With `CARTPOLE` and `epsilon_steps=10_000`, the
+    median was 185. It was 112 for an implementation that shares no code with this package. So neither implementation
+    keeps a good policy with these options, although three of six seeds of each reach 500 on the way.
+    """
+    factory = DQN.create_factory(
+        gamma=0.99, start_steps=500, lr=linear(2.3e-3, 0.0), mini_batch_size=64, update_every=256, num_updates=128,
+        polyak=0.0, target_update_interval=128, epsilon_steps=6400, final_epsilon=0.04)
+    returns = [evaluate(train("CartPole-v1", factory, QActor, {"hidden_sizes": (120, 84)}, 40_000, seed), "CartPole-v1")
+               for seed in (1, 2, 3)]
+    assert statistics.median(returns) >= 475, returns
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("actor", [{"dueling": True}, {"noisy": True}], ids=["dueling", "noisy"])
 def test_dqn_solves_cartpole(actor):
     options = {"initial_epsilon": 0.0, "final_epsilon": 0.0} if "noisy" in actor else {"epsilon_steps": 10_000}
     factory = DQN.create_factory(**{**CARTPOLE, **options}, gamma=0.99)
