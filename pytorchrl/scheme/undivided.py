@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import threading
 from collections.abc import Callable
@@ -13,10 +12,6 @@ R = TypeVar("R")
 
 GRACE_S = 2.0
 """Seconds from the first signal until an unfinished update is abandoned."""
-
-_SIGINT = int(signal.SIGINT)
-# `signal.getsignal` calls this function, and then converts its result to an enumeration, which takes ten times as long.
-_handler_of: Callable[[int], object] = importlib.import_module("_signal").getsignal
 
 
 class _Delay:
@@ -53,7 +48,7 @@ def undivided(call: Callable[[], R]) -> R:
     """
     if _DELAY.is_active or threading.get_ident() != threading.main_thread().ident:
         return call()
-    handler = _handler_of(_SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, _DELAY)
     elif handler is not _DELAY:
@@ -71,5 +66,5 @@ def undivided(call: Callable[[], R]) -> R:
 
 def interrupt_as_usual() -> None:
     """Restore Python's default handler of SIGINT if `undivided` has replaced it; the next call replaces it again."""
-    if threading.current_thread() is threading.main_thread() and _handler_of(_SIGINT) is _DELAY:
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DELAY:
         signal.signal(signal.SIGINT, signal.default_int_handler)
