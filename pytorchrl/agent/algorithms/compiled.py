@@ -208,14 +208,14 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     options = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
         "cpp.use_decompose_tanh": True,
-        "size_asserts": False,  # the keys of the graphs make these checks unnecessary
+        "size_asserts": False,  # `_layout` chooses the graph by the strides of the arguments
     }
     unguarded = torch.compile(function, fullgraph=True, options={
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
     if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
-        # A call of a compiled function checks whether the graph fits, which takes 25 us; the keys of the graphs make
-        # this check unnecessary. torch can omit the check only for graphs that it could save to a file. It cannot save
-        # guards of tensors that are not arguments, such as the buffers of normalizers.
+        # A call of a compiled function checks whether the graph fits the arguments, which takes 25 us. Here, `_layout`
+        # and `_modes` choose the graph, so it always fits. torch omits the check only if it could save the graph to a
+        # file; otherwise it raises `PackageError`, for example if the graph uses buffers of normalizers.
         with _config_errors(), contextlib.suppress(torch._dynamo.exc.PackageError):
             unchecked: Callable[P, R] = unguarded.aot_compile((args, kwargs)).fn
             return unchecked

@@ -100,7 +100,10 @@ def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np
 
 
 def _previous(ring: Ring, walk: Walk, rows: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the previous action (one-hot) and reward of all rows, (W+L+n, B, actions + 1); row 0 is `stored`."""
+    """Return the previous action (one-hot) and reward of each row of `walk`, (W+L+n, B, actions + 1).
+
+    `stored` contains those of the first row.
+    """
     column, there = ring.columns, walk.is_step[:-1]
     found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
     found[0] = stored

@@ -229,5 +229,5 @@ class AsynchronousUpdates(RemoteUpdates):
             self._statistics.drop(gradients, DropReason.SHUTDOWN)
         self._ready.clear()
         self._waiting.clear()
-        for pending in self._moments:  # the drain also drops the rest of each train batch
+        for pending in self._moments:  # their train batches will not be used up, because the workers drop them
             pending.discard()

@@ -43,7 +43,7 @@ class TreeLedger:
             self._snapshots[worker, incarnation] = snapshot
 
     def receive(self, num_new_steps: int) -> None:
-        """Record the new steps of a received gradient as in flight."""
+        """Record as in flight the steps of a received gradient that no earlier gradient used; see `consume`."""
         self._own.move(num_new_steps, "sent", "in_flight")
 
     def consume(self, num_new_steps: int, num_samples: int) -> None:
