@@ -3,6 +3,7 @@
     python benchmarks/second_core.py [--tasks cartpole,dqn,sac,r2d2] [--forms one,worker,threads] [--pairs 5]
                                      [--seconds 10]
     python benchmarks/second_core.py --score-steps 100000 [--tasks cartpole,dqn,r2d2] [--forms ...] [--seeds 3]
+                                     [--episodes 100]
 
 The forms are:
 
@@ -14,15 +15,15 @@ The forms are:
   this process, which applies each gradient when it arrives (`grad_communication="asynchronous"`).
 
 The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), DQN on
-CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 (an update of 256 per env step), and
-R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it. In each form, the ratio of
-updates to env steps is the same. DQN's worker sends rollouts of 64 steps.
+CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 and, as `pendulum`, on Pendulum-v1 (an
+update of 256 per env step), and R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it.
+In each form, the ratio of updates to env steps is the same. DQN's worker sends rollouts of 64 steps.
 
 Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
 script prints env steps and updates per second, the ratio to `one` in the same round, and the lags of data and gradients
 (in updates). With `--score-steps`, each form is instead trained for this number of env steps with several seeds, and
-the script prints the mean return of the last 100 training episodes of each run. It prints one JSON object and asserts
-nothing.
+the script prints the mean return of the last training episodes of each run, by default 100. It prints one JSON object
+and asserts nothing.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def make(task: str, form: str, seed: int = 1) -> Any:
             pytorchrl.DQN.create_factory(lr=1e-3, mini_batch_size=64, start_steps=1_000, compile=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(64, 64)),
             ReplayBuffer.create_factory(50_000, rollout_size=64 if has_worker else 4), envs, **settings)
-    if task == "sac":
-        envs = VecEnv.create_factory("HalfCheetah-v5")
+    if task in ("sac", "pendulum"):
+        envs = VecEnv.create_factory("HalfCheetah-v5" if task == "sac" else "Pendulum-v1")
         return Scheme(
             pytorchrl.SAC.create_factory(start_steps=1_000, update_every=1, num_updates=1, compile=True),
             OffPolicyActor.create_factory(envs.observation_space, envs.action_space, policy="stochastic"),
@@ -115,11 +116,11 @@ def measure(task: str, form: str, seconds: float) -> dict[str, Any]:
     return found | lags
 
 
-def score(task: str, form: str, seed: int, steps: int) -> dict[str, Any]:
-    """Return the mean return of the last 100 training episodes of a run, its lags and its seconds."""
+def score(task: str, form: str, seed: int, steps: int, episodes: int) -> dict[str, Any]:
+    """Return the mean return of the last training episodes of a run, its lags and its seconds."""
     if form == "one":
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    scheme, returns, start = make(task, form, seed), deque[float](maxlen=100), time.perf_counter()
+    scheme, returns, start = make(task, form, seed), deque[float](maxlen=episodes), time.perf_counter()
     scheme.start(steps)
     while scheme.env_steps < steps:
         scheme.step()
@@ -131,7 +132,7 @@ def score(task: str, form: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def in_process(task: str, form: str, *what: object) -> dict[str, Any]:
-    """Run one measurement in its own process: `measure(task, form, seconds)`, or `score(task, form, seed, steps)`."""
+    """Run one measurement in its own process: `measure(task, form, seconds)`, or `score(task, form, seed, ...)`."""
     threads = "2" if form == "threads" else "1"
     done = subprocess.run([sys.executable, __file__, "_measure", task, form, *map(str, what)], capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--score-steps", type=int, help="train for this number of env steps, and print scores instead")
     parser.add_argument("--seeds", type=int, default=3, help="for scores: number of seeds, from 1")
+    parser.add_argument("--episodes", type=int, default=100, help="for scores: number of episodes at the end of a run")
     options = parser.parse_args()
     forms = options.forms.split(",")
     if unknown := set(forms) - set(FORMS):
@@ -179,7 +181,7 @@ def main() -> None:
         if options.score_steps is None:
             results[task] = compared(task, forms, options.pairs, options.seconds)
         else:
-            results[task] = {form: [in_process(task, form, seed, options.score_steps)
+            results[task] = {form: [in_process(task, form, seed, options.score_steps, options.episodes)
                                     for seed in range(1, options.seeds + 1)] for form in forms}
     print(json.dumps({"task": "second core", "cores": os.cpu_count(), "python": platform.python_version(),
                       "results": results}, indent=1))
