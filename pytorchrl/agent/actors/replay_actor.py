@@ -213,9 +213,5 @@ class ContinuousQNet(nn.Module):
         """Return the values (B,) of actions (B, ...) in [-1, 1]; the leaves (B, ...) in `obs` are normalized."""
         features, _ = self.trunk.forward(obs, None, None)
         hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
-        if torch.compiler.is_compiling():
-            # The compiler fuses a sum with the activation before it, and needs no products for its gradients. In
-            # bfloat16, each product with a matrix of one column takes as long as one with 16 columns.
-            return (hidden.float() * self.head.weight[0]).sum(-1) + self.head.bias
         value: Tensor = self.head(hidden)
         return value.squeeze(-1).float()  # with mixed precision, the head returns bfloat16
