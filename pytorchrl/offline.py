@@ -177,7 +177,7 @@ def record_dataset(
         if is_file:
             _write_npz(dataset, Path(name))
         else:
-            assert isinstance(envs.raw_spaces, RawSpaces)  # several policies, which have a mapping, were refused above
+            assert isinstance(envs.raw_spaces, RawSpaces)  # several policies were refused above
             _write_minari(dataset, name, envs.raw_spaces)
     except OSError as error:
         raise ConfigError(f"{name!r} cannot be written: {error}") from error

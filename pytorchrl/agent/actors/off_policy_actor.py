@@ -146,11 +146,11 @@ class OffPolicyActor(ReplayActor):
                 check_output(self, "critics[i](obs, action)", critic(obs, action), None)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Return the critics as group `q`, and the policy as group `pi`."""
+        """Return the critics and the policy, which are the parameter groups `q` and `pi`."""
         return {"q": self.critics, "pi": self.policy}
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return the policy as group `pi`."""
+        """Return the policy network, which is the parameter group `pi`."""
         return {"pi": self.policy}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:

@@ -91,7 +91,7 @@ class QActor(ReplayActor):
             check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Return the Q network as group `q`."""
+        """Return the Q network, which is the parameter group `q`."""
         return {"q": self.q}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -99,7 +99,7 @@ class QActor(ReplayActor):
         return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return the Q network as group `q`."""
+        """Return the Q network, which is the parameter group `q`."""
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:

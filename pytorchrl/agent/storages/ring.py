@@ -216,7 +216,7 @@ class Ring:
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
-        """Return the action mask of the observation at each of N places, (N, n) bool; None if there are no masks."""
+        """Return the masks of the n actions for the N observations at `places`, (N, n) bool; None if there are none."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
@@ -356,10 +356,10 @@ class Ring:
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark as broken all rows that need data of evicted rows; return the places of newly broken rows.
+        """Mark as broken all rows whose stacked frames are in evicted rows; return the places of newly broken rows.
 
         Args:
-            rows: (N,) places of the rows that contain the next observations of evicted rows.
+            rows: (N,) places of the rows that directly follow evicted rows in their episodes.
             start: Place of the first evicted row.
             count: Number of evicted rows.
         """
@@ -382,7 +382,7 @@ class Ring:
         previous rollout. `rows`, (E,), contains the place of row 0 in each environment.
 
         Returns:
-            (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.
+            (E,) int64, the place of the extra observation that row 0 makes superfluous; 0 where there is none.
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]

@@ -293,7 +293,7 @@ class SequenceBuffer(PERBuffer):
         self._set_leaves(starts, self._max_priority ** self.options.alpha)
 
     def _drop(self, rows: np.ndarray) -> None:
-        """Discard the windows that begin at `rows`, (N,) indices of the ring, and the memory states before the rows."""
+        """Discard the windows that begin at rows with given ring indices, and the memory states before these rows."""
         if not len(rows):
             return
         book, dropped = self.windows, []
@@ -359,9 +359,9 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta max d + (1 - eta) mean d for each sequence.
+        """Return one error for each sequence, from which its priority is computed.
 
-        Here, d are the absolute errors of the valid steps of the sequence, and eta is `priority_eta`.
+        It is eta max d + (1 - eta) mean d: d are the absolute TD errors of the valid steps, and eta is `priority_eta`.
 
         Args:
             batch: The drawn batch.

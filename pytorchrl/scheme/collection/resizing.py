@@ -45,7 +45,7 @@ class ElasticSet(Protocol):
         """Return the list of the workers' handles; `follow` changes this list."""
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
-        """Return the set's recipe, but for a new number of workers."""
+        """Return a copy of the set's recipe with another number of workers."""
 
     def close_from(self, place: int) -> list[Closed]:
         """Close the workers in `remote_workers()` from index `place` on; return the result of each `CWorker.close`."""

@@ -39,7 +39,7 @@ class Sampler:
     Args:
         handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
         runtime: The runtime of the shards.
-        states: The states of the shards, shared with the inserter.
+        states: The states of the shards, shared with the `Inserter` of rollouts.
         batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total `RolloutData.size` that
             a batch must reach.
         num_passes: Number of passes of the learner over a batch. Each pass adds the env steps of the batch to

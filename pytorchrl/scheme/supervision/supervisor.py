@@ -37,7 +37,7 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 _MAX_STARTING = 4
 # A worker is considered hung only if its call takes more than `_HANG_FACTOR` times as long as the longest call so far.
 # A worker's first call includes the start of the worker. The timeout of a first call is therefore multiplied by
-# `_FIRST_CALL_FACTOR`, and its duration is also compared with that of the longest first call so far.
+# `_FIRST_CALL_FACTOR`, and a first call may also take `_HANG_FACTOR` times as long as the longest first call so far.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -48,8 +48,8 @@ class Supervisor:
 
     A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
     has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
-    result in between, or five times in a row with fewer than five results each. It also ends if a worker exceeds its
-    budget, or waits too long for free resources.
+    result in between, or five times in a row after fewer than five results each time. It also ends if a worker exceeds
+    its budget, or waits too long for free resources.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
@@ -83,7 +83,7 @@ class Supervisor:
         self._options = options or self.Options()
         self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
         self._rng = random.Random(f"pauses {seed}")
-        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time, error) whenever it was lost
+        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # for each loss: (time, error)
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
         self._lives: list[list[int]] = [[] for _ in workers]  # for each worker, the number of results before each loss
         self._since: dict[int, float] = {}
