@@ -120,7 +120,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
-    """Return the owner of each option of `train(algorithm, ...)` and the owner's name for it, for error messages."""
+    """Return the part that owns each option of `train(algorithm, ...)`, and the option's name there; see `Known`."""
     return _known(registration_of(algorithm))
 
 

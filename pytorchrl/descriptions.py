@@ -87,7 +87,7 @@ def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False)
 
 
 def _simple(value: object) -> object:
-    """Return a simpler value that an option accepts instead of `value`, or `value` itself if there is none."""
+    """Return a simpler value that options accept in place of `value`, such as a string in place of a path."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, enum.Enum):
@@ -272,7 +272,7 @@ def find_imported(reference: str) -> object:
 
 
 def _references(cls: type) -> tuple[str, str]:
-    """Return two references to a class. They differ for a class of the running script: only one names `__main__`."""
+    """Return two references to a class. For a class of the running script, one names `__main__`, the other the file."""
     return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 

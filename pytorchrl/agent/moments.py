@@ -25,7 +25,7 @@ def mean_and_std(parts: Iterable[tuple[float, float, float]]) -> tuple[float, fl
     """Return the mean and the sample standard deviation of the union of several sets; both are 0 without samples.
 
     Args:
-        parts: (count, mean, M2) of each set; they are merged in the given order.
+        parts: Moments (count, mean, M2) of each set, merged in this order; M2 is the sum of squared deviations.
     """
     count, mean, squares = functools.reduce(merge_moments, parts, (0, 0.0, 0.0))
     return mean, math.sqrt(squares / max(1, count - 1))

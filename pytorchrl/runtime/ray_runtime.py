@@ -322,7 +322,7 @@ class RayRuntime(Runtime):
         return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
 
     def close(self) -> None:
-        """Kill the actors; shut down Ray if this runtime started it, or leave the cluster if this runtime joined it."""
+        """Kill the actors, and leave Ray, unless other runtimes still use the connection or the user has made it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:

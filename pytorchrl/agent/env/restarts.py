@@ -100,7 +100,7 @@ class Restarts:
 class RestartingEnv(GuardedEnv):
     """A `GuardedEnv` that rebuilds its environment with another seed if the environment raises an exception.
 
-    A violation of the contract raises an error instead, because a new environment would violate the contract, too.
+    An environment that returns wrong results causes an error instead, because a new environment would return them, too.
 
     Args:
         env: The first environment.
@@ -131,7 +131,7 @@ class RestartingEnv(GuardedEnv):
         """Start an episode; if the environment has raised an exception, or raises one now, replace the environment.
 
         Raises:
-            EnvError: The first reset raised an exception, the contract is violated, or no restart is left.
+            EnvError: The first reset raised an exception, the result of a reset is wrong, or no restart is left.
         """
         self._first_seed = seed if seed is not None else self._first_seed
         fault, self._fault = self._fault, None
@@ -218,6 +218,6 @@ def cut_in(info: Info) -> np.ndarray | None:
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may resolve `error`; a violation of the contract would recur in a new environment."""
+    """Return whether a restart may resolve `error`; it cannot if the environment returned a wrong result."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

@@ -143,7 +143,7 @@ def _agents_hint(env: object) -> str:
 def _load_quietly(spec: EnvSpec) -> None:
     """Import the module of `spec` without deprecation warnings if the environment needs Box2D.
 
-    Box2D's warnings crash the process if Python raises warnings as errors.
+    If Python turns warnings into errors, Box2D's warnings crash the process.
     """
     if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
         with warnings.catch_warnings():

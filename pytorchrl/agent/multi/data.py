@@ -30,7 +30,7 @@ def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
 
 
 def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
-    """Return the values of all policies in one mapping with keys `policy/name`; `own_names` returns those of one."""
+    """Return the values of all policies in one mapping with keys `policy/name`; see also `own_names`."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 

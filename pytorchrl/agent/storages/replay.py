@@ -248,7 +248,7 @@ class ReplayBuffer(Storage):
         self._inserted(inserted)
 
     def _inserted(self, inserted: Inserted) -> None:
-        """Prepare draws of the inserted rows; here, there is nothing to prepare."""
+        """Do nothing; a subclass may prepare draws of the inserted rows here."""
 
     def drawable_rows(self) -> np.ndarray:
         """Return all rows that can be drawn, (N,) int64, oldest first; this takes time proportional to `size`."""

@@ -90,7 +90,7 @@ class RoundSource:
                 if batch.size >= self._goal:
                     break
                 next_check = batch.size + self._step
-            # The local worker's next rollout will overwrite the memory of its latest rollout.
+            # Copy the latest rollouts, because the local worker's next rollout will overwrite their memory.
             kept += [queued._replace(rollout=copied(queued.rollout)) for queued in newest]
             batch = self._take_round()
         return batch
@@ -134,7 +134,7 @@ class RoundSource:
         return rounds + self._by_hand.take_levels()
 
     def close(self, timeout_s: float) -> None:
-        """Do nothing, because the collector thread stops the collection workers."""
+        """Do nothing, because the gradient worker stops its collection workers itself."""
 
 
 class QueueSource:
@@ -210,7 +210,7 @@ class QueueSource:
         return self._samples.take_levels()
 
     def close(self, timeout_s: float) -> None:
-        """Do nothing, because the collector thread stops the collection workers."""
+        """Do nothing, because the gradient worker stops its collection workers itself."""
 
 
 class BatchSource:

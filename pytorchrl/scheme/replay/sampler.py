@@ -71,7 +71,7 @@ class Sampler:
         self._levels: list[int] = []
         self._requests: deque[_Request] = deque()
         self._current: _Request | None = None  # the request for the latest batch taken
-        # For each shard, the pairs (ids, errors) to send once the shard has confirmed the previous update.
+        # For each shard, the pairs (ids, errors) to send once the shard has confirmed the previous priorities.
         self._unsent: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in handles]
         self._updates: list[tuple[int, Future[ShardState]] | None] = [None] * len(handles)
 
@@ -156,8 +156,8 @@ class Sampler:
     def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
         """Send new priorities to the shard from which the latest batch was taken, without blocking.
 
-        At most one update is in flight to each shard. Until the shard has confirmed this update, further priorities are
-        collected, and then sent in the next update.
+        At most one message with priorities is in flight to each shard. Until the shard has confirmed the message,
+        further priorities are collected, and then sent in the next message.
 
         Args:
             ids: (B,) int64, ids of the items.
@@ -171,7 +171,7 @@ class Sampler:
             self.send_priorities()
 
     def _send_priorities(self, index: int) -> None:
-        """Send waiting priorities to a shard, if the shard has confirmed the previous update."""
+        """Send waiting priorities to a shard, if the shard has confirmed the previous priorities."""
         update = self._updates[index]
         if update is not None:
             incarnation, future = update
@@ -210,10 +210,10 @@ class Sampler:
         return num_discarded
 
     def send_priorities(self) -> bool:
-        """Send waiting priorities to the shards that have confirmed their previous update.
+        """Send waiting priorities to the shards that have confirmed the previous priorities.
 
         Returns:
-            Whether any update is unconfirmed.
+            Whether any priorities are unconfirmed.
         """
         for index in range(len(self._handles)):
             self._send_priorities(index)

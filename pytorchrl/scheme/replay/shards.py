@@ -235,7 +235,7 @@ class Shards:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no rollout, batch or priority update is in flight."""
+        """Whether no rollouts, batches or priorities are in flight."""
         return not (self.num_adding or self.sampler.num_requested or self.sampler.send_priorities())
 
     @property

@@ -123,7 +123,7 @@ class Rollout:
         """Numbers that must be identical in a replayed run.
 
         They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and, if the
-        rollout was preempted, the number of steps of the vector of environments (otherwise 0).
+        rollout was stopped before it was full, the number of steps of the vector of environments (otherwise 0).
         """
         checksum = 0
         for array in (array for part in self.data.parts.values() for array in (part.action, part.reward)):
