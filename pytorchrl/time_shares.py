@@ -80,8 +80,9 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
 
     If two levels take turns, the parts of both count. The "idle" time of the lower level is then the time for which the
     upper level waits, minus the time for which the lower level works. If two levels run concurrently, the parts of only
-    one level count. This is the lower level if the upper level spends more than a tenth of its time waiting, and the
-    lower level spends a smaller share of its own time idle. Otherwise, it is the upper level.
+    one level count. The parts of the lower level count if the upper level waits for more than a tenth of its time, and
+    if this share is larger than the share of time for which the lower level is idle. Otherwise, the parts of the upper
+    level count.
 
     Args:
         time_s: Seconds by level and part.
@@ -115,7 +116,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return in words of which time the numbers in `candidates` are shares, such as "the time of gradient workers"."""
+    """Return a phrase for the time of which `candidates` are shares, such as "the time of gradient workers"."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"

@@ -207,7 +207,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
 def check_attributes(part: object, **meanings: str) -> None:
     """Raise `ContractError` unless `build_networks` of an actor has set each attribute in `meanings` to a module.
 
-    The values of `meanings` are the texts in which the error says what was expected.
+    `meanings` maps the name of each attribute to the words with which the error says what was expected.
     """
     for name, meaning in meanings.items():
         found = getattr(part, name, None)

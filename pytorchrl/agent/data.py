@@ -172,7 +172,7 @@ class RolloutData:
 
     @property
     def size(self) -> int:
-        """T * E, the number of steps that the rollout adds to a train batch, including resets of environments."""
+        """T * E, the number of steps that the rollout adds to a train batch; invalid steps count, too."""
         return self.num_steps * self.num_envs
 
     @property

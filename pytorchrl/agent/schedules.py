@@ -184,7 +184,7 @@ class Computed(Schedule):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """An empty tuple, because each value is checked when it is computed."""
+        """An empty tuple: no fixed numbers define the schedule, and each value is checked when it is computed."""
         return ()
 
     def parts(self) -> list[str | float]:

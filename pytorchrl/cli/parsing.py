@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: For each option of the command, the kind of part that it belongs to and its name there; used for
-            suggestions. None: only flags are suggested.
+        known: The options that the command accepts; errors suggest similar options among them. None: errors suggest
+            only flags.
         options: Arguments of `argparse.ArgumentParser`.
     """
 

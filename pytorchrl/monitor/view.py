@@ -172,7 +172,7 @@ class RunView:
 
     @property
     def lag_histogram(self) -> tuple[tuple[int, int], ...]:
-        """(Smallest lag, count) of each bin of the policy lag."""
+        """(Smallest lag, count) of each bin of the histogram of policy lags."""
         found = [row for row in rows(self.latest, "scheme", "policy_lag_histogram")
                  if isinstance(row, list) and len(row) == 2 and all(type(value) is int for value in row)]
         return tuple((lag, number) for lag, number in found)

@@ -166,7 +166,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords, each mapped to ("scheme", keyword). Errors suggest similar names from them."""
+    """Return all flat keywords, each mapped to ("scheme", keyword), for errors that suggest a similar keyword."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

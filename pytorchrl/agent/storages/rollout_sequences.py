@@ -75,7 +75,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
             ring.evict(gone.num_steps * gone.num_envs)
         kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
             name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
-        # Each rollout has a separate source, so that rollouts share no observations and can be evicted independently.
+        # Each rollout gets a source of its own. A rollout that continued another rollout of the same source would share
+        # an observation with it, and the two could not be evicted independently.
         ring.insert(rollout, source=kept.first)
         ring.make_drawable(self._place(kept))  # one row represents the whole rollout
         self._kept.append(kept)

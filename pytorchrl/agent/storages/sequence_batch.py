@@ -82,7 +82,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the return, discount and number of rewards of each trained step, (L, B) each; see `Ring.window`.
 
-    `rows` (W+L+n, B) is `walk.places` with 0 in place of each negative index, for which the ring has no row.
+    `rows` is `walk.places`, in which 0 replaces each negative index, because the ring has no row for such an index.
     """
     rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
     column = ring.columns

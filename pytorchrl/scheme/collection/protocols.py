@@ -22,7 +22,10 @@ class CollectionStrategy(Protocol):
     delivered_by_lost: int
 
     def step(self, deliver: Deliver) -> None:
-        """Collect one round, or poll the workers once; count new rollouts as in flight, and pass them to `deliver`."""
+        """Collect one round, or poll the workers once; pass the rollouts that arrived to `deliver`.
+
+        The ledger counts the steps of these rollouts as in flight until they are queued, stored or dropped.
+        """
 
     def num_live(self) -> int:
         """Return the number of workers that are not lost."""
@@ -49,7 +52,7 @@ class ElasticStrategy(Protocol):
     def limit(self, number: int) -> None:
         """Make no more requests to workers from index `number` on, until the next call of `release`.
 
-        Any thread may call this method; the collecting thread may be waiting for space in the sample queue.
+        Any thread may call this method, because the collecting thread may be waiting for space in the sample queue.
         """
 
     def release(self, number: int) -> bool:
@@ -68,7 +71,10 @@ class RoundStrategy(CollectionStrategy, Protocol):
     """A strategy that collects in rounds; the learner waits for each round."""
 
     def collect(self) -> list[Rollout]:
-        """Collect a round, record its rollouts as in flight, and return the rollouts that contain valid steps."""
+        """Collect a round, and return the rollouts that contain valid steps.
+
+        The ledger counts these steps as in flight until the caller books them as queued or dropped.
+        """
 
     def request_ahead(self, num_steps: int) -> None:
         """Start enough rounds in advance to collect at least `num_steps` steps, as counted by `Rollout.size`.
@@ -85,7 +91,7 @@ class Destination(Protocol):
 
     @property
     def queue(self) -> queue.Queue[Any]:  # each destination has its own type of entries
-        """Queue of entries; a user's own loop may take entries from it, and add entries to it."""
+        """The queue from which the learner takes its data; a user's own loop may also take entries, or add some."""
 
     @property
     def delays_requests(self) -> bool:
@@ -104,7 +110,7 @@ class Destination(Protocol):
         """Handle pending responses of replay shards, if there are any, without blocking."""
 
     def begin_drain(self) -> None:
-        """Make room for rollouts, because the learner no longer takes data. Repeated calls are allowed."""
+        """Make room for the rollouts that arrive during a drain, while the learner takes no data. Idempotent."""
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""

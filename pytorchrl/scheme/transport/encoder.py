@@ -204,7 +204,7 @@ class Encoder:
 
     @property
     def needs_link(self) -> bool:
-        """Whether the encoder uses the speed of the connection, to encode messages only if this saves time ("auto")."""
+        """Whether the encoder needs the speed of the connection, because "auto" encodes only if this saves time."""
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:

@@ -23,7 +23,7 @@ def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
     """Return a message with decoded arrays, and its traffic, which includes the time for decoding.
 
     The data of a rollout and the vectors of gradients become tensors that share no memory with the message. Encoded
-    states of weights become numpy arrays. Messages within a process are returned unchanged.
+    arrays of `Weights` become numpy arrays. Messages within a process are returned unchanged.
 
     Args:
         message: The message as it was sent.

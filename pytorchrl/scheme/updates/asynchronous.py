@@ -77,7 +77,7 @@ class AsynchronousUpdates(RemoteUpdates):
         # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
         # _waiting, _to_request (which is empty after send_requests()) and supervisor.gone.
         self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
-        # The gradients that will be averaged into the next update, each with its factor, by index of the worker.
+        # The gradients for the next update, by index of the worker, each with the factor for its lag.
         self._waiting: dict[int, tuple[Gradients, float]] = {}
         # For each worker that gets the next requests: whether it skips the remaining passes over its data.
         self._to_request: dict[int, bool] = {}

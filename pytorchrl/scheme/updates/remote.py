@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True, so that no caller waits for a step that never comes; see `UpdateStrategy`."""
+        """Always True, for workers that start their train batches independently; see `UpdateStrategy`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
