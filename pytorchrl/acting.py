@@ -50,7 +50,7 @@ class PolicyParts:
 
     def build(self, seed: int) -> Algorithm:
         """Build the algorithm for acting, with the trained weights and the final values of all schedules."""
-        # The file of the initial weights is not read: it may no longer exist, and its weights would be overwritten.
+        # The file of the initial weights is not read: it may no longer exist, and `self.state` replaces its weights.
         actor = _with_options(self.actor, {"checkpoint": None})(device="cpu", seed=0)
         actor.eval()
         algorithm = _with_options(self.algorithm, _EXACT)(device="cpu", actor=actor, seed=seed)

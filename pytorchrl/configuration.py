@@ -108,7 +108,7 @@ class ConfigFile:
                 for combination in itertools.product(*columns)]
 
     def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
-        """Return an error whose message adds to that of `error` where the file sets the options that it mentions.
+        """Return `error` with a longer message, which says where the file sets the options that `error` mentions.
 
         Only options in `names` are considered.
         """

@@ -66,7 +66,7 @@ class Comparison:
 
 
 def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> Comparison:
-    """Compare an exported policy with the recorded actions; actions that are whole numbers must be equal."""
+    """Compare an exported policy's actions with those in `steps`; whole numbers must be equal, others nearly equal."""
     names = list(policy.initial_memory(1))
     memory: Arrays = {}
     total, different, largest = 0, 0, 0.0

@@ -16,7 +16,7 @@ from pytorchrl.runtime.base import is_default
 # see `room_for`. The factor is above 1, because machines of the same type differ a little in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
-"""For names that differ: Ray's name of a resource in the description of a node, by its name in requests."""
+"""Maps a resource's name in requests to Ray's name in the description of a node, if the two names differ."""
 
 
 def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int,

@@ -121,7 +121,7 @@ def _take(value: object, parts: Parts) -> Structure:
 
 
 def _taker_of(kind: type) -> Take:
-    """Return the function that takes apart values of a type that was not seen before."""
+    """Return the function that takes apart values of type `kind`; called once for each type."""
     if issubclass(kind, _CONSTANT):
         return _take_constant
     if issubclass(kind, StoredValue):

@@ -167,7 +167,7 @@ class _LayerWeights:
 
 
 class MLP(nn.Module):
-    """Fully connected layers. The input is a leaf, which `encode` converts to vectors, or vectors of a given size."""
+    """Fully connected layers. The input is a leaf (converted to vectors by `encode`) or vectors of a given size."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Recurrent replay distributed DQN: Kapturowski et al. 2019.
 
-B = sequences, W = steps of the burn-in, L = steps after the burn-in.
+B = sequences, W = steps of the burn-in, L = steps after the burn-in, n = the storage's option `n_step`.
 """
 
 from __future__ import annotations
@@ -185,14 +185,14 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return the values that `net` computes for some rows, and its memory after these rows.
+        """Return the values that `net` computes for the given rows, and its memory after these rows.
 
         Args:
             net: The online or the target network.
             obs: Normalized observations of the batch.
             state: The memory before the first of these rows.
             batch: The batch.
-            rows: The rows of the batch.
+            rows: Indices of the rows in the batch.
 
         Returns:
             Values of shape (number of rows, B, actions), and the memory.

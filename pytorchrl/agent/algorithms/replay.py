@@ -191,7 +191,7 @@ class ReplayAlgorithm(Algorithm):
         return actions
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Add nothing, because values are computed during learning."""
+        """Add nothing to the rollout, because values are computed during learning."""
 
     # Learning
 
@@ -222,10 +222,10 @@ class ReplayAlgorithm(Algorithm):
             batch: B transitions, with importance weights that correct for priorities.
 
         Returns:
-            Three values. The first maps a group to its loss (), which is minimized over the parameters of that group
-            alone and has its own autograd graph. The second maps a name to an additional measure () without gradient,
-            which `info` reports under that name. The third contains the absolute TD errors (B,) without gradient, for
-            priorities.
+            Three values. The first maps a group to its scalar loss, which is minimized over the parameters of that
+            group alone and has its own autograd graph. The second maps a name to a measure: an additional scalar
+            without gradient, which `info` reports under that name. The third contains the absolute TD errors (B,)
+            without gradient, for priorities.
         """
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:

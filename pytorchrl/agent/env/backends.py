@@ -271,7 +271,7 @@ class InProcessVectorEnv(SyncVectorEnv):
 
     Attributes:
         info_keys: Keys of `info` that `step` returns; None means all keys. `final_info` always contains all keys.
-            Without this limit, combining the four entries of a MuJoCo environment would double the overhead.
+            The choice saves time: to combine the four entries of a MuJoCo environment would double the overhead.
     """
 
     info_keys: tuple[str, ...] | None = None

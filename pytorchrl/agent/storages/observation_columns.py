@@ -248,7 +248,7 @@ class StackedColumn(ObservationColumn):
         self._black = capacity
         frame_size = int(np.prod(shape)) // num_frames
         self.frames = np.zeros((capacity, frame_size), dtype)
-        self._extra_frames = np.zeros((1, frame_size), dtype)  # row 0 is the black frame
+        self._extra_frames = np.zeros((1, frame_size), dtype)  # row 0 is a black frame, which all stacks share
         self._row_frames = np.zeros((capacity, num_frames), dtype=np.int32)
         self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
         self.clear()
@@ -261,7 +261,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1, because the stacks of a row and of the K - 1 rows after it may contain the newest frame of the row."""
+        """K - 1, because the newest frame of a row may also be in the stacks of the K - 1 rows after the row."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:

@@ -37,8 +37,8 @@ class LocalCollection:
     def collect(self) -> list[Rollout]:
         """Collect one rollout, and return it in a list; leave out a rollout that has no valid steps.
 
-        If steps of the previous rollout are missing, they are collected first, in a separate rollout, which is also in
-        the list.
+        If the previous rollout was preempted and must be finished, its missing steps are collected first. They are a
+        separate rollout, which is also in the list.
         """
         rollouts = self._collect()
         with self._watch.part("receive"):
@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Cancel the rest of a preempted rollout. Nothing is delivered, because no rollout is in flight."""
+        """Forget the steps that a preempted rollout lacks. Nothing is delivered, because no rollout is in flight."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

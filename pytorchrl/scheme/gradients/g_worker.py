@@ -180,7 +180,7 @@ class GWorker(Worker):
 
         Args:
             batch: A batch of the kind that the algorithm learns from.
-            distribute_gradients: If True, average the gradients over all gradient workers, weighted by their samples.
+            distribute_gradients: If True, average gradients over all gradient workers, weighted by numbers of samples.
 
         Returns:
             One flat float32 gradient per parameter group, and the algorithm's statistics.
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `vectors` of the `Gradients` to send ([] if no rank had data, else None), and statistics (None if skipped).
+            The `vectors` to send ([] if no rank had data, else None), and statistics (None if the update was skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)

@@ -191,7 +191,7 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         batch: A batch of the kind that the algorithm learns from, on any device.
         microbatch_size: Largest number of env steps in a backward pass; None: no limit.
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
-        is_part: Whether the batch is itself a microbatch, which the caller has logged; if not, each slice is logged.
+        is_part: Whether the batch is itself a microbatch; the caller has then logged it. If not, each slice is logged.
         staging: The object that copies the batch to the algorithm's device. If the batch is divided, each slice is
             copied during the backward pass of the previous slice. None: data are copied just before they are used.
     """

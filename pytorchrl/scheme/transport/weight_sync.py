@@ -25,7 +25,7 @@ class WeightSync:
 
     Attributes:
         traffic: Counts, bytes and times of all messages with weights so far.
-        bytes_out: Bytes of the weights sent.
+        bytes_out: Total bytes of weights sent to all workers, after encoding.
     """
 
     def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str],
@@ -45,11 +45,11 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Discard the stored version, so that weights are stored again for the next request, even if they are equal."""
+        """Discard the stored weights, so that the next request stores weights again, even of the same version."""
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Store weights for all workers. Workers must be idle during the first call, which may measure the network."""
+        """Store weights for all workers. The first call may time messages to the workers, which must then be idle."""
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)

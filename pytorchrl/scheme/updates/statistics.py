@@ -70,8 +70,8 @@ class Statistics:
 
     This class is thread-safe: the thread that makes updates writes while the user's thread reads.
 
-    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger
-    records the gradient's new steps accordingly.
+    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`. The ledger
+    records what happened to the env steps that this gradient was the first to use.
 
     Args:
         now: The clock.
@@ -115,7 +115,10 @@ class Statistics:
     # Gradients
 
     def receive(self, gradients: Gradients) -> None:
-        """Record a gradient that arrived; its new steps are in flight until it is applied or dropped."""
+        """Record a gradient that arrived.
+
+        The env steps that it was the first to use count as in flight until it is applied or dropped.
+        """
         self.add_journal_part(gradients.part)
         sender = (gradients.worker, gradients.incarnation)
         self.tree_ledger.report(*sender, gradients.ledger)
