@@ -226,7 +226,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # The signal may have caused `error`: native code may turn `Unblocked` into another error; workers may die.
+            # The signal may cause `error`: native code may turn `Unblocked` into another error, and workers may die.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:

@@ -114,7 +114,7 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         loader = Loader(staging, samples.following, runtime.now)
     source = BatchSource(
         worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
-        # With priorities, a draw depends on the TD errors of the previous batch.
+        # With priorities, no batch is drawn ahead, because a draw depends on the TD errors of the previous batch.
         staging=staging, draws_ahead=is_kept and not worker.storage.has_priorities)
     keep = options_of(GWorkerOptions, collection).keep_bad_batches
     bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)

@@ -206,7 +206,7 @@ class ProcessGroup:
         return self.share(shares) if self._joined().num_votes else ()
 
     def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments with all ranks, each of which must call this method at the same point; see `shared`."""
+        """Exchange moments with all ranks. The call waits until each rank has made the same call; see `shared`."""
         group, own = self._joined(), list[dict[str, Moments]]()
         if shares:  # even if the exchange fails, moments are not sent again: other ranks may have received them
             own, self._unshared = self._unshared, []
