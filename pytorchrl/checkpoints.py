@@ -62,7 +62,7 @@ class CheckpointFiles:
         self._directory, self._options, self._newest = directory, options, newest
         self._best = _read_best(directory)
         self._lock = threading.Lock()
-        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) for the next checkpoint
+        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) since the newest checkpoint
 
     def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
         """Write a checkpoint completely or not at all, and remove the checkpoints that are not kept.
@@ -144,7 +144,7 @@ def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> s
     """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
     kept = set(newest_first[:num_newest])
     if every is not None:
-        first = {env_steps_of(path) // every: path for path in newest_first}  # the oldest one replaces the others
+        first = {env_steps_of(path) // every: path for path in newest_first}  # the oldest one comes last, and is kept
         kept.update(path for multiple, path in first.items() if multiple)
     return kept
 

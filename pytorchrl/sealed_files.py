@@ -53,7 +53,7 @@ class _HashedFile:
         self._file.flush()
 
     def finish(self) -> None:
-        """Write the length of the zip comment in place of the two bytes that were held back, and then the comment."""
+        """Write the end of the zip archive: the length of its comment, and the comment, which contains the checksum."""
         self._put(_COMMENT_BYTES.to_bytes(2, "little"))
         self._file.write(_LABEL + self._hash.hexdigest().encode("ascii"))
 

@@ -159,7 +159,8 @@ class WorkSampler:
             if kind is not None:
                 self.seconds[kind] += passed
         self._last = time.perf_counter()
-        # A timer that repeats itself could leave a slow machine no time between interrupts.
+        # The timer is started again after each interrupt, because a periodic timer could leave a slow machine no time
+        # between interrupts.
         if self._is_sampling:
             signal.setitimer(signal.ITIMER_REAL, _INTERVAL_S)
 

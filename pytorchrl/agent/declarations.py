@@ -142,7 +142,7 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # `choices` contains the values of enum members. A function or an enum member only needs the right type.
+        # Members of enums and functions only need the right type; for an enum, `choices` contains the members' values.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))

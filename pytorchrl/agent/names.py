@@ -60,9 +60,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names under which `known` contains the options of `here`.
+    """Return the names in `known` of the equivalent options that `here` lists.
 
-    If `here` needs all of its options, and `known` lacks one, return an empty list.
+    If `here` means all of these options together, and `known` lacks one of them, return an empty list.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -74,7 +74,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint: the equivalent option and its part or, if no part has an equivalent option, a remedy.
+    """Return a hint for a name from another library: the equivalent option and its part, or a remedy if there is none.
 
     `homes` contains the kinds of parts (keys of `HOMES`) whose options exist where the user gave the name.
     """

@@ -182,7 +182,7 @@ def make_importable() -> None:
 
 def _algorithm_in(arguments: Sequence[str]) -> str | None:
     """Return the word that names the algorithm; None if there is none."""
-    # The value of a flag may look like an algorithm: `--preset impala`, `--env my_envs:Maze`.
+    # Search the values of flags last, because they may look like an algorithm: `--preset impala`, `--env my_envs:Maze`.
     free = [word for before, word in zip(["", *arguments], arguments, strict=False)
             if not before.startswith("--") or "=" in before or before.startswith("--no-") or before in _WITHOUT_VALUE]
     return next((word for word in free if word in registered() or is_reference(word)),

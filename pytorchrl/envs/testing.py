@@ -184,7 +184,7 @@ class FaultyEnv(CountingEnv):
 
 
 class HangingEnv(CountingEnv):
-    """A `CountingEnv` of which one call hangs; a subclass may define in `hang` how long.
+    """A `CountingEnv` in which one call hangs: forever, unless a subclass overrides `hang`.
 
     Args:
         call: Name of the method that hangs: "step", "reset", "render" or "close".
@@ -219,7 +219,7 @@ class HangingEnv(CountingEnv):
         return np.zeros((4, 4, 3), np.uint8)
 
     def close(self) -> None:
-        """Release nothing, or hang."""
+        """Do nothing, or hang."""
         self._count("close")
         super().close()
 

@@ -71,7 +71,7 @@ def sparkline(points: Points) -> str:
 
 
 def histogram(bins: Sequence[tuple[int, int]]) -> str:
-    """Return a bar for each bin, given as (smallest lag, count); the bins are 0, 1, 2 to 3, 4 to 7, and so on."""
+    """Return a bar for each bin of lags (0, 1, 2 to 3, 4 to 7, and so on), given as (smallest lag, count)."""
     total = sum(count for _, count in bins)
     if not total:
         return '<p class="none">no data</p>'

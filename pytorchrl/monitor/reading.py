@@ -19,7 +19,7 @@ Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""
 
 _TAIL_BYTES = 1 << 20
-# Only the last part of a larger file is read, so that a huge file does not fill the memory.
+# If a file is larger than this, only its last part is read, so that a huge file does not fill the memory.
 _MOST_BYTES = 256 << 20
 
 

@@ -165,7 +165,7 @@ class Channel:
                 raise
             with self._counting:
                 self._used.update(block.number for block in blocks)
-            # If Ctrl-C skips this line, the structure is sent again with the same number.
+            # If Ctrl-C skips this line, the structure is sent again with the same number, which does no harm.
             self._known.add(layout)
 
     def _layout_of(self, structure: Structure) -> tuple[int, bytes]:
@@ -269,7 +269,7 @@ class Channel:
                 _pool.release(number)
 
     def close(self) -> None:
-        """Close the channel, and release the blocks that the other process was using. Idempotent."""
+        """Close the channel, and release the blocks that the other process was using. Further calls do nothing."""
         self.connection.close()
         with self._counting:
             used, self._used = self._used, Counter()

@@ -84,7 +84,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """The first of "batch", "minibatch" and "none" to which any policy sets `advantage_normalization`."""
+            """The first of these values that at least one policy has: "batch", "minibatch", "none"."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 

@@ -53,7 +53,7 @@ def multi_agent(
     if callable(actors) and not isinstance(actors, (Factory, Mapping)):
         make = actors
         observation_spaces: Mapping[str, object] = envs.observation_space
-        action_spaces: Any = envs.action_space  # policy -> space, unlike in other factories
+        action_spaces: Any = envs.action_space  # a mapping from policy to space, unlike in other factories
         actors = {policy: make(observation_spaces[policy], action_spaces[policy]) for policy in envs.policies}
     of_actor = _by_policy("actors", actors, envs.policies)
     of_algorithm = _by_policy("algorithms", algorithms, envs.policies)

@@ -140,7 +140,7 @@ class CentralInference:
         self._in_flight: Requests[EnvAnswer] = Requests(
             runtime, supervisor, self._journal, lambda answer: answer.seconds, EnvAnswer.numbers, self._forget,
             self._begin_replacement)
-        self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # of live workers
+        self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # one for each live worker
         self._unstarted = list(self._streams)  # workers that have no request and do not wait for an action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
         self._num_asked = len(workers)  # workers from this index on are leaving, and receive no further actions
@@ -240,7 +240,7 @@ class CentralInference:
     # Changes of the number of workers
 
     def limit(self, number: int) -> None:
-        """Replace no more lost workers from index `number` on; see `ElasticStrategy`."""
+        """Ask workers from index `number` on only for steps that complete a rollout; see `ElasticStrategy`."""
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
@@ -292,7 +292,7 @@ class CentralInference:
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for the steps in flight, and count the steps of unfinished rollouts."""
+        """Wait at most `timeout_s` seconds for all answers, and count the steps of unfinished rollouts as in flight."""
         places = self._in_flight.owners()
         for place, outcome in zip(places, self._in_flight.finish(timeout_s), strict=True):
             if outcome.value is not None:

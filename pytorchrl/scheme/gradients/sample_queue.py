@@ -49,7 +49,7 @@ class TrainBatchBuilder:
         return self._pending_steps / (self._size or 1)
 
     def clear(self) -> None:
-        """Discard the rollouts of the incomplete train batch, but not those in the slots."""
+        """Discard the rollouts of the incomplete train batch, but keep those from which old rollouts are drawn."""
         self._pending, self._pending_steps = [], 0
 
     def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:
@@ -315,11 +315,11 @@ class SampleQueue:
         """Do nothing, because a sample queue has no pending responses to handle; see `Destination`."""
 
     def begin_drain(self) -> None:
-        """Discard all train batches to make room."""
+        """Discard all train batches, so that a collector thread that waits for space can pause."""
         self.clear()
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Discard rollouts that arrive during a drain; the ledger still counts their steps as in flight."""
+        """Discard rollouts that arrive during a drain; `GWorker.drain` then counts their steps as dropped."""
 
     def end_drain(self, deadline: float) -> None:
         """Discard all train batches."""

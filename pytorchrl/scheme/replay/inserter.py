@@ -110,7 +110,7 @@ class Inserter:
 
     @property
     def owners(self) -> list[int]:
-        """For each rollout in flight, the index of its shard."""
+        """The index of the shard of each rollout in flight."""
         return self._adds.owners()
 
     def restore(self, index: int, state: ShardState) -> None:

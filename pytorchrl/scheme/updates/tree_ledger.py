@@ -47,12 +47,15 @@ class TreeLedger:
         self._own.move(num_new_steps, "sent", "in_flight")
 
     def consume(self, num_new_steps: int, num_samples: int) -> None:
-        """Record the new steps of a gradient as consumed; `num_samples` also counts steps that were used before."""
+        """Record the steps of a gradient as consumed.
+
+        `num_new_steps` is the number of steps that no earlier gradient used; `num_samples` counts all steps.
+        """
         self._own.move(num_new_steps, "in_flight", "consumed_unique")
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Record the new steps of a gradient as dropped."""
+        """Record as dropped the steps of a gradient that no earlier gradient used."""
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
