@@ -150,7 +150,7 @@ def load(
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
     except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
-        # torch cannot allocate memory of this size. Its messages may continue with frames of its own stack.
+        # For example, the networks need more memory than there is. Torch may add its own stack below the first line.
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
                               f"{type(error).__name__}: {reason}") from error

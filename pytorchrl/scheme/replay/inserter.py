@@ -21,7 +21,7 @@ from pytorchrl.scheme.transport.requests import Requests
 class Inserter:
     """The sender of rollouts to replay shards. Only the collector thread uses it.
 
-    Once a shard has confirmed a rollout, the ledger counts its env steps as resident (in replay), not as in flight.
+    Once a shard has confirmed a rollout, the ledger counts the rollout's env steps as resident instead of in flight.
 
     Args:
         handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
