@@ -34,7 +34,7 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether the options that `at` lists are needed together; otherwise, any one of them is enough."""
+        """Whether the foreign name means all options in `at` together; if not, it means any one of them."""
         return "+" in self.at
 
 

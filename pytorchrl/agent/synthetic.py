@@ -123,7 +123,7 @@ class SyntheticAlgorithm(Algorithm):
         self.count = torch.zeros(1, dtype=torch.float64)
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return the number of updates."""
+        """Return the number of updates, which takes the place of parameters."""
         return {"count": self.count.clone()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
@@ -138,7 +138,7 @@ class SyntheticAlgorithm(Algorithm):
         """Do nothing, because there are no random draws."""
 
     def state_dict(self) -> StateDict:
-        """Return the number of updates."""
+        """Return the number of updates, which takes the place of parameters."""
         return self.acting_state()
 
     def load_state_dict(self, state: StateDict) -> None:

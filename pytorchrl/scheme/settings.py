@@ -172,7 +172,7 @@ def known_keywords() -> Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of a scheme, by level."""
+    """All settings of a scheme: one options object for each level."""
 
     collection: Collection
     gradients: Gradients

@@ -117,7 +117,7 @@ class Statistics:
     def receive(self, gradients: Gradients) -> None:
         """Record a gradient that arrived.
 
-        The env steps that it was the first to use count as in flight until it is applied or dropped.
+        The env steps that no earlier gradient used are in flight until this gradient is applied or dropped.
         """
         self.add_journal_part(gradients.part)
         sender = (gradients.worker, gradients.incarnation)
@@ -304,7 +304,7 @@ class Statistics:
             self._journal_parts.append(part)
 
     def take_journal_parts(self) -> list[WorkersPart]:
-        """Return the parts of journals that arrived since the last call."""
+        """Return the entries of workers' journals that arrived with gradients since the last call."""
         parts, self._journal_parts = self._journal_parts, []
         return parts
 
