@@ -348,7 +348,7 @@ class Algorithm(Part, Updatable, ABC):
         yield from ()
 
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the tensor of each vector of parameters and each buffer in the acting state, not copied."""
+        """Yield the name and the tensor of each vector of parameters and each buffer of the acting state, uncopied."""
         for name, group in self.groups.items():
             yield name, group.data
         yield from self.actor.state_buffers().items()
