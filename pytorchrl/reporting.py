@@ -185,7 +185,7 @@ class RateWindow:
         """Record the total number of steps at the time `now` in seconds; neither number may decrease."""
         has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
-        if self._intervals:  # before the first interval, the window is the whole run
+        if self._intervals:  # until the second arrival, the window is the whole run
             start = now - max(self._seconds, _INTERVALS_PER_WINDOW * max(self._intervals))
             while len(self._points) > 2 and self._points[1][0] <= start:
                 self._points.popleft()
@@ -319,7 +319,7 @@ def progress_text(status: Status) -> str:
 
 
 def by_policy(returns: Mapping[str, float] | None) -> str:
-    """Return the mean returns of several policies in brackets; an empty string for one policy."""
+    """Return a text that lists the mean return of each policy in brackets; an empty string if there is only one."""
     return f" ({', '.join(f'{policy} {mean:.1f}' for policy, mean in returns.items())})" if returns else ""
 
 
@@ -431,7 +431,7 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Return a new progress line that has announced the run's directory and, if `compiles` is true, the compilation.
+    """Return a new progress line, after announcing the run's directory and, if `compiles` is true, the compilation.
 
     The directory is announced only if `log_dir` is not the path that the user has given.
     """

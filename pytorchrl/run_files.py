@@ -136,7 +136,9 @@ class RunFiles:
                                   resumed=None if resumed is None else resumed.get("records"))
 
     def newest_checkpoint(self) -> checkpoints.Newest | None:
-        """Return the newest readable checkpoint, after checking the records before it; None without checkpoints.
+        """Return the newest readable checkpoint; None if there are no checkpoints.
+
+        Before that, check that the records of the metrics have not changed since the checkpoint, except for new ones.
 
         Raises:
             CheckpointError: None of the checkpoints can be read, or the records differ from those at the checkpoint.
@@ -253,4 +255,4 @@ def _check_learner(learner: StateDict) -> None:
     means.restore(learner.get("means", means.state()))
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)  # TypeError if one is not a number
+    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError if one is not a number

@@ -42,8 +42,8 @@ LARGEST_ENCLOSED = 4096
 # Packets of more than this number of bytes are written into a block. The kernel's own limit for a packet is
 # `net.core.wmem_default`, usually 212,992 bytes.
 _LARGEST_PACKET = 32768
-# A channel sends at most this many structures of values (see `wire`) once, and then refers to them by their numbers.
-# The definition of any further structure is part of each message.
+# A channel numbers at most this many structures of values (see `wire`). It sends the definition of a numbered structure
+# once, and then only its number. The definition of any other structure is part of each message.
 _MOST_STRUCTURES = 1000
 _UNNUMBERED = -1
 _MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel sends at most 253 descriptors with a packet

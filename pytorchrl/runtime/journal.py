@@ -95,7 +95,7 @@ class Recording(Journal):
         self._read, self._write = _Read(self), _Write(self)
 
     def reading(self) -> AbstractContextManager[object]:
-        """Return a context manager that counts its block as one read."""
+        """Return a context manager whose `with` block counts as one read of the parameters."""
         return self._read
 
     def writing(self) -> AbstractContextManager[object]:
@@ -103,7 +103,7 @@ class Recording(Journal):
         return self._write
 
     def begin_write(self) -> None:
-        """Begin a write. Unless it is nested in another write, record the number of reads since the previous write."""
+        """Begin a write access; if it is not nested in another one, record the number of reads since the previous write."""
         if not self.depth and not self._released:
             self._turns.append(self.reads)
             self.reads = 0

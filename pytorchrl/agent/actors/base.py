@@ -165,7 +165,10 @@ class Actor(Part, nn.Module, ABC):
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the initial memory of each network, zeros (E, H), by name. The default is {}: no memory."""
+        """Return the memory of each network at the start of an episode, by the name of the network.
+
+        The memory is a tensor of zeros with one row for each environment. The default is {}: no network has memory.
+        """
         return {}
 
     def policy_states(self, num_envs: int) -> Obs:

@@ -159,7 +159,7 @@ def _build_native(
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
-    """Raise `EnvError` if one of the four spaces of a native vector environment is missing or is not a `Space`."""
+    """Raise `EnvError` if a native vector environment lacks one of the following spaces, or if one is not a `Space`."""
     names = ("single_observation_space", "single_action_space", "observation_space", "action_space")
     if problem := space_problem(envs, names):
         raise EnvError(f"{where}: {problem}")

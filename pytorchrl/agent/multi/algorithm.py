@@ -46,7 +46,7 @@ class MultiAgentAlgorithm(Algorithm):
     `loss/hunter`; names of parameters and states begin with the policy, as in `hunter/lr`.
 
     Attributes:
-        algorithms: Policy -> algorithm.
+        algorithms: The algorithm of each policy, by the name of the policy.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ class Inference:
 
 
 class _Stream:
-    """Collects the steps of one incarnation of an environment worker, and makes rollouts of them."""
+    """Collector of the steps of one incarnation of an environment worker, which makes rollouts of them."""
 
     def __init__(self, builder: RolloutBuilder, now: Callable[[], float]) -> None:
         self.builder, self._now = builder, now
@@ -315,7 +315,7 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the number of inference batches, their total size and their total lag to `counters`."""
+        """Add the number of inference batches, their total size, and the total lag of their weights to `counters`."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag
