@@ -92,7 +92,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a bar and a legend for each level of the worker tree, with all shares of its time of at least one percent."""
+    """Return a bar and a legend for each level of the worker tree; parts below 1 % of the level's time are left out."""
     rows = []
     for level, parts in shares.items():
         found = sorted(((part, share) for part, share in parts.items() if share >= 0.01), key=lambda one: -one[1])

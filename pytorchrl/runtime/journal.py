@@ -103,7 +103,7 @@ class Recording(Journal):
         return self._write
 
     def begin_write(self) -> None:
-        """Begin a write access; if it is not nested in another one, record the number of reads since the previous write."""
+        """Begin a write; unless it is inside another write, record the number of reads since the previous write."""
         if not self.depth and not self._released:
             self._turns.append(self.reads)
             self.reads = 0

@@ -102,8 +102,8 @@ class Ledger:
     def move(self, num_steps: int, source: str, target: str) -> None:
         """Move steps from the place `source` to the place `target`.
 
-        The places are `in_flight`, `queued`, `sent`, `consumed_unique`, `resident` and `evicted`. Steps are `sent` while
-        the gradient computed from them is on its way to the update worker; see `merge`.
+        The places are `in_flight`, `queued`, `sent`, `consumed_unique`, `resident` and `evicted`. Steps are `sent`
+        while the gradient computed from them is on its way to the update worker; see `merge`.
         """
         if num_steps:
             with self._lock:

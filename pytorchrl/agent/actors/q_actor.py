@@ -105,7 +105,8 @@ class QActor(ReplayActor):
     def initial_states(self, num_envs: int) -> Obs:
         """Return {"q": zeros (E, H)}, or {} without memory; an LSTM's state is its output, followed by its cell state.
 
-        With `prev_action_reward`, the result also contains `PREVIOUS`, zeros (E, n + 1).
+        E is `num_envs`, H is the size of the memory's state, and n is the number of actions. With `prev_action_reward`,
+        the result also contains `PREVIOUS`, zeros (E, n + 1) in place of a previous action (one-hot) and reward.
         """
         if not self.is_recurrent:
             return {}

@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # for each worker, the rest of its previous rollout, if it has arrived
+        self._rests: dict[int, Rollout] = {}  # by worker: the steps that its preempted rollout lacked
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -270,7 +270,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move rollouts of owed steps from `_rests` to `_arrived`, from which `drain` and `finish` take rollouts."""
+        """Move the rollouts in `_rests` to `_arrived`, because the base class takes rollouts only from there."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()

@@ -26,7 +26,7 @@ Compute: TypeAlias = Callable[[Batch, bool], tuple[Vectors, dict[str, float]]]
 
 
 class GradientComputer:
-    """Computes gradients of whole train batches, or accumulates gradients of microbatches.
+    """The part of a gradient worker that computes the gradients of train batches, whole or in microbatches.
 
     Args:
         worker: The local collection worker, with the algorithm and the storage.

@@ -110,7 +110,7 @@ def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
 
 
 class RecordWriter:
-    """Writes a record. If the run is killed, only the latest events are missing from the record.
+    """Writer of a record. If the run is killed, only the latest events are missing from the record.
 
     Args:
         path: Path of the file, which must not exist yet.

@@ -93,7 +93,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Stores moments for normalizers until their train batch is used up; normalizers must not change earlier."""
+    """Moments that arrived with gradients; normalizers receive them when the train batch is used up, not earlier."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []
