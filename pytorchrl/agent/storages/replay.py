@@ -139,7 +139,7 @@ class ReplayBuffer(Storage):
 
     @property
     def mass(self) -> float:
-        """Weight of this storage in a draw from several storages: the number of transitions that can be drawn."""
+        """Weight with which a shard with this storage is chosen for a batch: the number of transitions to draw from."""
         return float(self.ring.num_drawable)
 
     def generate_batches(

@@ -41,7 +41,7 @@ class ShardState(NamedTuple):
     """Traffic measured when the most recently added rollout was decoded."""
 
     def statistics(self) -> dict[str, Statistic]:
-        """Return the shard's metrics: `contents`, and the mean duration in ms of each kind of call (None: no call)."""
+        """Return the statistics of the storage, and the mean duration in ms of each kind of call (None: no call)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}
 
