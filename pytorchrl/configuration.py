@@ -241,7 +241,7 @@ class _Problem(str):
 
 
 def _value(spec: OptionSpec, raw: object) -> object:
-    """Convert a value of the file to the type of the option; whether it is in the allowed range is checked later."""
+    """Convert a value of the file to the type of the option; its range is checked later."""
     parse = parser_for(spec.hint)
     if parse is None:
         return _Problem("its values are code, so it can only be given in Python")

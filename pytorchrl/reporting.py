@@ -185,7 +185,7 @@ class RateWindow:
         """Record the total number of steps at the time `now` in seconds; neither number may decrease."""
         has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
-        if self._intervals:  # until the second arrival, the window is the whole run
+        if self._intervals:  # without intervals between arrivals, the window is the whole run
             start = now - max(self._seconds, _INTERVALS_PER_WINDOW * max(self._intervals))
             while len(self._points) > 2 and self._points[1][0] <= start:
                 self._points.popleft()
@@ -319,7 +319,7 @@ def progress_text(status: Status) -> str:
 
 
 def by_policy(returns: Mapping[str, float] | None) -> str:
-    """Return a text that lists the mean return of each policy in brackets; an empty string if there is only one."""
+    """Return a text that lists the mean return of each policy in brackets; "" for a single policy."""
     return f" ({', '.join(f'{policy} {mean:.1f}' for policy, mean in returns.items())})" if returns else ""
 
 

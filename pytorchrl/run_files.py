@@ -138,7 +138,7 @@ class RunFiles:
     def newest_checkpoint(self) -> checkpoints.Newest | None:
         """Return the newest readable checkpoint; None if there are no checkpoints.
 
-        Before that, check that the records of the metrics have not changed since the checkpoint, except for new ones.
+        The records of the metrics are checked, too: those from before the checkpoint must be unchanged.
 
         Raises:
             CheckpointError: None of the checkpoints can be read, or the records differ from those at the checkpoint.

@@ -147,7 +147,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def mass(self) -> float:
-        """Weight with which a shard with this storage is chosen for a batch: the sum of `mass` of all policies' storages."""
+        """Weight with which a shard with this storage is chosen for a batch, summed over the policies."""
         return float(sum(storage.mass for storage in self.storages.values()))
 
     @property

@@ -139,7 +139,7 @@ class ReplayBuffer(Storage):
 
     @property
     def mass(self) -> float:
-        """Weight with which a shard with this storage is chosen for a batch: the number of transitions to draw from."""
+        """Weight with which a shard with this storage is chosen for a batch: the number of drawable transitions."""
         return float(self.ring.num_drawable)
 
     def generate_batches(

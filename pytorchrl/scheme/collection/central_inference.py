@@ -54,7 +54,7 @@ class Inference:
 
 
 class _Stream:
-    """Collector of the steps of one incarnation of an environment worker, which makes rollouts of them."""
+    """Collector of the steps of one incarnation of an environment worker; `take` makes a rollout of them."""
 
     def __init__(self, builder: RolloutBuilder, now: Callable[[], float]) -> None:
         self.builder, self._now = builder, now

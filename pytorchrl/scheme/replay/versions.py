@@ -10,7 +10,7 @@ _FEWEST = 16
 
 
 class Versions:
-    """For each row in replay: the version of the weights that collected it, and the learner's version when it was sent.
+    """The versions of each row in a shard: that of the weights that collected it, and the learner's when it was sent.
 
     A row is one stored step of one environment. Rows are numbered from 0 in the order in which they are added, and the
     rows of a rollout are consecutive.

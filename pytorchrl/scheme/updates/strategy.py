@@ -93,7 +93,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Moments that arrived with gradients; normalizers receive them when the train batch is used up, not earlier."""
+    """Moments that arrived with gradients. Normalizers receive them only when the train batch is used up."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []
