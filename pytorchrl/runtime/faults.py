@@ -58,7 +58,7 @@ class Fault:
     probability: float | None
 
     def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
-        """Return whether the fault happens when a worker reaches `point` for the `count`-th time."""
+        """Return whether the fault happens if its event, such as a step, occurs in a worker for the `count`-th time."""
         if self.probability is not None:
             return (self.count is None or count == self.count) and rng.random() < self.probability
         if self.action == "delay" and self.count is None:

@@ -29,7 +29,7 @@ _RECORDS = "pytorchrl_log_records"
 
 
 class WorkerLog(logging.Handler):
-    """Collects the warnings and errors that this library logs in a worker. The next answer takes them to the caller."""
+    """Collects the warnings and errors that this library logs in a worker. Its next answer takes them to the caller."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

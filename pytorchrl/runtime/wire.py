@@ -95,7 +95,7 @@ class StoredValue:
 
 
 def take_apart(value: object) -> tuple[Structure, Parts]:
-    """Return the structure and the parts of a value.
+    """Divide a value into its structure and its parts (scalars and arrays), from which an equal value can be built.
 
     A value that is not made of plain values, arrays, CPU tensors, lists, tuples, dictionaries and dataclasses is
     pickled. In the rebuilt value, arrays are read-only, and tensors are writable. An object that occurs twice in the

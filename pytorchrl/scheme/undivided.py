@@ -43,8 +43,8 @@ def undivided(call: Callable[[], R]) -> R:
     at once. Nothing is delayed outside the main thread, which is the only one that receives signals, or if SIGINT has
     another handler than Python's default one: `Learner.train`, for example, installs its own.
 
-    The handler stays installed until `interrupt_as_usual`, because installing it takes longer than the check whether
-    it is installed.
+    The handler stays installed until `interrupt_as_usual` is called, because installing it takes longer than the check
+    whether it is installed.
     """
     if _DELAY.is_active or threading.get_ident() != threading.main_thread().ident:
         return call()
@@ -65,6 +65,6 @@ def undivided(call: Callable[[], R]) -> R:
 
 
 def interrupt_as_usual() -> None:
-    """Restore Python's default handler of SIGINT if `undivided` has replaced it; the next call replaces it again."""
+    """If `undivided` has replaced Python's default handler of SIGINT, restore it until the next call of `undivided`."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DELAY:
         signal.signal(signal.SIGINT, signal.default_int_handler)

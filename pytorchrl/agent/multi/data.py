@@ -2,7 +2,7 @@
 
 Each agent (in the sense of PettingZoo) is a column of its policy. A policy with k agents in each of E environments has
 C = E * k columns; agent j of environment e is column e * k + j. If an agent does not act in a step, because its episode
-has ended or has not begun, its row is invalid.
+has ended or has not begun, the entry of its column in that step is marked as invalid.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MultiStep:
 
     @property
     def obs(self) -> dict[str, Arrays]:
-        """Observations: policy -> leaf -> (C, ...), with one row for each of the policy's C columns."""
+        """Observations: policy -> leaf -> (C, ...), with one row for each of the policy's C agents."""
         return {policy: part.obs for policy, part in self.parts.items()}
 
     @property
@@ -55,7 +55,7 @@ class MultiStep:
 
     @property
     def first(self) -> dict[str, np.ndarray]:
-        """Whether each observation is the first of an episode: policy -> (C,) bool, for the policy's C columns."""
+        """Whether each observation is the first of an episode: policy -> (C,) bool, for the policy's C agents."""
         return {policy: part.first for policy, part in self.parts.items()}
 
 
@@ -72,7 +72,7 @@ class MultiActingStep:
 
     @property
     def rhs(self) -> dict[str, Arrays]:
-        """The states of recurrent networks: policy -> network -> (C, H), with H numbers for each of the C columns."""
+        """The states of recurrent networks: policy -> network -> (C, H), with H numbers for each of C agents."""
         return {policy: part.rhs for policy, part in self.parts.items()}
 
 

@@ -144,7 +144,7 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64, the negative numbers of these observations, which are extra observations.
+            places: (N,) int64, the negative numbers under which the observations are stored as extra observations.
             before: (N,) int64, the number of the row one step before each observation.
         """
 

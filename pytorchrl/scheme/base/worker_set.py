@@ -109,7 +109,8 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        # Links are measured only at startup, while all workers are idle. The replacement uses the lost worker's value.
+        # The speed of messages is measured only at startup, while all workers are idle. The replacement therefore uses
+        # the value that was measured for the lost worker.
         self._send_link(place)
 
     def resize(self, num_workers: int, resources: Mapping[str, float] | None = None) -> None:
@@ -169,7 +170,7 @@ class WorkerSet(Generic[W]):
                 self._send_link(place)
 
     def _send_link(self, place: int) -> None:
-        if self._links_s:  # a worker that was added later receives the mean of all links
+        if self._links_s:  # a worker that was added later receives the mean of all measured values
             known = self._links_s[place:place + 1] or self._links_s
             self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 

@@ -25,10 +25,10 @@ class OwedSteps:
         return self._owed.get(index)
 
     def receive(self, index: int, header: RolloutHeader) -> bool:
-        """Record a rollout, and return whether it contains the steps that the worker owed.
+        """Record a rollout; return whether it contains the steps that were missing from the worker's previous rollout.
 
-        A rollout of owed steps cannot be preempted. If it is too short, its worker was interrupted and will collect no
-        further steps.
+        Such a rollout cannot be preempted. If it is too short, its worker was interrupted and will collect no further
+        steps, so the worker owes nothing.
         """
         is_rest = self._owed.pop(index, None) is not None
         if self._is_kept and header.preempted and not is_rest:

@@ -148,7 +148,7 @@ class CWorkerRecipe:
                                     seed=derive_seed(self.seed, Stream.BATCHES, *path))
 
     def env_maker(self, path: tuple[int, int, int], num_threads: int | None) -> Callable[..., VecEnv]:
-        """Return a function of `seed` that builds the environments of one collection worker.
+        """Return a function that takes `seed` and builds the environments of one collection worker.
 
         Args:
             path: See `make_storage`.

@@ -87,7 +87,7 @@ class ReplaySource:
     def take(self) -> TrainBatch:
         """Wait for the next sampled rollouts, and return them as a train batch.
 
-        The rollouts are marked as old, because their steps were already counted when the shards received them.
+        `is_old` is true for all rollouts, because their steps were counted when the shards received them.
         """
         return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
 

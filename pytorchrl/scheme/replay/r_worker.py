@@ -132,7 +132,7 @@ class RWorker(Worker):
         the largest weight in this shard.
         """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.min_priority  # may be less than `smallest`, which is computed from earlier reports
+            own = self._storage.min_priority  # may be less than `smallest`, which comes from earlier states of shards
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
@@ -205,7 +205,7 @@ def describe(storage: UserPart) -> MetricsDict:
         for evicted items; `evicted_unused`: number of items that were evicted without having been sampled.
     """
     counters, smallest = storage.counters, getattr(storage, "min_priority", 1.0)
-    alpha = getattr(storage.options, "alpha", 1.0)  # stored priorities are raised to this power
+    alpha = getattr(storage.options, "alpha", 1.0)  # priorities were raised to this power before they were stored
     found = {"added": counters["inserted"], "sampled": counters["sampled"], "items": storage.num_items,
              "bytes": storage.num_bytes, "mass": storage.mass,
              "min_priority": smallest ** (1.0 / alpha) if math.isfinite(smallest) else None,

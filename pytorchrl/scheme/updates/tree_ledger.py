@@ -43,7 +43,7 @@ class TreeLedger:
             self._snapshots[worker, incarnation] = snapshot
 
     def receive(self, num_new_steps: int) -> None:
-        """Record as in flight the steps of a received gradient that no earlier gradient used; see `consume`."""
+        """Record that a gradient arrived. `num_new_steps` steps, which no earlier gradient used, are now in flight."""
         self._own.move(num_new_steps, "sent", "in_flight")
 
     def consume(self, num_new_steps: int, num_samples: int) -> None:
@@ -55,7 +55,7 @@ class TreeLedger:
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Record as dropped the steps of a gradient that no earlier gradient used."""
+        """Record that a gradient is dropped, and with it `num_new_steps` steps, which no earlier gradient used."""
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
@@ -113,7 +113,7 @@ class TreeLedger:
         return self._own.snapshot().consumed - self._consumed_before
 
     def state(self) -> SavedLedger:
-        """Return the state for a checkpoint, except the ledgers of live gradient workers."""
+        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
         with self._lock:
             lost = [snapshot for (worker, incarnation), snapshot in self._snapshots.items()
                     if incarnation != self._incarnations[worker]]
