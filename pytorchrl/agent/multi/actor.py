@@ -67,7 +67,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
-        """Return the initial memory of each network that has memory: zeros (C, H) for C agents, by policy and network."""
+        """Return the initial memory of each network with memory: zeros (C, H) for C agents, by policy and network."""
         return {policy: actor.initial_states(num_envs * len(self.options.agents[policy]))
                 for policy, actor in self.actors.items()}
 
