@@ -76,7 +76,7 @@ class Exporter:
                 for policy in self._acting.parts}
 
     def _observe(self, checks: int) -> dict[str, list[Observed]]:
-        """Return at least `checks` observations for each policy, half of them random, with the agent's actions."""
+        """Return at least `checks` observations for each policy, and the agent's actions; half of them are random."""
         played = played_steps(self._acting.players, self._envs, (checks + 1) // 2, self._seed)
         return {
             policy: steps + random_steps(

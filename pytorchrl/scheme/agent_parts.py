@@ -125,7 +125,8 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
     """Refuse parts that do not all have the same policies.
 
-    With several policies, also refuse `weight_norm="buffer"` if there are several replay shards.
+    With several policies, also refuse several replay shards with `weight_norm="buffer"`, which needs the priorities of
+    the whole replay.
     """
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}

@@ -32,7 +32,7 @@ class EpisodeStatistics:
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._num_steps = 0
-        self._num_before = np.zeros(num_envs, dtype=np.int64)  # steps that do not belong to the running episode
+        self._num_before = np.zeros(num_envs, dtype=np.int64)  # steps before the running episode, and its invalid steps
         self._monitor = monitor
         self._now = now
         self._start = now()

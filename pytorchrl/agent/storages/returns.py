@@ -80,7 +80,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays (T, E): the TD errors, 0 in invalid rows, and whether each row is valid and ends no episode."""
+    """Return two (T, E) arrays: TD errors (0 in invalid rows), and whether each row is valid and ends no episode."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

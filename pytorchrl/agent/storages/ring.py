@@ -63,14 +63,14 @@ class Window(NamedTuple):
 
 @dataclass(slots=True)
 class _Head:
-    """End of the newest rollout of a source (a collector); each array has the shape (E,)."""
+    """The last step of each of E environments in the newest rollout of a source (a collector); arrays are (E,)."""
 
     ids: np.ndarray
-    """Id of the last row of each environment."""
+    """Id of the row that contains this step."""
     places: np.ndarray
-    """Place of the extra observation that follows each last row; 0 if `final_obs` contains the next observation."""
+    """Place of the extra observation after this step; 0 if `final_obs` contains the observation after it."""
     done: np.ndarray
-    """Whether the observation after each last row is the first of an episode."""
+    """Whether the observation after this step is the first of an episode."""
 
 
 class Ring:
@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false where the last row links to a final observation
+            shown = link[-1] == heads  # false if the last row is followed by one of `finals`
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
@@ -212,7 +212,7 @@ class Ring:
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the N observations at `places`, as leaf -> (N, ...); extra observations have places below 0."""
+        """Return the N observations at `places`, as leaf -> (N, ...); extra observations have negative places."""
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
@@ -296,7 +296,7 @@ class Ring:
     # Internals
 
     def _check_loaded(self, lengths: dict[str, int]) -> None:
-        """Raise `ValueError` if the loaded state, whose columns had these lengths, contradicts itself."""
+        """Raise `ValueError` if the loaded state contradicts itself; `lengths` contains the lengths of its columns."""
         heads, leaves = self._heads.values(), self.observations.values()
         num_extras = min((leaf.num_extras for leaf in leaves), default=0)
         drawable, link = (self.columns[name] for name in ("drawable", "link")) if self.columns else (_NO_ROWS, _NO_ROWS)
@@ -356,7 +356,7 @@ class Ring:
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark as broken all rows whose stacked frames are in evicted rows; return the places of newly broken rows.
+        """Forbid drawing rows that need frames of evicted rows ("broken"); return the places of newly broken rows.
 
         Args:
             rows: (N,) places of the rows that directly follow evicted rows in their episodes.
@@ -376,10 +376,10 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the last row of the source's previous rollout to row 0 of the new rollout, if the environment continues.
+        """For each environment that continues, store that row 0 of the new rollout follows its previous row.
 
         An environment continues if its first observation in `leaves` equals its last observation in the source's
-        previous rollout. `rows`, (E,), contains the place of row 0 in each environment.
+        previous rollout. `rows`, (E,), contains the place of row 0 of each environment.
 
         Returns:
             (E,) int64, the place of the extra observation that row 0 makes superfluous; 0 where there is none.
@@ -404,7 +404,7 @@ class Ring:
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if rollout.final_index.shape[0]:
             t, e = rollout.final_index.numpy().T
-            cut[t + 1, e] = True  # the previous row links to a final observation
+            cut[t + 1, e] = True  # the final observation, not this one, follows the row before
             finals = -1 - self.extras.take(len(t))
         start = self.total % self.capacity
         for name, leaf in self.observations.items():

@@ -80,9 +80,12 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 
 
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the return, discount and number of rewards of each trained step, (L, B) each; see `Ring.window`.
+    """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    `rows` is `walk.places`, in which 0 replaces each negative index, because the ring has no row for such an index.
+    `rows` is `walk.places`, in which 0 replaces each negative place, because the ring has no row for such a place.
+
+    Returns:
+        Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.
     """
     rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
     column = ring.columns
@@ -100,9 +103,9 @@ def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np
 
 
 def _previous(ring: Ring, walk: Walk, rows: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the previous action (one-hot) and reward of each row of `walk`, (W+L+n, B, actions + 1).
+    """Return the previous action (one-hot) and reward of each row of `walk`, with the shape (rows, B, actions + 1).
 
-    `stored` contains those of the first row.
+    `stored` contains the previous action and reward of the first row of each of the B sequences.
     """
     column, there = ring.columns, walk.is_step[:-1]
     found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)

@@ -108,8 +108,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Close and kill all collection workers; wait at most `timeout_s` seconds for their responses.
 
         Returns:
-            The number of env steps of all workers (None if a worker did not respond), and the number of env steps that
-            were not returned in a rollout.
+            The number of env steps that all workers have taken (None if a worker did not respond), and the number of
+            these steps that were not returned in a rollout.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]

@@ -22,7 +22,7 @@ class CollectionStrategy(Protocol):
     delivered_by_lost: int
 
     def step(self, deliver: Deliver) -> None:
-        """Collect one round, or poll the workers once; pass the rollouts that arrived to `deliver`.
+        """Collect one round, or poll the workers once; then call `deliver` with the rollouts that have arrived.
 
         The ledger counts the steps of these rollouts as in flight until they are queued, stored or dropped.
         """
@@ -56,7 +56,7 @@ class ElasticStrategy(Protocol):
         """
 
     def release(self, number: int) -> bool:
-        """Make no more requests to workers from index `number` on; return whether they have delivered all rollouts."""
+        """Make no more requests to workers from index `number` on; return whether these have delivered all rollouts."""
 
     def resized(self, number: int, closed: Sequence[tuple[int, int] | None]) -> None:
         """Adapt to the list of workers, which now has `number` workers.

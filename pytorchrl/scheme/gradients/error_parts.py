@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Decorate a method so that its errors have the journal's events in the attribute `part`.
+    """Decorate a worker's method so that its errors have the newest events of the worker's journal as `error.part`.
 
     A successful call returns the events in its result, but a failed call has no result.
     """

@@ -297,7 +297,7 @@ class SampleQueue:
         self._ledger.drop(batch.num_new_steps, "queued", DropReason.QUEUE_FULL)
 
     def clear(self) -> None:
-        """Discard all train batches; the ledger still counts their steps as queued.
+        """Discard all train batches; the ledger counts their steps as queued until the caller drops them there.
 
         The learner must not take train batches at the same time.
         """
@@ -369,7 +369,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal no longer records accesses, so make none
+            if self._closing.is_set():  # the journal records no more accesses to the queue, so make none
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version

@@ -193,7 +193,7 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """(K, 2) int64, versions of the latest batch taken; see `Sample`."""
+        """The two versions of each of the K items of the latest batch taken, (K, 2) int64; see `Sample`."""
         return self.sampler.versions
 
     @property
