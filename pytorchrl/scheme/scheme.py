@@ -347,7 +347,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step starts with new data on all workers; see `UpdateStrategy`."""
+        """Whether all workers start the next step with new train batches; see `UpdateStrategy`."""
         return self._worker is None or self._worker.is_between_items
 
     @in_turn("_end")

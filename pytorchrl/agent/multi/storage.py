@@ -252,7 +252,7 @@ class MultiAgentStorage(Storage):
         Args:
             batch: The batch.
             samples: The number of agents' steps in earlier batches of the pass, and the number in this batch.
-            new: The same pair, counting only new samples.
+            new: The same two numbers, counting only steps that are used for the first time.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps

@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false if the last row is followed by one of `finals`
+            shown = link[-1] == heads  # false where one of `finals` follows the last row
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count

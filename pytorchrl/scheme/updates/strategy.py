@@ -33,7 +33,7 @@ class UpdateStrategy(Protocol):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step starts with new data on all workers.
+        """Whether all workers start the next step with new train batches.
 
         With asynchronous gradients, there is no such step, because each worker starts its train batches independently.
         The value is then always True, so no caller waits for such a step.

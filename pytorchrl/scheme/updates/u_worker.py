@@ -324,7 +324,7 @@ class UWorker(Worker):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step starts with new data on all workers; see `UpdateStrategy`."""
+        """Whether all workers start the next step with new train batches; see `UpdateStrategy`."""
         return self.strategy.is_between_items
 
     def checkpoint(self, seed: int, timeout_s: float) -> StateDict:
