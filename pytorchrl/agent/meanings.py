@@ -34,12 +34,12 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether the foreign name means all options in `at` together; if not, it means any one of them."""
+        """Whether the name from the other library means all options in `at` together, rather than any one of them."""
         return "+" in self.at
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return a meaning (`Here`) for each option in `places`, in order of preference; all have the same note."""
+    """Return a meaning with this note for each of `places`, which are values of `Here.at` in order of preference."""
     return tuple(Here(place, note) for place in places)
 
 

@@ -322,7 +322,7 @@ class RayRuntime(Runtime):
         return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
 
     def close(self) -> None:
-        """Kill the actors, and leave Ray, unless other runtimes still use the connection or the user has made it."""
+        """Kill the actors. Then leave Ray, unless other runtimes use the connection or the user has made it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -339,7 +339,7 @@ class RayRuntime(Runtime):
         self._ray = self._host = self._connection = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Return the resources of one worker of each kind, with default requests reduced to what the cluster has left.
+        """Return the resources to request for one worker of each kind; default requests are reduced if they do not fit.
 
         Raises:
             InsufficientResourcesError: The cluster, or the machine if Ray runs on one machine, has too few resources.
@@ -398,6 +398,6 @@ def _place_of(address: str, own_ip: str) -> tuple[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the line of Ray's message that states the reason, which is the last line if the actor did not start."""
+    """Return why an actor is lost: the first line of Ray's message or, if the actor did not start, the last line."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]

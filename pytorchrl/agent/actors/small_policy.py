@@ -48,7 +48,7 @@ class SmallPolicy:
 
     @property
     def noise(self) -> Tensor:
-        """Noise that was drawn but not used yet, (k, E, n) float32; it is saved together with the generator's state."""
+        """Noise that was drawn for the next k steps, (k, E, n) float32; saved together with the generator's state."""
         return torch.from_numpy(np.array(self._noise[::-1], np.float32))
 
     @noise.setter

@@ -138,7 +138,7 @@ class RolloutRows:
         return rollout.map(Tensor.clone) if copy else rollout
 
     def _finals(self) -> tuple[Tensor, Obs, Tensor | None]:
-        """Return views of the indices, the observations and the masks of the final observations."""
+        """Return views of `final_index`, `final_obs` and `final_mask` of the current rollout; see `RolloutData`."""
         count = self._num_finals
         return (torch.from_numpy(self._final_index[:count]),
                 {name: torch.from_numpy(leaf[:count]) for name, leaf in self._final_obs.items()},

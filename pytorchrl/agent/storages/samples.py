@@ -1,6 +1,6 @@
 """The samples of an on-policy storage, in a layout from which one operation per tensor selects a batch.
 
-T = steps, E = environments, N = samples, L = steps of a sequence, C = number of sequences.
+T = steps, E = environments, N = samples, L = steps of a sequence, C = number of sequences, H = size of a memory state.
 """
 
 from __future__ import annotations

@@ -119,7 +119,10 @@ class Reader:
                                  f"as an option of {level}, or leave {level} out")
 
     def with_execution(self, options: Any, level: str) -> Any:  # `options` is an object of any kind, or None
-        """Return `options` with the level's execution; the default is parallel for several workers, central for one."""
+        """Return `options`; if `{level}_execution` is None, fill in parallel for several workers, or central for one.
+
+        A value that contradicts the number of workers is recorded as a problem.
+        """
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

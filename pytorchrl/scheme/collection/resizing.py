@@ -146,7 +146,7 @@ class Elastic(ABC):
 
 
 def book_closed(ledger: Ledger, delivered: int, counts: Closed) -> int:
-    """Drop the steps that a closed worker has not delivered; return the number of all steps that it has made.
+    """Record undelivered steps of a closed worker as dropped; return the number of all steps that the worker has made.
 
     Args:
         ledger: The gradient worker's ledger.

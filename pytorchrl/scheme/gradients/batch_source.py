@@ -37,7 +37,7 @@ class TrainBatchSource(Protocol):
         """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Cancel the remaining uses of a train batch."""
+        """Do not return this train batch from `take` again, even if it was to be used several times."""
 
     def count(self, counters: WorkerCounters) -> None:
         """Add the source's counts, such as the number of queued train batches, to `counters`."""
@@ -361,7 +361,7 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """If the current train batch was divided into batches, discard it; its unused steps count as dropped."""
+        """If the current train batch was divided into batches, discard it and count its unused steps as dropped."""
         if not self.is_loaded:
             self.cancel_uses()
             self._batches = None

@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            The `vectors` to send ([] if no rank had data, else None), and statistics (None if the update was skipped).
+            The answer's `vectors` ([] if no rank had data, else None), and statistics (None if the update was skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
@@ -307,7 +307,7 @@ class GWorker(Worker):
             self.local_worker.merge_moments(self._group.share())
 
     def preempt(self, number: int) -> None:
-        """End the rollout that `prepare(number=number)` is collecting, as soon as the rollout has enough steps."""
+        """End the rollout that `prepare(number=number)` is collecting, once it has `BatchPlan.least_steps` steps."""
         if number == self._preparing:
             self.local_worker.preempt_running(self._plan.least_steps)
 
@@ -333,7 +333,7 @@ class GWorker(Worker):
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Do the same as `leave_group`, discard the train batch in use, and return this worker as a `Candidate`."""
+        """Do the same as `leave_group`, discard the train batch in use, and return what a new group must know."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)

@@ -196,7 +196,7 @@ class Encoder:
         self._adaptive = AdaptiveCodec() if compression is not None and compression.is_auto else None
         self._now, self._num_readers = now, num_readers
         self.kept: dict[int, np.ndarray] = {}
-        """The remainder to add to each array of the next message, by the index of the array in the message."""
+        """The encoding error to add to each array of the next message, by the array's index in the message."""
         self._encodings = 0
         self._decode_s = 0.0  # seconds of the latest timed decoding
         # State of the current message.
@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return an array with its remainder added, for a message that is sent without encoding."""
+        """Return an array that is sent without encoding, plus the encoding error that is kept for its index `place`."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

@@ -45,7 +45,7 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Discard the stored weights, so that the next request stores weights again, even of the same version."""
+        """Discard the stored weights: `has` then returns False, so the caller stores weights again before a request."""
         self._version = None
 
     def put(self, weights: Weights) -> None:

@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True, for workers that start their train batches independently; see `UpdateStrategy`."""
+        """Always True; strategies whose workers start their train batches together override this property."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
