@@ -257,7 +257,7 @@ class StackedColumn(ObservationColumn):
         """Release all data; see `ObservationColumn`."""
         self.slots = SlotPool()
         self.slots.take(1)
-        self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # the black frame has no owner
+        self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # `_black`: no owner
 
     @property
     def depth(self) -> int:  # type: ignore[override]

@@ -376,7 +376,7 @@ class SequenceBuffer(PERBuffer):
         return eta * absolute.max(0) + (1.0 - eta) * mean
 
     def reset(self) -> None:
-        """Discard all steps, windows and memory states; see `PERBuffer`."""
+        """Discard all steps and memory states, and the windows of steps that could be drawn; see `PERBuffer`."""
         super().reset()
         self.state_slots, self._episodes = SlotPool(), {}
         self.__dict__.pop("windows", None)
