@@ -28,7 +28,7 @@ class Here:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """Each option that `at` lists, as a pair of strings: its kind of part (a key of `HOMES`) and its name."""
+        """The options of this package that the name may mean, each as two strings, such as ("algorithm", "lr")."""
         return tuple((home, name) for home, _, name in (
             option.strip().partition(".") for option in self.at.replace("+", "|").split("|") if option.strip()))
 

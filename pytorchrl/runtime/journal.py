@@ -99,7 +99,11 @@ class Recording(Journal):
         return self._read
 
     def writing(self) -> AbstractContextManager[object]:
-        """Return a context that records the number of reads before the write; nested writes count as one write."""
+        """Return a context in which the learning thread may write the parameters.
+
+        At the beginning, it records how often the collector thread has read the parameters since the previous write.
+        Nested writes count as one write.
+        """
         return self._write
 
     def begin_write(self) -> None:
