@@ -8,8 +8,8 @@ Numbers, strings, booleans, lists and mappings are their own descriptions. Any o
 | a schedule | `{"schedule": [name, number, ...]}` |
 | a class or function | `{"__code__": "module:qualname"}` |
 | a `functools.partial` | `{"__partial__": [function, [argument, ...], {name: argument, ...}]}` |
-| a space of the environments | `{"__space__": ["observation_space"]}`; with several policies, the list names one, too |
-| a tuple in a mapping | `{"__tuple__": [item, ...]}`; outside mappings, a list describes a tuple |
+| a space of the environments | `{"__space__": ["observation_space"]}`; with several policies, the list also contains the name of the policy |
+| a tuple in a mapping | `{"__tuple__": [item, ...]}`; a tuple anywhere else is described by a list |
 | a mapping with keys that are not strings | `{"__mapping__": [[key, value], ...]}` |
 | a number that is not finite | `{"__float__": "inf"}` |
 | anything else | `{"__other__": repr}`, from which no value can be built |

@@ -42,8 +42,8 @@ class LineChecker:
     Earlier versions wrote lines without checksums. These lines are accepted before the first line with a checksum.
 
     Args:
-        at_start: Whether the check starts at the first line of the file; otherwise, the first checked line is accepted,
-            because the line before it is unknown.
+        at_start: Whether the check starts at the first line of the file. Otherwise, the first checked line is accepted,
+            because its checksum also covers the line before it, which is unknown.
     """
 
     def __init__(self, *, at_start: bool = True) -> None:

@@ -285,7 +285,7 @@ def _check_batch(storage: object, batch: object) -> None:
 
 
 def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> None:
-    """Raise `ContractError` unless a storage's `estimate` is a pair of (T, E) float32 arrays: advantages and returns."""
+    """Raise `ContractError` unless a storage estimated a pair of (T, E) float32 arrays: advantages and returns."""
     if not isinstance(estimate, tuple) or len(estimate) != 2:
         raise violation(storage, "estimate()", _described(estimate), "advantages and returns, two arrays")
     for name, array in zip(("advantages", "returns"), estimate, strict=True):

@@ -198,7 +198,7 @@ class RunView:
         return count(self.latest, "scheme", name)
 
     def curve(self, *path: str) -> list[tuple[float, float]]:
-        """Return (env steps, value) of every record that has the number at `path`."""
+        """Return (env steps, value) of every record that has a number at `path`."""
         points = ((number(record, "env_steps"), number(record, *path)) for record in self.records)
         return [(x, y) for x, y in points if x is not None and y is not None]
 

@@ -361,7 +361,10 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """If the current train batch was divided into batches, discard it and count its unused steps as dropped."""
+        """Discard the current train batch, and count its unused steps as dropped.
+
+        Do nothing while the train batch is in the storage and has not been divided into batches.
+        """
         if not self.is_loaded:
             self.cancel_uses()
             self._batches = None
