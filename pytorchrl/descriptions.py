@@ -8,7 +8,7 @@ Numbers, strings, booleans, lists and mappings are their own descriptions. Any o
 | a schedule | `{"schedule": [name, number, ...]}` |
 | a class or function | `{"__code__": "module:qualname"}` |
 | a `functools.partial` | `{"__partial__": [function, [argument, ...], {name: argument, ...}]}` |
-| a space of the environments | `{"__space__": ["observation_space"]}`; with several policies, the list also contains the name of the policy |
+| a space of the environments | `{"__space__": ["observation_space"]}` or `["observation_space", policy]` |
 | a tuple in a mapping | `{"__tuple__": [item, ...]}`; a tuple anywhere else is described by a list |
 | a mapping with keys that are not strings | `{"__mapping__": [[key, value], ...]}` |
 | a number that is not finite | `{"__float__": "inf"}` |
