@@ -117,7 +117,7 @@ def test_continuous_control_learns_to_stop_a_point(name):
     cls, options, actor = CONTINUOUS[name]
     factory = cls.create_factory(
         gamma=0.9, start_steps=200, update_every=1, num_updates=1, mini_batch_size=64, polyak=0.98, **options)
-    algorithm = train("PointMass-v0", factory, OffPolicyActor, {"hidden_sizes": (32,), **actor}, 1000)
+    algorithm = train("PointMass-v0", factory, OffPolicyActor, {"hidden_sizes": (32,), **actor}, 800)
     assert evaluate(algorithm, "PointMass-v0", 30) >= -2.0
 
 
