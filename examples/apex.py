@@ -21,7 +21,8 @@ def main() -> None:
     actor = QActor.create_factory(
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(120, 84), dueling=True)
     algorithm = DQN.create_factory(
-        lr=1e-3, start_steps=1_000, mini_batch_size=64, polyak=0.99, target_update_interval=1, epsilon_per_worker=True)
+        lr=1e-3, start_steps=100 if args.smoke else 1_000, mini_batch_size=64, polyak=0.99, target_update_interval=1,
+        epsilon_per_worker=True)
     # Importance weights are divided by their maximum over all shards, so that batches from several shards can be mixed.
     storage = PERBuffer.create_factory(50_000, rollout_size=16, n_step=3, weight_norm="buffer")
 
@@ -30,17 +31,18 @@ def main() -> None:
         num_replay_workers=args.num_replay_workers, max_replay_ratio=args.max_replay_ratio, max_weight_sync_delay=128,
         seed=args.seed)
 
-    with Learner(scheme, target_steps=1_500 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=300 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
-        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
+        if not args.smoke:  # training would go on until the process of the evaluation has started
+            evaluation = learner.evaluate(num_episodes=100)
+            print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
     ledger = metrics["ledger"]
     print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
     print(f"{ledger['resident']:,} steps in replay, {ledger['evicted']:,} evicted; each was used "
           f"{ledger['consumed'] / (ledger['resident'] + ledger['evicted']):.1f} times on average")
-    print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
 
 def parse_args() -> argparse.Namespace:

@@ -25,7 +25,7 @@ def main() -> None:
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(32,), recurrent_net="gru",
         recurrent_size=32)
     algorithm = R2D2.create_factory(
-        lr=3e-3, adam_eps=1e-5, gamma=0.97, mini_batch_size=32, start_steps=200 if args.smoke else 1000,
+        lr=3e-3, adam_eps=1e-5, gamma=0.97, mini_batch_size=32, start_steps=100 if args.smoke else 1000,
         target_update_interval=25)
     storage = SequenceBuffer.create_factory(
         10_000, rollout_size=DELAY + 1, length=DELAY + 1, burn_in=0, period=DELAY + 1, n_step=3, weight_norm="buffer")
@@ -34,15 +34,17 @@ def main() -> None:
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers,
         num_replay_workers=args.num_replay_workers, max_replay_ratio=8.0, seed=args.seed)
 
-    with Learner(scheme, target_steps=600 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=300 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
-        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 200)
         ledger = scheme.ledger()
+        if not args.smoke:  # training would go on until the process of the evaluation has started
+            evaluation = learner.evaluate(num_episodes=200)
+            print(f"share of right answers in {len(evaluation.returns)} evaluation episodes: "
+                  f"{evaluation.return_mean:.2f}")
 
     print(f"{learner.env_steps:,} env steps in {learner.seconds:.1f} s, {learner.updates:,} updates")
     print(f"{ledger['resident']:,} steps in replay; each was trained on {ledger['consumed'] / ledger['collected']:.1f} "
           "times")
-    print(f"share of right answers in {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.2f}")
 
 
 def parse_args() -> argparse.Namespace:

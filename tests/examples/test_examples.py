@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 
 import pytest
 
@@ -53,6 +54,7 @@ def test_example_runs(name, package, request, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "env steps" in result.stdout
     assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}
+    assert json.loads((log_dir / "result.json").read_text())["updates"] > 0
 
 
 @pytest.mark.parametrize("name", sorted(SMOKE_RUNS))
