@@ -22,8 +22,9 @@ from pytorchrl.callbacks import TuneReport
 
 def main() -> None:
     args = parse_args()
-    steps = 1_024 if args.smoke else 30_000
-    fixed = {"target_steps": steps, "num_envs": 4, "num_steps": 64, "log_every": steps // 8, "tensorboard": False}
+    steps, num_steps = (256, 16) if args.smoke else (30_000, 64)
+    fixed = {"target_steps": steps, "num_envs": 4, "num_steps": num_steps, "log_every": steps // 8,
+             "tensorboard": False}
 
     def train_trial(options: dict[str, float]) -> None:
         """Train with the options of a trial; the callback reports its records to Tune."""
