@@ -162,8 +162,16 @@ def test_continuous_control_swings_a_pendulum_up(name):
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
 def test_discrete_sac_solves_cartpole():
+    """Check the median of three seeds, with high learning rates and target networks that follow quickly.
+
+    Of the seeds 1 to 10, nine end with a return of 500 and one with 471. With learning rates of 1e-3, `polyak=0.995`
+    and 30,000 steps, the seeds 1 to 6 end with returns of 225 to 271: the policy keeps the pole up, but the cart drifts
+    off the track, which ends 29 of 30 episodes of the seeds 1 to 3. With the latter options, an implementation that
+    shares no code with this package ends with returns of 169 to 228.
+    """
     factory = SAC.create_factory(
-        lr_q=1e-3, lr_pi=1e-3, start_steps=1000, update_every=2, num_updates=1, mini_batch_size=64,
+        lr_q=4e-3, lr_pi=4e-3, start_steps=1000, update_every=2, num_updates=1, mini_batch_size=64, polyak=0.95,
         target_entropy_scale=0.3)
-    algorithm = train("CartPole-v1", factory, OffPolicyActor, {"hidden_sizes": (64, 64)}, 30_000)
-    assert evaluate(algorithm, "CartPole-v1") >= 400
+    returns = [evaluate(train("CartPole-v1", factory, OffPolicyActor, {"hidden_sizes": (64, 64)}, 20_000, seed),
+                        "CartPole-v1") for seed in (1, 2, 3)]
+    assert statistics.median(returns) >= 400, returns
