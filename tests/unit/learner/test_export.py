@@ -93,6 +93,17 @@ def export_all(folder, exports):
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    """Let all exports to ONNX share one list of operators, because each would build it again."""
+    from torch.onnx._internal.exporter import _registration
+
+    registry = functools.cache(_registration.onnxscript_apis.get_torchlib_ops)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_registration.onnxscript_apis, "get_torchlib_ops", registry)
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a folder with the files of `USUAL`."""
