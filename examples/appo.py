@@ -34,12 +34,13 @@ def main() -> None:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
-        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
+        if not args.smoke:  # training would go on until the process of the evaluation has started
+            evaluation = learner.evaluate(num_episodes=100)
+            print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
     lag = metrics["policy_lag"]
     print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
     print(f"policy lag in updates: mean {lag['mean']:.1f}, median {lag['p50']}, largest {lag['max']}")
-    print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
 
 def parse_args() -> argparse.Namespace:

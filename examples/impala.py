@@ -32,7 +32,9 @@ def main() -> None:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
-        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
+        if not args.smoke:  # training would go on until the process of the evaluation has started
+            evaluation = learner.evaluate(num_episodes=100)
+            print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
     lag, ledger = metrics["policy_lag"], metrics["ledger"]
     print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
@@ -40,7 +42,6 @@ def main() -> None:
     print(f"batches that waited for the learner: {metrics['scheme']['queue']['mean']:.1f} on average")
     print(f"of {ledger['collected']:,} steps collected, {ledger['consumed_unique']:,} were used, "
           f"{ledger['dropped']['policy_lag']:,} too old")
-    print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
 
 def parse_args() -> argparse.Namespace:
