@@ -54,7 +54,7 @@ def check(start_forked, *arguments, timeout_s, **variables):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_signals_at_random_moments_of_central_training(start_forked):
-    told = check(start_forked, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2, "--training", 1,
+    told = check(start_forked, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2, "--training", 0.4,
                  timeout_s=140)
     assert told["central"].keys() == {"start_up_s", *CODES}
 
