@@ -207,7 +207,10 @@ class Runtime(ABC):
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls (`futures`) to workers of a kind; slow runtimes announce progress."""
+        """Wait until new workers have started and answered their first calls; slow runtimes announce progress.
+
+        `kind` names the workers in these announcements. Return the outcomes of the calls, which are `futures`.
+        """
         return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:

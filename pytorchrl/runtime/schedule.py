@@ -92,7 +92,8 @@ class Schedule:
         self._ties = random.Random(seed)
         self._order = itertools.count()
         # Each element is (moment, random number that breaks ties, order of insertion, entry, whether the entry is the
-        # timeout of a wait). An entry is a task with the number of its wait, or a function to call.
+        # timeout of a wait). An entry is a function to call, or a task and the number of the
+        # wait that the entry ends: 1 for the task's first wait, 2 for its second.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes

@@ -171,8 +171,9 @@ def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
 def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
     """Return the properties of a batch's tensors on which a graph depends.
 
-    Strides determine the sizes of all axes except the first. One graph supports all batches of two or more rows; torch
-    compiles a separate graph for a single row.
+    They contain strides instead of sizes, because the strides of contiguous tensors determine all sizes except that of
+    the first axis. One graph supports all batches of two or more rows; torch compiles a separate graph for a single
+    row.
     """
     return num_rows == 1, *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves]
 

@@ -125,7 +125,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Let `take_send_s` ignore the waits for results that did not say how long the worker had needed."""
+        """Leave requests whose results did not contain the worker's own time out of the result of `take_send_s`."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:

@@ -54,7 +54,7 @@ class DecentralisedUpdates(RemoteUpdates):
         # ranks have made the same updates, unless the group is broken. `step` first replaces a broken group.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
-        self._aborted: list[Gradients] = []  # gradients of an aborted update, which some ranks may have made
+        self._aborted: list[Gradients] = []  # gradients of an aborted update; some ranks may have applied it
         self._cause: RankLostError | None = None
         self._num_lost = self._num_breakups = 0  # counts since the last update
 
