@@ -203,11 +203,8 @@ class Actor(Part, nn.Module, ABC):
 
     def state_buffers(self) -> dict[str, Tensor]:
         """Return the buffers of the saved state (such as normalizers) by name, without copying them."""
-        # `state_dict` would also visit all parameters, which takes several times as long.
-        return {f"{path}.{name}" if path else name: buffer
-                for path, module in self.named_modules(remove_duplicate=False) if module._buffers
-                for name, buffer in module._buffers.items()
-                if buffer is not None and name not in module._non_persistent_buffers_set}
+        return {name: value for name, value in self.state_dict(keep_vars=True).items()
+                if not isinstance(value, nn.Parameter)}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
         """Return the moments of a rollout's valid steps; `merge_moments` adds them to the normalizers.
