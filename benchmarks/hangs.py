@@ -52,9 +52,9 @@ class SlowSimulator(HangingEnv):
 
     def hang(self) -> None:
         """Take longer than the run, unless another environment has done so."""
-        with contextlib.suppress(FileExistsError), open(self._file, "x", encoding="ascii") as file:
-            file.write(str(time.time()))
-            file.close()
+        with contextlib.suppress(FileExistsError):
+            with open(self._file, "x", encoding="ascii") as file:
+                file.write(str(time.time()))
             self.simulator_that_hangs()
 
     def simulator_that_hangs(self) -> None:
