@@ -1,4 +1,4 @@
-"""Configuration of Sphinx. The site builds without a network; `make docs` turns warnings into errors."""
+"""Configure Sphinx. The site is built without a network; `make docs` treats warnings as errors."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
               "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
-# Each notebook is a page in the form of text; its copy for Jupyter would have the same document name.
+# The page of a notebook is its `.md` file. The copy for Jupyter is excluded, because it has the same document name.
 exclude_patterns = ["_build", "_ext", "notebooks/*.ipynb",
                     "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
@@ -30,8 +30,8 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 # The nested `Options` classes are excluded, because the options page lists all options.
 autodoc_default_options = {"exclude-members": "Options"}
-# A reference to a name of this library that has no entry in the API reference is an error. Exempt are names of other
-# packages, options (which have a page of their own), sets of keywords, and aliases of types.
+# A reference to a name without an entry in the API reference is an error, except for names of other packages, options
+# (which have a page of their own), sets of keywords, and aliases of types.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
@@ -76,19 +76,19 @@ _attribute_docstrings = {}
 
 
 def save_attribute_docstring(app, what, name, obj, options, lines):
-    """Save the docstring of an attribute, because napoleon takes text before a colon for a type."""
+    """Save the docstring of an attribute before napoleon changes it: napoleon takes text before a colon for a type."""
     if what in ("attribute", "data", "property"):
         _attribute_docstrings[name] = list(lines)
 
 
 def restore_attribute_docstring(app, what, name, obj, options, lines):
-    """Replace the docstring of an attribute by the saved one."""
+    """Restore the saved docstring of an attribute after napoleon."""
     if name in _attribute_docstrings:
         lines[:] = _attribute_docstrings.pop(name)
 
 
 def setup(app):
-    """Connect the functions above so that they run before and after napoleon, whose priority is 500."""
+    """Connect the functions above, to run before napoleon (its priority is 500) or after it."""
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)
     app.connect("autodoc-process-docstring", save_attribute_docstring, priority=450)
     app.connect("autodoc-process-docstring", restore_attribute_docstring, priority=550)

@@ -1,7 +1,7 @@
 """Train CartPole with APPO: IMPALA with PPO's clipped loss, so that each batch can be used for several updates.
 
-`--slow-policy` turns APPO into IMPACT: the clipped ratio compares the policy with a copy that is updated periodically,
-so that older data can be used.
+`--slow-policy` turns APPO into IMPACT, which can use older data: the clipped ratio compares the policy with an earlier
+copy of itself, which is refreshed periodically, instead of the policy that collected the data.
 
     python examples/appo.py --num-col-workers 4
 """
@@ -34,7 +34,7 @@ def main() -> None:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
-        if not args.smoke:  # training would go on until the process of the evaluation has started
+        if not args.smoke:  # the process of the evaluation takes seconds to start, and training continues meanwhile
             evaluation = learner.evaluate(num_episodes=100)
             print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 

@@ -26,8 +26,7 @@ def main() -> None:
     actor = OnPolicyActor.create_factory(
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(64, 64), activation="tanh",
         normalize_obs=True, normalize_reward=True)
-    # In this library and in CleanRL, the value loss is half the mean squared error, so a weight of 0.5 has the same
-    # meaning.
+    # The value loss is half the mean squared error, as in CleanRL, so CleanRL's weight of 0.5 is used unchanged.
     algorithm = PPO.create_factory(
         lr=linear(3e-4, 0.0), gamma=0.99, num_epochs=10, num_mini_batch=num_mini_batch, clip_param=0.2,
         use_clipped_value_loss=True, entropy_coef=0.0, value_loss_coef=0.5, max_grad_norm=0.5)

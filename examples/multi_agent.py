@@ -29,8 +29,8 @@ from pytorchrl import (
 def main() -> None:
     args = parse_args()
 
-    # The policy "speaker" chooses the actions of the agent "speaker_0". If several agents had the same policy, its
-    # batches would contain the data of all these agents.
+    # The name of an agent's policy is the agent's name without its number: "speaker" for "speaker_0". Agents with the
+    # same policy would share its networks, and their data would be in the same batches.
     envs = MultiAgentVecEnv.create_factory(
         "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, vec_env_size=8,
         policy_of=lambda agent: agent.split("_")[0])

@@ -1,7 +1,7 @@
 """Search hyperparameters of PPO on CartPole with Optuna, and train again with the best ones.
 
-Each trial is a run. A trial ends early if its mean return is below the median of earlier trials at the same env steps.
-The last run has a new seed, because the best of several trials was partly lucky.
+Each trial is a run. A trial ends early if its mean return is below the median return of earlier trials after the same
+number of env steps. The last run has a new seed, because the best of several trials was partly lucky.
 
     pip install optuna
     python examples/optuna_search.py --num-trials 50 --log-dir runs/search

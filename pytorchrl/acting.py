@@ -64,7 +64,7 @@ class PolicyParts:
 
 
 def _with_options(factory: Factory[T], values: Mapping[str, object]) -> Factory[T]:
-    """Return a copy of the factory with these values of options; names that the class lacks are ignored."""
+    """Return a copy of the factory in which the options `values` are changed; ignore names that are not its options."""
     known = {name: value for name, value in values.items() if hasattr(factory.options, name)}
     return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **known))
 

@@ -28,8 +28,8 @@ class AppendedFile:
 
     Args:
         path: The file, created if missing.
-        resumed: The `state` of the file when a checkpoint was written: later lines are removed. None: all complete
-            lines are kept.
+        resumed: The `state` of the file at the checkpoint from which the run is resumed; lines that were added later
+            are removed. None: all complete lines are kept.
         sealed: Whether each line is a JSON object, to which a checksum is added; see `sealed_lines`.
 
     Raises:

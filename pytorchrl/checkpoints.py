@@ -49,7 +49,7 @@ class Rated(NamedTuple):
 class CheckpointFiles:
     """The checkpoint files of one run. The newest files, the best one, and one file per interval of env steps are kept.
 
-    The mean return of an evaluation belongs to the first checkpoint that is at least as new as the evaluated weights.
+    An evaluation rates the newest checkpoint or, if the evaluated weights are newer than that, the next checkpoint.
     Only one process at a time may use the directory. One thread may call `write` while another thread calls `rate`.
 
     Args:
@@ -144,7 +144,7 @@ def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> s
     """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
     kept = set(newest_first[:num_newest])
     if every is not None:
-        first = {env_steps_of(path) // every: path for path in newest_first}  # the oldest one comes last, and is kept
+        first = {env_steps_of(path) // every: path for path in newest_first}  # of equal keys, the last path wins
         kept.update(path for multiple, path in first.items() if multiple)
     return kept
 
@@ -225,6 +225,6 @@ def newest(directory: Path) -> Newest | None:
 
 
 def set_aside(damaged: Iterable[Path]) -> None:
-    """Add the suffix `.damaged` to damaged checkpoints; otherwise, they would be kept instead of readable ones."""
+    """Add the suffix `.damaged` to damaged checkpoints, so that they do not count among the checkpoints to keep."""
     for path in damaged:
         path.replace(path.with_name(f"{path.name}.damaged"))

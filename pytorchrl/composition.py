@@ -59,8 +59,8 @@ class OptionSpec:
         default: Default of the option.
         help: Description in one or two sentences.
         choices: All allowed values, if they are a closed set; otherwise None.
-        group: Group of the option in `--help`: for an option of the scheme, a key of `scheme_options.GROUPS`;
-            otherwise, `part`.
+        group: Group of the option in `--help`. For an option of the scheme, this is a key of `scheme_options.GROUPS`;
+            for other options, it is the same as `part`.
         is_users: Whether a class outside this package declares the option.
     """
 

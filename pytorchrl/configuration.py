@@ -108,9 +108,9 @@ class ConfigFile:
                 for combination in itertools.product(*columns)]
 
     def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
-        """Return `error` with a longer message, which says where the file sets the options that `error` mentions.
+        """Return `error` with a longer message, which says where the file sets the options that the message mentions.
 
-        Only options in `names` are considered.
+        Options that are not in `names` are ignored.
         """
         text = str(error)
         places = [f"{name}: {self.where(name)}" for name in names

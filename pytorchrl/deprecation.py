@@ -1,8 +1,9 @@
 """Warn about names that a later release removes.
 
 A name that is renamed or removed keeps working for one release: it warns in release `since` and is missing in release
-`removed_in`. Each warning is a `DeprecationWarning` that states the replacement and both releases. It points to the
-line outside this package that used the name, because by default Python shows such warnings only for the user's script.
+`removed_in`. Each warning is a `DeprecationWarning` that states the replacement and both releases. The warning points
+to the line outside this package that used the name. Otherwise, users would not see it, because by default Python shows
+such warnings only if they point to the user's script.
 """
 
 from __future__ import annotations

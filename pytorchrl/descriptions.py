@@ -61,8 +61,8 @@ def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False)
     Args:
         value: A value of an option, or a factory.
         spaces: Spaces that are described by their names; None: no spaces.
-        exact: Whether tuples are described as tuples; if not, as lists, because options accept lists as well as tuples.
-            Inside mappings, tuples are always described as tuples.
+        exact: Whether tuples are described as tuples. If not, they are described as lists, which options accept in
+            place of tuples. Inside mappings, tuples are always described as tuples.
     """
     described = functools.partial(to_json, spaces=spaces, exact=exact)
     if isinstance(value, Factory):

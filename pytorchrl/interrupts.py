@@ -25,8 +25,8 @@ class Unblocked(BaseException):
 class Interrupts:
     """Context manager that records signals instead of raising exceptions; it does nothing outside the main thread.
 
-    Python runs signal handlers in the main thread, and only the main thread uses this object, with one exception: the
-    thread of `_timer` sets `_forcing`, and then sends a signal to the main thread.
+    Only the main thread uses this object, because Python runs signal handlers there. There is one exception: the thread
+    of `_timer` sets `_forcing`, and then sends a signal to the main thread.
 
     Args:
         grace_s: Seconds from the first signal until an unfinished update is abandoned.
@@ -122,8 +122,9 @@ def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> Non
     """Write the checkpoint after a signal. A failure is logged and not raised, because the process must end.
 
     Args:
-        seconds_left: Seconds in which to write it; 0 if the grace period has passed, or the update has failed.
-        save: Function that writes a checkpoint within a number of seconds.
+        seconds_left: Time limit in seconds. If it is 0, because the grace period has passed or the update has failed,
+            no checkpoint is written.
+        save: Function that writes a checkpoint; its argument is the time limit in seconds.
     """
     try:
         if not seconds_left:

@@ -50,7 +50,7 @@ class Learner:
         log_dir: Directory of this run (created if missing) for metrics and models; None: no files. A path that
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
         recipe: The arguments of `train`, as JSON, for `run.json`; None if the agent was composed in Python.
-        run_name: Name of a numbered run, without the number: "runs/" becomes "runs/<run_name>-1". None: "run".
+        run_name: Name of the run in a directory of runs, such as "dqn" in "runs/dqn-1". None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
@@ -140,8 +140,8 @@ class Learner:
         self._measured.add(info, now)
         if self._callbacks:
             self._callbacks.call("on_step", info)
-        # Counting steps in the ledger is slow. It is done four times per second, and when `scheme.env_steps`, a cheap
-        # upper bound of the count, reaches the number of steps at which something is due.
+        # Counting steps in the ledger is slow, so it is done only four times per second, and when a record, an
+        # evaluation or a checkpoint may be due. `scheme.env_steps` is an upper bound of the count, and cheap to read.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -158,8 +158,8 @@ class Learner:
     def done(self) -> bool:
         """Return whether the run has reached `target_steps`, without changing anything.
 
-        If collection and learning take turns, the last rollout must also have been used as often as earlier ones. A
-        replayed run is done at the end of its record.
+        If collection and learning take turns, the run is done only after the last rollout has been used as often as the
+        earlier rollouts. A replayed run is done at the end of its record, and every run is done after `request_stop`.
         """
         if self._callbacks.stop_reason is not None:
             return True
@@ -214,7 +214,7 @@ class Learner:
                 self.step()
             is_whole = True
             if not interrupts.received:
-                self._save()  # if the last evaluation fails, the model has been saved already
+                self._save()  # before the last evaluation, which could fail
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
                 if self.options.checkpoint_every is not None and last_steps != self.env_steps:
                     self.save_checkpoint()
@@ -293,8 +293,8 @@ class Learner:
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now; the page about statistics describes them.
 
-        `algorithm` contains the means of the algorithm's statistics since the last record or, if there was no update
-        since then, those in the last record. Before `start()`, all numbers are zero; this call does not start anything.
+        `algorithm` contains the means of the algorithm's statistics since the last record. If there was no update since
+        then, it contains the means in the last record. Before `start()`, all numbers are zero.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 

@@ -22,9 +22,9 @@ class Measurements:
         target: The target that decides when the run is done.
 
     Attributes:
-        env_steps: Env steps that had reached the learner (collected, neither in flight nor queued) at the last call of
-            `count`.
-        ledger: The ledger when `count` was last called.
+        env_steps: Env steps that have reached the learner: all collected steps except those in flight or queued.
+            `count` updates this number.
+        ledger: The ledger at the last call of `count`.
         ended_at: Time of the last update, by `time.perf_counter`.
     """
 
@@ -115,7 +115,7 @@ class Measurements:
         return metrics
 
     def record(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
-        """Return the metrics for a record, and reset the means of the algorithm's statistics."""
+        """Return the metrics to be written as a record, and reset the means of the algorithm's statistics."""
         self._rate.add(time.perf_counter(), self.env_steps)
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 

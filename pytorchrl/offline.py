@@ -1,7 +1,7 @@
 """Record the episodes of a trained agent as a data set, and read data sets for imitation and offline learning.
 
-A data set is a file `*.npz` or, with the extra `offline`, a data set of Minari; the id of the latter has no suffix.
-N = number of steps, K = number of episodes.
+A data set is a file `*.npz` or, with the extra `offline`, a data set of Minari, which has an id instead of a file name.
+In shapes, N is the number of steps, and K is the number of episodes.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -
 
 
 def _paths_of(space: AnySpace) -> dict[str, LeafPath]:
-    """Return the name and the path of each leaf of an observation, including the leaf of an action mask."""
+    """Return, by name, the path of each leaf in an observation; an action mask is one of the leaves."""
     reader = ObservationReader(space)
     paths = {leaf.name: leaf.path for leaf in reader.readings}
     if reader.mask_path is not None:

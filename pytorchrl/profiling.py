@@ -1,6 +1,7 @@
-"""Find the bottleneck of a run, and the option that would remove it, from the seconds that each part of the work takes.
+"""Find the bottleneck of a run, and advise which option to change.
 
-`pytorchrl.time_shares` finds the bottleneck; this module contains the advice for each part of the work.
+`pytorchrl.time_shares` finds the bottleneck from the seconds that each part of the work takes. This module contains the
+advice for each part.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Rule:
         part: "level/part", such as "collection/environment".
         option: Name of the option to change, in `pytorchrl.train` and on the command line.
         advice: Instruction to change the option; `{flag}` is its flag and `{value}` its current value.
-        when: Function that takes the options in force, and returns whether the rule applies. For each part, the first
-            rule that applies is used.
+        when: Function that takes the options in force, and returns whether the rule applies. If several rules for one
+            part apply, the first of them is used.
     """
 
     part: str
@@ -169,8 +170,8 @@ class Finding:
 
     Attributes:
         part: "level/part", such as "collection/environment".
-        share: The part's share of the time that `sentence` names, in [0, 1].
-        sentence: Sentence that states the bottleneck.
+        share: The share of time that the part takes, in [0, 1]; `sentence` says of which time.
+        sentence: The bottleneck as a sentence for the user.
         option: The option that would remove the bottleneck.
         advice: Instruction to change the option.
     """

@@ -122,7 +122,10 @@ def _built(description: object, algorithm: type[Algorithm] | None, find: Find, *
 
 
 def _of_policies(part: Described, change: Callable[[Described], Described]) -> Described:
-    """Apply `change` to the description of a factory or, with several policies, to that of each policy's factory."""
+    """Apply `change` to the description of a factory.
+
+    If the factory combines the factories of several policies, apply `change` to each of their descriptions instead.
+    """
     options = mapping(part["options"])
     if "policies" not in options:
         return change(part)

@@ -95,9 +95,9 @@ class Recorder:
     Args:
         log_dir: The directory.
         tensorboard: Whether to write TensorBoard files.
-        after: Env steps at which the run is resumed; None: the run is new.
-        resumed: The `state` of the records at the checkpoint from which the run is resumed; later records are removed.
-            None: the run is new, or an earlier version of the library wrote the checkpoint.
+        after: Env steps at the checkpoint from which the run is resumed; None: the run is new.
+        resumed: The `state` of the records at this checkpoint; records that were written later are removed. None: the
+            run is new, or the checkpoint lacks this state because an earlier version of the library wrote it.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ def _flat(record: Mapping[str, object], prefix: str = "") -> list[tuple[str, flo
 
 
 class RateWindow:
-    """Steps per second over a window of the last `seconds` seconds, or over the whole run if that is shorter.
+    """Steps per second over the last `seconds` seconds, or over the whole run if the run is shorter.
 
-    If rollouts arrive rarely, the window is longer: it spans at least three times the longest of the last five
-    intervals between arrivals, so that the rate of a steady run is never 0. If a run stalls, the rate becomes 0 after
-    one window.
+    If rollouts arrive rarely, the window is longer, because a window without arrivals would give a rate of 0. It spans
+    at least three times the longest of the last five intervals between arrivals. If a run stalls, the rate becomes 0
+    after one window.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -431,9 +431,10 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Return a new progress line, after announcing the run's directory and, if `compiles` is true, the compilation.
+    """Tell the user what happens before the first update, and return a new progress line.
 
-    The directory is announced only if `log_dir` is not the path that the user has given.
+    If the directory of the run, `log_dir`, is not the path `given` by the user, show the directory. If `compiles` is
+    true, say that the first updates take longer.
     """
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():

@@ -7,7 +7,8 @@ monitor_*.csv    finished training episodes, one file per collection worker (onl
 model.pt         the agent
 checkpoints/     files from which a run is resumed
 
-All of these files have mode 0666 minus the umask, so a group that shares a directory can read either all files or none.
+All of these files have the same mode (0666 minus the umask). If several users share a directory, they can therefore
+read either all of its files or none.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def prepare_log_dir(
     named `<run_name>-N` with the next number N. Several processes may call this function at the same time.
 
     Any other `log_dir` that contains an earlier run is refused by default. With `overwrite`, the earlier run is renamed
-    (`runs/a` to `runs/a.1`). With `resume`, it is kept, or renamed if it ended before its first checkpoint. A
-    directory that contains the files of a run is never a directory of runs, whether its name ends in a slash or not.
-    Nothing is ever removed, except temporary files.
+    (`runs/a` to `runs/a.1`). With `resume`, the earlier run is kept if it has a checkpoint, and otherwise renamed. A
+    directory that contains the files of a run is never a directory of runs, even if `log_dir` ends in a slash. Nothing
+    is ever removed, except temporary files.
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
@@ -111,7 +112,7 @@ def _newest_run(runs: Path) -> Path | None:
 
 
 def _needs_one_run(runs: Path, option: str) -> str:
-    """Return the error message for `option`, which needs the directory of one run, not the directory of runs `runs`."""
+    """Return the error message: `option` needs the directory of one run, but `runs` is a directory of runs."""
     newest = _newest_run(runs)
     name = f", for example the newest, {str(newest)!r}" if newest else f", for example {str(runs / 'a')!r}"
     return (f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; "
@@ -191,7 +192,7 @@ class Lock:
         for path in log_dir.iterdir():
             found = _TEMPORARY.fullmatch(path.name)
             if found and not _is_alive(int(found[2])):
-                with contextlib.suppress(OSError):  # for example, a directory with such a name
+                with contextlib.suppress(OSError):  # for example, a directory has such a name
                     path.unlink()
 
     def close(self) -> None:

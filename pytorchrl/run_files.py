@@ -61,7 +61,7 @@ class RunFiles:
         return self._current_traces() != self._traces
 
     def _current_traces(self) -> list[tuple[str, int, int]]:
-        """Return name, inode and modification time of `run.json` and of checkpoints, to detect another run's writes."""
+        """Return (name, inode, modification time) of `run.json` and of each checkpoint; another run changes these."""
         if self._log_dir is None:
             return []
         files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]
@@ -72,7 +72,7 @@ class RunFiles:
         """Make a scheme continue from the newest checkpoint that can be read.
 
         Args:
-            scheme: The scheme, which may have been resumed from an older checkpoint.
+            scheme: The scheme. It may already have been resumed from an older checkpoint.
             is_wanted: Whether the option `resume` is set.
             is_changed: Whether another run has used the directory since this object was built.
 
@@ -107,7 +107,7 @@ class RunFiles:
         try:
             yield
         except (CheckpointError, WeightsError) as error:
-            if self._resumed_from is None:  # the error concerns a saved model, whose weights a new run starts with
+            if self._resumed_from is None:  # a new run, whose first weights come from a saved model
                 raise
             raise CheckpointError(f"{str(self._resumed_from)!r} cannot be resumed: {error}") from error
 
@@ -138,7 +138,7 @@ class RunFiles:
     def newest_checkpoint(self) -> checkpoints.Newest | None:
         """Return the newest readable checkpoint; None if there are no checkpoints.
 
-        The records of the metrics are checked, too: those from before the checkpoint must be unchanged.
+        Also check that nobody has changed the records in `metrics.jsonl` that were written before the checkpoint.
 
         Raises:
             CheckpointError: None of the checkpoints can be read, or the records differ from those at the checkpoint.
@@ -217,7 +217,7 @@ class RunFiles:
         self._writing.wait()
 
     def rate(self, evaluation: Evaluation | None) -> None:
-        """If the latest evaluation is new, record its mean return, which helps to choose the best checkpoint."""
+        """Record the mean return of a new evaluation, because it decides which checkpoint is the best."""
         if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
             return
         self._evaluation = evaluation
@@ -227,7 +227,7 @@ class RunFiles:
             logger.warning("the best checkpoint could not be recorded: %s", error)
 
     def end(self, summary: Mapping[str, object]) -> None:
-        """Write the result of the run, with the size and the checksum of its records, which are then complete."""
+        """Write `result.json` after the last record, with the size and the checksum of all records."""
         self.wait()
         if self._log_dir is not None:
             records = {} if self._recorder is None else {"records": self._recorder.state}

@@ -1,7 +1,8 @@
 """Write files completely or not at all, and read texts and JSON that may be damaged or come from a stranger.
 
-Only regular files of a limited size are read. A JSON object may have the key `sha256`, the checksum of its other
-entries, which detects changed bits. Commands that only show runs import this module, so it must not import torch.
+Only regular files of a limited size are read. The entry `sha256` of a JSON object, if there is one, is the checksum of
+its other entries, and shows whether the file was damaged. This module must not import torch, because it is used by
+commands that only show runs, and these should start quickly.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def sha256_of(file: IO[bytes], size: int) -> hashlib._Hash:
-    """Return the SHA-256 of the next `size` bytes of a file, or of all bytes that are left if they are fewer."""
+    """Return the SHA-256 of the next `size` bytes of a file, or of the rest of the file if it is shorter."""
     found = hashlib.sha256()
     while size > 0 and (data := file.read(min(size, _CHUNK_BYTES))):
         found.update(data)
@@ -93,7 +94,7 @@ def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> byt
         size = os.fstat(file.fileno()).st_size
         if size > largest:
             raise ValueError(f"{os.fspath(path)!r} has more than {largest:,} bytes")
-        return file.read(size)  # allocates as many bytes as are requested, even if the file has fewer
+        return file.read(size)  # not `read(largest)`, which would allocate `largest` bytes
 
 
 def saved_int(value: SupportsIndex) -> int:
@@ -126,7 +127,7 @@ def parse_json(text: str | bytes, name: str) -> object:
         return value
     has_checksum = _SHA256 in value
     found = value.pop(_SHA256, None)
-    # If the key of the checksum was damaged, another key has the correct checksum as its value.
+    # If the key `sha256` itself was damaged, the correct checksum is the value of some other key.
     is_damaged = any(
         item == _checksum({name: other for name, other in value.items() if name != key})
         for key, item in value.items() if isinstance(item, str) and len(item) == _DIGITS

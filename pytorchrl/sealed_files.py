@@ -31,7 +31,8 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 class _HashedFile:
     """A file for `torch.save` that hashes what is written.
 
-    It holds back the last two bytes, the length of the zip comment. `finish` writes another length in their place.
+    The last two bytes that `torch.save` writes are the length of the archive's comment, which is 0. They are held back,
+    because `finish` adds a comment, and writes its length instead.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

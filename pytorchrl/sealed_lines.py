@@ -1,8 +1,9 @@
 """Add checksums to the JSON lines of a file, so that a reader detects changed, missing, additional and swapped lines.
 
-The last entry of a sealed line is `"sha256"`, the SHA-256 of the previous line's checksum (an empty text in the first
-sealed line) and of the line up to this entry. Missing lines at the end of a file are not detected, because a killed run
-may end after any line. Commands that only show runs import this module, so it must not import torch.
+The last entry of a sealed line, `"sha256"`, is the line's checksum: the SHA-256 of the previous line's checksum,
+followed by the text of the line before this entry. For the first sealed line, the previous checksum is empty. Missing
+lines at the end of a file are not detected, because a killed run may end after any line. Commands that only show runs
+import this module, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class LineChecker:
     Earlier versions wrote lines without checksums. These lines are accepted before the first line with a checksum.
 
     Args:
-        at_start: Whether the check starts at the first line of the file. Otherwise, the first checked line is accepted,
-            because its checksum also covers the line before it, which is unknown.
+        at_start: Whether the check starts at the first line of the file. Otherwise, the first line is accepted without
+            a check, because its checksum depends on that of the previous line, which is unknown.
     """
 
     def __init__(self, *, at_start: bool = True) -> None:

@@ -16,7 +16,7 @@ _RECORDS_PER_RUN = 200
 class Target:
     """Condition for the end of a run: `env_steps` env steps have reached the learner.
 
-    If collection and learning take turns, the last rollout must also have been used as often as earlier rollouts.
+    If collection and learning take turns, the run also completes all passes over the last rollout before it ends.
 
     Args:
         scheme: The scheme of the run.
@@ -31,7 +31,10 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Record the number of env steps collected so far; only the smallest number that reaches the target is kept."""
+        """Record the number of env steps collected so far, and keep the smallest number that reaches the target.
+
+        If more env steps are collected later, a further rollout has begun, so `is_reached` considers the run done.
+        """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
 
@@ -53,7 +56,7 @@ class Target:
 
 
 def _passes_of(scheme: Scheme) -> int:
-    """Return the minimum number of times that each collected step is used."""
+    """Return the number of passes over each rollout: `num_epochs`, or 1 if `target_kl` may end the passes early."""
     options = scheme.agent.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 

@@ -2,7 +2,7 @@
 
 `metrics()["time_s"]` has the seconds of each part by level: collection, gradients and update. If two levels take turns,
 each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
-level that is never idle counts.
+parts of the slower level count.
 
 This module imports no torch, so that a program that only reads the files of a run starts quickly.
 """
@@ -17,7 +17,7 @@ TimeS = Mapping[str, Mapping[str, float]]
 Settings = Mapping[str, OptionValue]
 """Values of options, or of metrics, by name."""
 
-# A level that waits for less than this share of its time is not limited by the level below.
+# The level below another level limits the run only if the upper level waits for more than this share of its time.
 _MIN_WAIT_SHARE = 0.1
 
 WORK: Mapping[str, str] = {
@@ -76,13 +76,17 @@ def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
 
 
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
-    """Return the parts that an update waits for, and the share of the update's time that each part takes.
+    """Return the parts of the work that updates wait for, and the share of the time that each part takes.
 
-    If two levels take turns, the parts of both count. The "idle" time of the lower level is then the time for which the
-    upper level waits, minus the time for which the lower level works. If two levels run concurrently, the parts of only
-    one level count. The parts of the lower level count if the upper level waits for more than a tenth of its time, and
-    if this share is larger than the share of time for which the lower level is idle. Otherwise, the parts of the upper
-    level count.
+    The order of the levels, from the upper to the lower, is update, gradients, collection. Two neighboring levels are
+    compared:
+
+    - If they take turns, the parts of both count. The "idle" time of the lower level is then the time for which the
+      upper level waits, minus the time for which the lower level works.
+    - If they run concurrently, the parts of only one level count. It is the lower level if the upper level waits for
+      more than a tenth of its time, and for a larger share of its time than the lower level is idle. Otherwise, it is
+      the upper level.
+    - With replay shards, the parts of collection do not count. "gradients/wait", the wait for batches, counts instead.
 
     Args:
         time_s: Seconds by level and part.

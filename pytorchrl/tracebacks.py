@@ -22,16 +22,19 @@ VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
 """Environment variable that keeps all frames if it is set to anything but 0."""
 
 _STACK_CHARS = 1500
-# Packages whose frames, like those of the standard library, do not help to find a wrong setting.
+# Packages that are not the user's own code. Modules of the standard library are not the user's own code, either.
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
 
 
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
-    The message of a `ConfigError` is sufficient, so the frames of the check are removed, and so are earlier errors in
-    the chain. A traceback that contains a frame of the user's own code, for example in an environment, is kept. A
-    `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same way.
+    The message of a `ConfigError` is sufficient, so the frames of the check are removed. Earlier errors in the chain
+    are also removed, except the latest that the user's own code raised. The error is not changed if its traceback
+    contains a frame of the user's own code, for example in an environment.
+
+    A `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same
+    way.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:

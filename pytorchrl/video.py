@@ -29,8 +29,8 @@ _Env = gym.Env[Any, Any]  # observations and actions of any type
 _Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment: the settings in `_OF_GAMES` also exist for single games, and the settings in
-# `_OF_LEARNING` do not affect the frames.
+# Settings of ale-py's vector environment. A single game also has the settings in `_OF_GAMES`. The settings in
+# `_OF_LEARNING` are left out for a single game, because they do not affect the frames.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 

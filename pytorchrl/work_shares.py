@@ -1,10 +1,10 @@
 """Sample the threads of this process while it trains, to find the share of the time that each kind of work takes.
 
-A timer interrupts the main thread two milliseconds after the end of the previous interrupt. At each interrupt, the
-functions that a thread is running, from the outermost to the innermost, determine the kind of work. The weight of the
-sample is the time since the previous interrupt, so a long call into native code counts with its whole duration. The
-time of the interrupts themselves, 1 to 3 % of the run, is left out. Between interrupts, functions run at full speed, so
-the shares need no correction.
+A timer interrupts the main thread two milliseconds after the end of the previous interrupt. At each interrupt, the call
+stack of each thread determines the kind of work that the thread does. The weight of the sample is the time since the
+previous interrupt, so a long call into native code counts with its whole duration. The time of the interrupts
+themselves, 1 to 3 % of the run, is left out. Unlike a tracing profiler, sampling does not slow functions down, so the
+shares need no correction.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 
-# Kinds of work of the functions in files of this package, by prefix of the file's path. The work of a function in any
-# other file has the kind of its caller.
+# Kind of work of the functions of this package, by prefix of the path of their file. A function in any other file does
+# the same kind of work as its caller.
 _FILES = {
     "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
     "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
     "agent/algorithms/optimizers": "optimizer", "scheme/": "ours"}
-# Kinds of work of functions of algorithms, by name. The work of other functions has the kind of their caller.
+# Kind of work of the functions of algorithms, by name. Any other function does the same kind of work as its caller.
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Some files of this package call functions of other packages. Kinds of work of these functions, by prefix of the path
-# of the calling file.
+# Kind of work of the functions of other packages, by prefix of the path of the file that calls them.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")

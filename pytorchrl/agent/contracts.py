@@ -167,10 +167,10 @@ def overrides(part: object, base: type, *methods: str) -> bool:
 
 @contextmanager
 def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
-    """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
+    """Refuse options that the user set, but that the networks do not use; the `with` block builds the networks.
 
-    If the block reads `feature_extractor`, no option is refused: the block then builds networks of this library, and
-    some of these networks, such as those for images, ignore some options.
+    An option counts as used if the block reads it. If the block reads `feature_extractor`, no option is refused: the
+    block then builds networks of this library, and some of them, such as those for images, ignore some options.
 
     Args:
         actor: The actor whose options are watched.
@@ -192,7 +192,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        object.__setattr__(watched, "__class__", kind)  # networks may have stored `watched`
+        object.__setattr__(watched, "__class__", kind)  # stop watching; networks may keep `watched`
         actor.options = options
     if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, which contains all options
         return
@@ -207,7 +207,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
 def check_attributes(part: object, **meanings: str) -> None:
     """Raise `ContractError` unless `build_networks` of an actor has set each attribute in `meanings` to a module.
 
-    `meanings` maps the name of each attribute to the words with which the error says what was expected.
+    `meanings` maps the name of each attribute to a description of the module, which the error message shows.
     """
     for name, meaning in meanings.items():
         found = getattr(part, name, None)
@@ -220,8 +220,8 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
     """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` rows; return the features (rows, F).
 
     Raises:
-        ContractError: The result is not a pair of features (rows, F) and memory states, or a state has a name or shape
-            that `rhs` does not contain.
+        ContractError: The result is not a pair of features (rows, F) and memory states, or the name or shape of a
+            state differs from those in `rhs`.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
         raise violation(actor, method, _described(returned),
@@ -285,7 +285,7 @@ def _check_batch(storage: object, batch: object) -> None:
 
 
 def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> None:
-    """Raise `ContractError` unless a storage estimated a pair of (T, E) float32 arrays: advantages and returns."""
+    """Raise `ContractError` unless `estimate` of a storage returned advantages and returns, both (T, E) float32."""
     if not isinstance(estimate, tuple) or len(estimate) != 2:
         raise violation(storage, "estimate()", _described(estimate), "advantages and returns, two arrays")
     for name, array in zip(("advantages", "returns"), estimate, strict=True):
@@ -295,7 +295,7 @@ def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> N
 
 
 def check_rollout(algorithm: object, rollout: RolloutData, needed: Sequence[str]) -> None:
-    """Raise `ContractError` if `finish_rollout` of an algorithm did not add all entries `needed` to `rollout.other`."""
+    """Raise `ContractError` if `rollout.other` lacks an entry in `needed`, which `finish_rollout` should add."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
                         f"{', '.join(missing)} in it, too, because the storage needs them; call "

@@ -131,7 +131,10 @@ class ActingStep(NamedTuple):
 
 @dataclass(slots=True)
 class RolloutData:
-    """The transitions of one rollout, on the CPU; K of them end an episode whose last observation is not in `obs`."""
+    """The transitions of one rollout, on the CPU.
+
+    K is the number of transitions whose next observation is not in `obs`, because `obs` continues with a new episode.
+    """
 
     obs: Obs
     """Observations, leaf -> (T+1, E, ...); row T follows the last transition."""
@@ -216,11 +219,10 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return the weight of each gradient of a batch, for a weighted mean over batches.
+    """Return the weight of each gradient of a batch in the mean over the gradients of several batches.
 
-    The weight of a gradient is the number of valid samples of its policy. Every policy has the same number of
-    gradients: an agent with one policy has one gradient for each parameter group of its algorithm, and an agent with
-    several policies has one gradient for each policy.
+    The weight of a gradient is the number of valid samples of its policy. An agent with one policy has one gradient for
+    each parameter group; an agent with several policies has one gradient for each policy.
 
     Args:
         samples: The number of valid samples of each policy, as in `Batch.samples`.
@@ -275,7 +277,10 @@ class Batch(OnePolicyBatch):
     """Whether `advantage` is already normalized, over this batch or over a larger batch that contains it."""
 
     def split(self, num_parts: int) -> Iterator[Batch]:
-        """Split a batch without invalid samples into `num_parts` batches of views; their sizes differ by at most 1."""
+        """Yield `num_parts` batches of views, whose sizes differ by at most 1.
+
+        This batch must have neither invalid samples nor memory states.
+        """
         def cut(tensor: Tensor) -> tuple[Tensor, ...]:
             return torch.tensor_split(tensor, num_parts)
 
@@ -355,10 +360,12 @@ class SequenceBatch(OnePolicyBatch):
     observations. The first W rows are the burn-in, which warms up the memory. The loss covers the next L rows. The last
     n rows are used only by targets, which bootstrap from them.
 
-    A sequence of `SequenceBuffer` contains steps of only one episode. If the episode starts within the burn-in, at a
-    row that `done` marks, the rows before the start repeat the first observation; rows after the last observation
-    repeat the last observation. A sequence of `RolloutSequenceBuffer` has no burn-in (W = 0) and may contain several
-    episodes; the true last observation of an episode is then a row between its last step and the next episode.
+    A sequence of `SequenceBuffer` contains steps of only one episode. If the episode starts within the burn-in, `done`
+    marks the first row of the episode, and the rows before it are padding that repeats the first observation. If the
+    episode ends early, the rows after its last observation repeat that observation.
+
+    A sequence of `RolloutSequenceBuffer` has no burn-in (W = 0) and may contain several episodes. The last observation
+    of each episode has its own row, between the episode's last step and the next episode.
     """
 
     obs: Obs

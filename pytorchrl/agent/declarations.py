@@ -142,7 +142,8 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # Members of enums and functions only need the right type; for an enum, `choices` contains the members' values.
+        # A member of an enum, or a function, is allowed if its type is right. It is not compared with `choices`, which
+        # for an enum contains the values of the members.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))

@@ -237,7 +237,7 @@ def _algorithm_space_problem(algorithm: type[AlgorithmDeclarations], space: gym.
 
 
 def _unusable(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> str | None:
-    """Return the kind of action space that the algorithm or its actor needs instead, or None if `space` fits."""
+    """Return None if the algorithm and its actor support `space`; otherwise, the kind of space that they need."""
     if not isinstance(space, algorithm.action_spaces):
         return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
     return _space_problem(algorithm.actor_class, space)
@@ -265,7 +265,7 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
 
 
 def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
-    """Return the actor's name and the values to set for options whose defaults the algorithm does not support."""
+    """Return the actor's name, and the options to set because the algorithm does not support their defaults."""
     options = getattr(actor, "Options", None)
     defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
@@ -281,8 +281,8 @@ def _algorithms_for(actor: type[nn.Module], options: object) -> list[type[Algori
             and (space is None or not _unusable(cls, space))]
 
 
-# Known classes are all imported classes that are not abstract and have the required declarations. The library imports
-# all its algorithms together, and likewise all its actors and all its storages, so its own classes are always known.
+# Known classes are all imported classes that are not abstract and have the required declarations. The algorithms,
+# actors and storages of this library are always known, because the library imports each of these kinds as a whole.
 
 
 def _known_algorithms() -> list[type[AlgorithmDeclarations]]:

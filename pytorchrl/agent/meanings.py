@@ -17,9 +17,9 @@ class Here:
     """The option or options of this package that a name from another library may mean.
 
     Attributes:
-        at: Options as `home.name`, where `home` is a key of `HOMES`; `a + b` means that both options are needed, and
-            `a | b` that either is enough. Empty if there is no such option.
-        note: How the option differs in unit or meaning; if there is no option, a remedy. Names of options are in
+        at: The option as `home.name`, where `home` is a key of `HOMES`. For two options, `a + b` means that both are
+            needed together, and `a | b` that one of them is enough. Empty if there is no such option.
+        note: The difference in unit or meaning or, if there is no option, what to do instead. Names of options are in
             backticks.
     """
 
@@ -34,12 +34,12 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether the name from the other library means all options in `at` together, rather than any one of them."""
+        """Whether all options in `at` are needed together (`a + b`)."""
         return "+" in self.at
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return a meaning with this note for each of `places`, which are values of `Here.at` in order of preference."""
+    """Return one possible meaning for each of `places` (values of `Here.at`), the preferred one first."""
     return tuple(Here(place, note) for place in places)
 
 

@@ -26,7 +26,8 @@ Known = Mapping[str, tuple[str, str]]
 The two names differ for options that `train` and the command line rename.
 """
 
-# With difflib's default cutoff of 0.6, `config` would match `col_in_flight`.
+# Names that are less similar than this are not suggested. With difflib's default of 0.6, the suggestion for `config`
+# would be `col_in_flight`.
 _NEAR = 0.75
 # If an owner has more options than this, error messages do not list them.
 _MOST_LISTED = 30
@@ -60,9 +61,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names in `known` of the equivalent options that `here` lists.
+    """Return the names that the options in `here` have in `known`.
 
-    If `here` means all of these options together, and `known` lacks one of them, return an empty list.
+    If all options in `here` are needed together, but `known` lacks one of them, return an empty list.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -74,9 +75,13 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint for a name from another library: the equivalent option and its part, or a remedy if there is none.
+    """Return a hint for a name from another library if the equivalent option belongs to a different part.
 
-    `homes` contains the kinds of parts (keys of `HOMES`) whose options exist where the user gave the name.
+    The hint names the option and its part or, if there is no such option, says what to do instead.
+
+    Args:
+        meanings: What the name may mean.
+        homes: The kinds of parts (keys of `HOMES`) whose options exist where the user gave the name.
     """
     *others, last = meanings
     here = others[0] if others and last.at else last

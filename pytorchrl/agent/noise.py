@@ -38,7 +38,7 @@ def standard_normal(like: Tensor, source: NoiseSource | None) -> Tensor:
 
     Args:
         like: A tensor, whose values do not matter.
-        source: The source of the noise; None: torch's global generator.
+        source: The source of the noise; None means torch's global generator.
     """
     if isinstance(source, DrawnNoise):
         source.num_used += 1

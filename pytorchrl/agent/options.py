@@ -208,8 +208,8 @@ def check_declaration(owner: type) -> None:
 class AgentOptions:
     """The options of an agent's parts, and other values that determine whether the options contradict each other.
 
-    A part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A field whose
-    value is unknown during a check is None, and that check ignores it.
+    Each part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A value that is
+    not known yet is None; the check then skips the rules that depend on it.
     """
 
     algorithm: Any = None  # an instance of `Options` of the algorithm's class

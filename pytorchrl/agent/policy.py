@@ -62,14 +62,14 @@ class Policy(nn.Module):
 
         Args:
             obs: A tensor (B, ...), or, for Dict and Tuple spaces, nested dictionaries and tuples of tensors.
-            memory: The memory before these observations; None: `initial_memory`. To start a new episode in one row, set
-                this row of the memory to zero.
-            mask: (B, n) bool, true where an action is allowed, for environments that return masks in `info`. If the
-                observations contain a mask, as the leaf `action_mask`, the argument is not needed.
+            memory: The memory before these observations; None means `initial_memory()`. To start a new episode in one
+                row, set this row of the memory to zero.
+            mask: (B, n) bool, true where an action is allowed. Give it if the environment returns masks in `info`. It
+                is not needed if the observations contain the mask as the leaf `action_mask`.
 
         Returns:
-            Actions (B, ...), int64 or, for a Box, float32. A policy with memory returns a pair of actions and the
-            memory after these observations.
+            Actions (B, ...), float32 for a Box, otherwise int64. A policy with memory returns a pair: the actions, and
+            the memory after these observations.
         """
         leaves = {leaf.name: _read(leaf, part_at(obs, leaf.path)) for leaf in self._readings}
         if mask is None and self._mask_path is not None:

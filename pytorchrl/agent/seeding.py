@@ -59,10 +59,11 @@ def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gene
 
 @contextmanager
 def global_draws(generator: torch.Generator) -> Iterator[None]:
-    """Redirect draws from torch's global CPU generator to `generator`, whose state advances.
+    """Make torch's global CPU generator draw the numbers of `generator` within a `with` block.
 
-    This function is needed because user code draws initial weights from the global generator. The previous state of
-    the global generator is restored afterwards. A lock serializes threads that build their workers at the same time.
+    User code draws initial weights from the global generator, so this block makes them reproducible. Afterwards,
+    `generator` continues after the drawn numbers, and the global generator has its previous state. Threads that enter
+    such a block at the same time wait for each other.
     """
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator.get_state())
@@ -75,11 +76,11 @@ def global_draws(generator: torch.Generator) -> Iterator[None]:
 class UniformDraws:
     """Uniform random numbers from a CPU generator, drawn in blocks, because each call of torch takes microseconds.
 
-    The numbers are those that separate calls of `torch.rand` would draw.
+    The numbers are the same as without blocks.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        """Draw from `generator`; call `rewind` before anything else uses the generator."""
+        """Draw from `generator`; call `rewind` before other code uses or saves the generator."""
         self._generator = generator
         self._block, self._used = _NO_NUMBERS, 0
         self._state_before = generator.get_state()  # the state of the generator before the block
@@ -93,7 +94,7 @@ class UniformDraws:
         return block[start:start + count]
 
     def rewind(self) -> None:
-        """Return unused numbers to the generator, as if only the numbers taken so far had been drawn."""
+        """Put the unused numbers back: set the generator to its state directly after the last number taken."""
         if self._used < len(self._block):
             self._generator.set_state(self._state_before)
             torch.rand(self._used, generator=self._generator)
@@ -108,9 +109,13 @@ class UniformDraws:
 
 
 def with_own_draws(state: object, own: object) -> object:
-    """Return a copy of `state` with the random generators and the noise of `own`. Both arguments are algorithm states.
+    """Return a copy of `state` with the random generators and the exploration noise of `own`.
 
-    If all workers had the same random generators, they would all collect the same data.
+    Use this to load the algorithm state of another worker (`state`) into a worker whose own algorithm state is `own`.
+    With equal random generators, both workers would collect the same data.
+
+    Raises:
+        TypeError: A value in `state` has a different kind than in `own`, such as a text instead of a number.
     """
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         if _kind(own) not in (None, _kind(state)):
@@ -121,9 +126,9 @@ def with_own_draws(state: object, own: object) -> object:
 
 
 def _kind(value: object) -> object:
-    """Return the kind of a value in the state of an algorithm, such as "number"; None for a value of any other type.
+    """Return the kind of a value in the state of an algorithm, such as "number" for int and float.
 
-    A value with a kind may be replaced only by a value of the same kind, for example an int by a float.
+    Return None for types without a kind; such values are not checked.
     """
     kinds: dict[str, type | tuple[type, ...]] = {
         "flag": bool, "number": (int, float), "text": str, "mapping": Mapping, "tensor": Tensor}

@@ -1,8 +1,7 @@
-"""An agent that computes nothing, for observing a scheme and counting its work.
+"""An agent without real environments and networks, with which the work of a scheme can be observed and counted.
 
-Its steps and weights are plain numbers: every env step has a unique number, and the only parameter is the number of
-updates. With the simulated runtime and costs that were measured in a real run, this agent predicts how a scheme of any
-size behaves.
+Every env step is only a unique number, and the only parameter is the number of updates. With the simulated runtime, and
+with costs that were measured in a real run, this agent predicts how a scheme of any size behaves.
 """
 
 from __future__ import annotations

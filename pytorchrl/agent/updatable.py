@@ -22,7 +22,7 @@ class Updatable:
     """Name -> current value; an option that is None has no entry."""
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; return these values."""
+        """Set each scheduled parameter to its value after `env_steps` of `target_steps` steps; return these values."""
         values = {name: schedule.value(env_steps, target_steps) for name, schedule in self.schedules.items()}
         if values:
             self.parameters = {**self.parameters, **values}

@@ -67,7 +67,7 @@ def mean(scores: npt.ArrayLike) -> Array:
 def median(scores: npt.ArrayLike) -> Array:
     """Return the median over tasks of the mean over runs; for a single task, return the median over runs.
 
-    With one task, a median over tasks would be the mean over runs.
+    A single task is an exception, because the median over one task would be the mean over its runs.
 
     Args:
         scores: Array of shape (..., runs, tasks).

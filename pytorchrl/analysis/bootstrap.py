@@ -49,15 +49,15 @@ def estimate(
     A resample draws, for each task, as many runs as the task has, with replacement and independently of other tasks.
     The statistic is computed for all resamples.
 
-    - `method="percentile"`: The interval lies between two quantiles of the resampled statistics. This interval is too
-      short for few runs: with n runs, the variance of a resample is (n - 1) / n of the unbiased variance, and quantiles
-      of the resamples do not account for the uncertainty of the variance itself.
+    - `method="percentile"`: The interval lies between two quantiles of the resampled statistics. With few runs, this
+      interval is too short, for two reasons: with n runs, the variance of the resampled statistics is too small by the
+      factor (n - 1) / n, and the quantiles ignore that this variance is itself an estimate.
     - `method="t"`: The interval is the statistic plus and minus the standard error times a quantile of Student's t
-      distribution. The variance of the resampled statistics, multiplied by n / (n - 1), is the squared standard error.
-      The degrees of freedom follow from the contributions of the tasks to the variance (Satterthwaite's formula). These
-      contributions are computed from the covariance of the resampled statistic with the number of times that each run
-      was drawn (the infinitesimal jackknife; Efron, "Estimation and accuracy after model selection", 2014). For the
-      mean of one task, this is the interval of the t test.
+      distribution. The squared standard error is the variance of the resampled statistics, multiplied by n / (n - 1).
+      The degrees of freedom follow from the contribution of each task to this variance (Satterthwaite's formula). For
+      the contributions, the covariance of the resampled statistic with the number of times that a run was drawn is
+      computed for each run (the infinitesimal jackknife; Efron, "Estimation and accuracy after model selection", 2014).
+      For the mean of one task, the result is the interval of the t test.
 
     Args:
         statistic: A function that reduces the last two axes of its arguments, such as `iqm`.
@@ -65,7 +65,8 @@ def estimate(
             other scores of the same runs, such as points of a learning curve. Only one array may have leading axes.
         confidence: The fraction of intervals that contain the true value.
         method: "t" or "percentile".
-        paired: Whether the same runs (such as equal seeds) are drawn from all arrays, which must have the same shape.
+        paired: Whether each resample draws the same rows, such as runs with equal seeds, from all arrays. If so, the
+            arrays must have the same number of runs.
         bounds: The smallest and largest possible value; the ends of the interval are clipped to them.
         resamples: Number of resamples.
         seed: Seed of the resampling.
@@ -145,7 +146,8 @@ def _half_width(drawn: Array, draws: Sequence[Indices], tail: float) -> Array:
         for run in range(runs):
             times = (indices == run).sum(axis=1, dtype=np.float64)
             parts += ((times - times.mean(axis=0)).T @ centred / count)**2
-        # The finite number of resamples adds noise to each covariance, and thereby a bias to its square.
+        # The number of resamples is finite, so the covariances are noisy, and their squares are too large on average.
+        # Subtract this bias.
         parts = np.maximum(parts - (runs - 1) * variance / count, 0.0)
         scaled = parts * runs / (runs - 1)
         raw = raw + parts.sum(axis=0)

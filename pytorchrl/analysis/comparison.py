@@ -33,9 +33,9 @@ class Comparison:
         mean_difference: The mean of the scores minus the mean of the baseline.
         improvement: The probability of improvement over the baseline.
         p_value: p-value of a two-sided t test of equal means: the paired test if `paired`, otherwise Welch's test. The
-            test uses the mean over tasks of each run. NaN with fewer than two runs, or without any variation.
-        seeds_needed: The number of seeds with which that test would detect the measured difference of the means with
-            a probability of 80 %; None if there is no difference or no variation, or above a million seeds.
+            test compares the means of runs over their tasks. NaN with fewer than two runs, or if runs do not vary.
+        seeds_needed: The number of seeds with which a t test would detect the measured difference of the means with a
+            probability of 80 %. None if `p_value` is NaN, the means are equal, or more than a million seeds are needed.
     """
 
     paired: bool
@@ -86,9 +86,10 @@ def compare(
 def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
     """Return the estimate of a probability, with an exact interval if the estimated probability is 0 or 1.
 
-    If all runs are better than all runs of the baseline, or all are worse, then all resamples have the same result, and
-    the width of the bootstrap interval is 0. The exact binomial interval (Clopper-Pearson) of disjoint pairs of runs
-    replaces it.
+    The probability is 1 if all runs are better than all runs of the baseline, and 0 if all are worse. Then, all
+    resamples have the same result, so the bootstrap interval has no width. The exact binomial interval
+    (Clopper-Pearson) replaces it. In this interval, each run counts in only one pair, because the pairs must be
+    independent.
 
     Args:
         found: The probability and its interval.

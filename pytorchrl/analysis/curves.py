@@ -45,8 +45,9 @@ def without_steps(curve: Curve) -> Curve:
     """Return a curve without records that repeat the previous value because no episode has ended since.
 
     Several updates are recorded while the same rollout is used, so a curve of mean returns has stretches of constant
-    value. The first record of each stretch is kept. The last record is kept, too, if the stretch is longer than five
-    times the median length of the stretches: such a plateau is real, for example at the highest possible return.
+    value. Of each stretch, only the first record is kept. If a stretch is longer than five times the median length, its
+    last record is kept, too, because such a plateau is real, for example at the highest possible return. The last
+    record of the curve is always kept.
     """
     xs, ys = np.asarray(curve[0], dtype=np.float64), np.asarray(curve[1], dtype=np.float64)
     changes = np.flatnonzero(np.diff(ys)) + 1

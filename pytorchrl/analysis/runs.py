@@ -75,7 +75,7 @@ class Scores:
 def read_run(run_dir: Path) -> Run:
     """Return the description of the run in a directory.
 
-    A directory that contains records but no other file of a run is a run without settings.
+    A directory that contains `metrics.jsonl`, but no other file of a run, is accepted as a run without settings.
 
     Raises:
         ConfigError: The directory contains no run.
@@ -112,8 +112,8 @@ def _settings_of_parts(agent: Mapping[str, object]) -> dict[str, object]:
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
     """Group runs by algorithm and by the settings in which they differ; the keys are labels such as "ppo lr=0.001".
 
-    Runs on different environments can be in the same group. A setting counts only if runs of the same algorithm on the
-    same environment differ in it, because other algorithms and environments have other presets.
+    Runs on different environments can be in the same group. Only runs of the same algorithm on the same environment are
+    compared to find settings in which runs differ, because other algorithms and environments have other presets.
 
     Args:
         runs: The runs.
@@ -170,7 +170,8 @@ def read_scores(
 
     Raises:
         ConfigError: Groups have different tasks, tasks of a group have different numbers of runs, runs have no records,
-            or, without `at`, the runs on a task end at positions that differ by more than 10 %.
+            or a run ends before `at`. If `at` is None: the runs on a task end at positions that differ by more than
+            10 %.
     """
     if score not in SCORES:
         raise ConfigError(f"score must be one of {', '.join(SCORES)}; got {score!r}")

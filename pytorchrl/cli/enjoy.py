@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 def _render(agent: TrainedAgent, given: argparse.Namespace) -> tuple[float, ...]:
     """Show or film episodes if `--render` is given, and return their returns; otherwise, return an empty tuple.
 
-    These episodes are not those of the evaluation, whose environments are stepped together and cannot be rendered.
+    The evaluation plays other episodes, because it steps several environments together, which cannot be rendered.
     """
     options = {"num_episodes": given.episodes, "seed": given.seed, "deterministic": not given.stochastic}
     if given.render == "human":

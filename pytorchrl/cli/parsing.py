@@ -129,7 +129,7 @@ def values_of(spec: OptionSpec) -> str:
     """Return the placeholder for an option's value in the help: its choices if it has any, otherwise its type."""
     if spec.choices is None:
         return form_of(spec.hint)
-    # The choices include "none" if None is allowed.
+    # The text "none" is left out here, because it is one of the choices if None is allowed.
     others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]
     return "|".join(dict.fromkeys([*others, *map(_shown, spec.choices)]))
 

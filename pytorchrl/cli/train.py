@@ -90,7 +90,7 @@ def options_of(given: argparse.Namespace) -> dict[str, object]:
 
 @contextlib.contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
-    """Convert an `EnvError` that is raised before the first update to a `StartError`: the environment never worked."""
+    """Convert an `EnvError` before the first update to a `StartError`, because the environment has never worked."""
     try:
         yield
     except EnvError as error:

@@ -16,7 +16,8 @@ from pytorchrl.monitor.screen import check_rich
 from pytorchrl.option_text import positive_seconds
 from pytorchrl.run_directory import RUN_FILE
 
-# After training, the process of the view has this many seconds to show the last frame, and then the same time to end.
+# After training, the process that shows the run has this many seconds to draw the last frame. It is then told to end,
+# and killed if it still runs after the same time.
 _LAST_FRAME_S = 5.0
 
 

@@ -1,10 +1,12 @@
 """Atari games (extra `atari`), through ale-py's native vector environment.
 
-An observation is a stack of 4 gray images of 84 x 84 pixels; each image is the maximum of the last two of 4 frames. A
-game starts with up to 30 no-op frames, and with the action FIRE if the game waits for it. A game is truncated after
-27,000 steps. In training, each reward is replaced by its sign, and each lost life is a termination, after which the
-game continues. In tests, rewards are raw, and lost lives are not terminations. Reported returns are always raw scores
-of complete games.
+A step is 4 frames, and its image is the maximum of the last two frames. An observation is a stack of the last 4 images,
+which are gray and have 84 x 84 pixels. A game starts with up to 30 no-op frames, and with the action FIRE if the game
+waits for it. A game is truncated after 27,000 steps.
+
+In training, each reward is replaced by its sign, and each lost life is a termination, after which the game continues.
+In tests, rewards are raw, and lost lives are not terminations. Reported returns are always raw scores of complete
+games.
 """
 
 from __future__ import annotations

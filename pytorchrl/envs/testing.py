@@ -256,7 +256,7 @@ class RaisingEnv(AnyWrapper):
 
 
 class MatchingGame:
-    """Game for several agents (PettingZoo's parallel API); training reaches its known best score within seconds.
+    """Game for several agents (PettingZoo's parallel API) whose best score is known and can be learned within seconds.
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. The reward of an agent is 1 if
     its action equals the symbol of the next agent, and 0 otherwise. Observation: (num_agents * num_symbols,) float32,

@@ -24,8 +24,8 @@ class Exported:
     Attributes:
         path: The file.
         policy: Name of the policy.
-        num_observations: Number of observations for which the file and the agent choose the same actions.
-        largest_difference: Largest absolute difference of the actions; 0 for discrete actions.
+        num_observations: Number of observations for which the actions of the file and of the agent were compared.
+        largest_difference: Largest absolute difference of the two actions; 0 for discrete actions.
     """
 
     path: Path
@@ -40,7 +40,7 @@ def default_name(to: str) -> str:
 
 
 class Exporter:
-    """Writes the policies of an agent to files; it traces each policy only once.
+    """Object that writes the policies of an agent to files, and traces each policy only once.
 
     Args:
         acting: The policies of the agent.
@@ -76,7 +76,10 @@ class Exporter:
                 for policy in self._acting.parts}
 
     def _observe(self, checks: int) -> dict[str, list[Observed]]:
-        """Return at least `checks` observations for each policy, and the agent's actions; half of them are random."""
+        """Return at least `checks` observations for each policy, with the agent's actions.
+
+        About half of the observations come from played episodes; the others are random.
+        """
         played = played_steps(self._acting.players, self._envs, (checks + 1) // 2, self._seed)
         return {
             policy: steps + random_steps(

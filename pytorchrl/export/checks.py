@@ -40,7 +40,7 @@ class Observed:
         mask: (B, n) bool, if `info` contains masks; else None.
         first: (B,) bool, whether an observation is the first of its episode.
         action: (B, ...), the best actions of the agent, as the environment accepts them.
-        reward: (B,), the rewards of these actions; None if the memory does not have them as input.
+        reward: (B,), the rewards of these actions, if the rewards are an input of the memory; else None.
     """
 
     obs: Observation
@@ -66,7 +66,10 @@ class Comparison:
 
 
 def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> Comparison:
-    """Compare an exported policy's actions with those in `steps`; whole numbers must be equal, others nearly equal."""
+    """Compare an exported policy's actions with those in `steps`.
+
+    Integer actions must be equal. Float actions may differ by rounding errors.
+    """
     names = list(policy.initial_memory(1))
     memory: Arrays = {}
     total, different, largest = 0, 0, 0.0
@@ -192,7 +195,7 @@ def played_steps(
 
 
 def restored(reader: ObservationReader, leaves: Arrays, mask: np.ndarray | None) -> Observation:
-    """Return copies of the observations (B, ...) from which `reader` has read `leaves` and `mask`."""
+    """Rebuild the observations (B, ...) from which `reader` has read `leaves` and `mask`; return them as copies."""
     readings = {leaf.path: leaf for leaf in reader.readings}
 
     def restore(space: AnySpace, path: Path) -> Observation:

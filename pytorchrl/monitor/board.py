@@ -2,8 +2,8 @@
 
 A request names a run by its path below the directory of runs. The server looks the path up in the list of runs that it
 found, and never joins the path to a directory, so a request cannot reach other files. The server refuses a request
-unless its Host header names 127.0.0.1 or localhost. Any other name may be that of a foreign web page whose host name
-resolves to 127.0.0.1 (DNS rebinding).
+unless its Host header names 127.0.0.1 or localhost. Otherwise, a foreign web page could read this server through a host
+name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCRIPT = TOGGLE + REFRESH
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """Return the directories of runs at most three levels below `root`, by path below `root`; ignore symbolic links."""
+    """Return the runs up to three levels below `root`: relative path -> directory. Symbolic links are ignored."""
     return dict(sorted(_runs_below(root, root, _DEPTH))[:_MOST_RUNS])
 
 
@@ -47,7 +47,7 @@ def _runs_below(root: Path, folder: Path, depth: int) -> Iterator[tuple[str, Pat
 
 
 class Board(ThreadingHTTPServer):
-    """The HTTP server of the page; `serve_forever` runs the server, and `server_port` is its port.
+    """HTTP server of the list of runs and of their reports; `serve_forever` runs it, and `server_port` is its port.
 
     Args:
         root: The directory of runs.
@@ -76,7 +76,7 @@ class Board(ThreadingHTTPServer):
         return frozenset(f"{name}:{self.server_port}" for name in (ADDRESS, "localhost"))
 
     def views(self) -> list[tuple[str, RunView]]:
-        """Return (path below the root, view) of every run; only records that no earlier call has read are parsed."""
+        """Return (path below the root, view) of every run; each call parses only the records that are new."""
         with self._lock:
             runs = find_runs(self.root)
             self._readers = {key: self._readers.get(key) or Reader(run_dir) for key, run_dir in runs.items()}
@@ -108,7 +108,7 @@ def _row(key: str, view: RunView) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler of GET requests for the page that lists the runs, for the rows of this list, or for a run's report."""
+    """Handler of GET requests; a request asks for the list of runs, for only the rows of this list, or for a report."""
 
     server: Board
     server_version, sys_version = "pytorchrl", ""

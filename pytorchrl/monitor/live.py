@@ -1,4 +1,4 @@
-"""Show the view of a run in the terminal, once or until the run ends or the user quits."""
+"""Show the view of a run in the terminal: print it once, or redraw it until the run ends or the user quits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytorchrl.monitor.reading import check_run
 from pytorchrl.monitor.screen import check_rich, frame
 from pytorchrl.monitor.view import Reader
 
-# A frame that is printed only once may have this many lines, which is enough to show every worker.
+# Height in lines that is available to a view that is printed once; it is enough to show every worker.
 _PAGE_LINES = 1000
 
 

@@ -21,7 +21,7 @@ from pytorchrl.monitor.view import Lag, RunView
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 _MOST_MEDIA, _MOST_MEDIA_BYTES = 4, 16 << 20
 _MOST_WORKERS, _MOST_EVENTS = 200, 200
-# The curves after the curve of the training return, each as (title, path of its number in a record).
+# The curves that follow the curve of the training return: (title, keys that lead to the value in a record).
 _CURVES = (
     ("evaluation: mean return", ("evaluation", "return_mean")), ("env steps per second", ("env_steps_per_s",)),
     ("policy lag since the start: mean", ("policy_lag", "mean")), ("queued train batches", ("scheme", "queue", "mean")))

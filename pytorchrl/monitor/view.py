@@ -26,10 +26,10 @@ from pytorchrl.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 
 # Rates and time shares cover the records of this many seconds before the latest record.
 _WINDOW_S = 10.0
-# The wait of a level of the worker tree is shown if it takes at least this share of the time of the level.
+# A wait is not shown if it takes a smaller share of the time of its level of the worker tree.
 _MIN_WAIT_SHARE = 0.05
-# A queue counts as full if its mean length is at least this share of its size. The share is below 1, because the
-# length is measured whenever a batch has just been removed.
+# A queue counts as full if its mean length is at least this share of its size. The share is below 1, because each
+# measurement of the length follows the removal of a batch.
 _FULL = 0.9
 # A run is silent if the time since its last record exceeds both `_SILENT_S` seconds and `_SILENT_FACTOR` times the
 # longest of its recent intervals between records.
@@ -53,12 +53,12 @@ class Worker:
     """One worker of the worker tree.
 
     Attributes:
-        name: Its name, such as "GWorker 0/CWorker 3".
-        is_collector: Whether it collects; otherwise it computes gradients.
+        name: Name of the worker, such as "GWorker 0/CWorker 3".
+        is_collector: Whether the worker collects; otherwise, it computes gradients.
         total: Number of env steps or gradients of the worker that have reached the learner so far.
-        rate: Env steps or gradients per second in the last 10 seconds or so; None if it is not known yet.
+        rate: Env steps or gradients per second in about the last 10 seconds; None if the rate is not known yet.
         restarts: Number of times that the worker was lost and replaced.
-        lag: Policy lag of its rollouts since the start; None if it is not known.
+        lag: Policy lag of the worker's rollouts since the start; None if the lag is not known.
     """
 
     name: str
@@ -71,7 +71,13 @@ class Worker:
 
 @dataclass(frozen=True)
 class Wait:
-    """The wait of a level of the worker tree: who waits, for whom or what, and for which share of the level's time."""
+    """A wait of the workers at one level of the worker tree.
+
+    Attributes:
+        who: The workers that wait, such as "gradient workers".
+        whom: The workers, or the data, for which they wait.
+        share: The share of the level's time that the wait takes, in [0, 1].
+    """
 
     who: str
     whom: str
@@ -101,8 +107,8 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Rates per second, by name: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out. A rate that is not known yet is missing.
-        shares: Shares of the time of each level of the worker tree in the last 10 seconds or so, by level and by part
-            of its work.
+        shares: Level of the worker tree -> part of its work -> the share of the level's time that this part took in
+            about the last 10 seconds.
         waits: The waits of levels of the worker tree, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
         events: Faults, such as replaced workers and skipped updates, in order.
@@ -185,7 +191,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """The number of queued train batches, the size of the queue, and the mean number in it (None if unknown)."""
+        """The queue's number of train batches, its size, and its mean number of train batches (None if unknown)."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 
@@ -269,10 +275,11 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
 
 
 def _before(records: Sequence[Record]) -> Record:
-    """Return the newest record that is at least `_WINDOW_S` older than the latest record, or else the oldest record.
+    """Return the record with which the latest record is compared to compute rates.
 
-    If there is only one record, the result is empty, which stands for the start of the run. The result is also empty if
-    the run was resumed within this time, because the counts of a resumed run start at 0 again.
+    This is the newest record that is at least `_WINDOW_S` older than the latest record. If no record is that old, it is
+    the oldest record. If there is only one record, return an empty record, in which all counts are 0. Also return an
+    empty record if the run was resumed within this time, because the counts of a resumed run start at 0 again.
     """
     if len(records) < 2:
         return {}

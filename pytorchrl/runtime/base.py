@@ -42,7 +42,7 @@ CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
 
 
 def is_default(resources: Mapping[str, float]) -> bool:
-    """Return whether a request is a default request, which may be reduced to the available resources."""
+    """Return whether a request is one of the defaults; only these may be reduced to the available resources."""
     return dict(resources) in (dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES))
 
 
@@ -110,8 +110,8 @@ class Runtime(ABC):
         options: Options of the runtime.
         faults: Failures to inject into workers; None injects nothing.
         is_recording: Whether workers record the order of timing-dependent events.
-        announce: Function that receives a line of text at each stage of a slow start; processes take seconds to minutes
-            to start. None: nothing is announced.
+        announce: Function that receives a line of text at each stage of a start that takes seconds or minutes; None:
+            nothing is announced.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -207,9 +207,14 @@ class Runtime(ABC):
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Wait until new workers have started and answered their first calls; slow runtimes announce progress.
+        """Wait until new workers have answered their first calls, and return the outcomes of these calls.
 
-        `kind` names the workers in these announcements. Return the outcomes of the calls, which are `futures`.
+        A runtime whose workers start slowly announces how many of them have started.
+
+        Args:
+            kind: Name of this kind of worker in the announcements.
+            futures: The first call to each worker.
+            timeout_s: Seconds to wait for all calls together.
         """
         return self.get_all(futures, timeout_s)
 
@@ -242,7 +247,7 @@ class Runtime(ABC):
         return propose_address(is_local=True)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """Return the function that a worker calls when it reaches a named point of its work.
+        """Return the function that a worker calls at each named point of its work; faults are injected there.
 
         Points of collection and gradient workers are "step" (the environments took a step), "grad" (a gradient was
         computed) and "update" (an update is about to be applied); replay shards have "add", "sample" and "priorities".
@@ -252,8 +257,8 @@ class Runtime(ABC):
             incarnation: Number of earlier workers at the same place in the tree.
 
         Returns:
-            A function of the point's name that returns whether to corrupt the current result; or None if nothing
-            happens at any point, so that the worker need not call a function.
+            A function that takes the name of a point, and returns whether the worker must corrupt its current result.
+            None: nothing happens at any point, so the worker need not call a function.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
 

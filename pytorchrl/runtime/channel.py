@@ -165,11 +165,11 @@ class Channel:
                 raise
             with self._counting:
                 self._used.update(block.number for block in blocks)
-            # If Ctrl-C skips this line, the structure is sent again with the same number, which does no harm.
+            # If Ctrl-C interrupts before this line, a later message contains the definition again, which does no harm.
             self._known.add(layout)
 
     def _layout_of(self, structure: Structure) -> tuple[int, bytes]:
-        """Return the number of a structure, and its definition, which is b"" if the other process knows it."""
+        """Return the number and the definition of a structure; the definition is b"" if the other process knows it."""
         number = self._numbers.get(structure, _UNNUMBERED)
         if number == _UNNUMBERED and len(self._numbers) < _MOST_STRUCTURES:
             number = self._numbers[structure] = len(self._numbers)
@@ -197,7 +197,7 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send a packet, with the numbers of released blocks and the descriptors of blocks that the reader lacks."""
+        """Send a packet with the numbers of released blocks and the descriptors of blocks that the reader lacks."""
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)

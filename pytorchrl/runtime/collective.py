@@ -94,7 +94,7 @@ class GlooCollective:
             raise RankLostError(f"rank {rank} could not connect to the other ranks: {_first_line(error)}") from error
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, computed in place by all-reduce unless the order is fixed."""
+        """Return the sum of all ranks' tensors; unless `in_order` is set, all-reduce computes the sum in place."""
         if self._in_order:
             return torch.stack(self.gather(tensor)).sum(0)
         options = _options.AllreduceOptions()
@@ -168,7 +168,7 @@ class NcclCollective:
         self._group, self._left, self._busy = group, threading.Event(), threading.Lock()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors. Each is on its rank's GPU, and all-reduce computes the sum in place."""
+        """Return the sum of all ranks' tensors, computed in place. Each tensor must be on the GPU of its rank."""
         # If a rank is lost, NCCL waits forever, but gloo raises an error. Therefore, the ranks first wait for each
         # other with gloo.
         self._gloo.gather(torch.zeros(1))
@@ -191,8 +191,8 @@ class NcclCollective:
             if time.monotonic() > deadline:
                 return f"it is not complete after {self._timeout_s:g} s"
             time.sleep(_NCCL_LOOK_INTERVAL_S)
-        # Make the current CUDA stream wait for the sum. With a timeout, this call also raises the error of a failed
-        # sum.
+        # Make the current CUDA stream wait for the sum. The call has a timeout, because it raises the error of a failed
+        # sum only with a timeout.
         work.wait(timedelta(seconds=self._timeout_s))
         return ""
 

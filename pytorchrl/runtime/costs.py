@@ -38,7 +38,7 @@ class Costs:
     Args:
         costs: Map from an operation, or from `operation@worker` with a pattern for the worker's name (`*` and `?`), to
             seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma) or "measured" (the real
-            duration of the operation, which makes the run unrepeatable). Other operations keep their defaults.
+            duration of the operation; then even runs with equal seeds differ). Other operations keep their defaults.
         seed: Seed of the draws.
 
     Raises:

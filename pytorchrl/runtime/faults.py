@@ -43,11 +43,14 @@ class FaultHost(Protocol):
 class Fault:
     """A failure to inject into the workers that match its target; see `FaultPlan` for targets.
 
-    A worker counts how often it reaches `point`, for example how often its environments have taken a step. Without a
-    `probability`, a fault happens once: when the first incarnation of a worker reaches the point for the `count`-th
-    time (None: the first time). A `delay` with neither a `probability` nor a `count` happens every time. With a
-    `probability`, a fault may happen in every incarnation: each time that the worker reaches the point, or only the
-    `count`-th time if `count` is given.
+    A worker counts how often it reaches `point`, for example how often its environments have taken a step.
+
+    Without a `probability`, a fault happens once in each worker: when the worker reaches the point for the `count`-th
+    time (None: the first time). The fault does not happen in replacements of the worker. A `delay` without a `count` is
+    an exception: it happens every time, and also in replacements.
+
+    With a `probability`, each time that a worker or its replacement reaches the point, a random draw decides whether
+    the fault happens. If `count` is given, only the `count`-th time is drawn.
     """
 
     action: str
@@ -58,7 +61,7 @@ class Fault:
     probability: float | None
 
     def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
-        """Return whether the fault happens if its event, such as a step, occurs in a worker for the `count`-th time."""
+        """Return whether the fault happens when a worker reaches the fault's point for the `count`-th time."""
         if self.probability is not None:
             return (self.count is None or count == self.count) and rng.random() < self.probability
         if self.action == "delay" and self.count is None:
@@ -70,13 +73,14 @@ class FaultPlan:
     """All faults of a run.
 
     The target of a fault is the name of a worker, such as `GWorker 2/CWorker 1` or `GWorker 1/RWorker 2`, or a short
-    form: `col.I` is collection worker I of every gradient worker, and `col.J.I` is collection worker I of gradient
-    worker J. `shard.I` and `shard.J.I` are replay shards in the same way, and `grad.J` is gradient worker J. `*` and
-    `?` are wildcards. Index 0 is the worker that runs inside its parent.
+    form. `col.I` is collection worker I of every gradient worker, and `col.J.I` is collection worker I of gradient
+    worker J. `shard.I` and `shard.J.I` name replay shards in the same way, and `grad.J` is gradient worker J. `*` and
+    `?` are wildcards. Index 0 is the local worker.
 
-    A fault occurs at an event that the worker counts. Collection workers count the steps of their vector of
-    environments (`step`). Gradient workers count computed gradients (`grad`) and applied updates (`update`). Shards
-    count calls (`add`, `sample` and `priorities`). The action `nan` makes a gradient non-finite at `grad` or `update`.
+    A fault happens at a point of the worker's work, and the worker counts how often it reaches the point. Collection
+    workers count the steps of their vector of environments (`step`). Gradient workers count computed gradients (`grad`)
+    and applied updates (`update`). Shards count calls (`add`, `sample` and `priorities`). The action `nan` makes a
+    gradient non-finite at `grad` or `update`.
 
     Args:
         text: Faults separated by `;`.
@@ -160,7 +164,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def _short(target: str) -> str:
-    """Return the short form of a target that is a worker's name; return any other target unchanged."""
+    """Return the short form of a worker's name, such as `col.2.1`; return any other target unchanged."""
     name = _NAME.fullmatch(target)
     if name is None:
         return target
@@ -169,7 +173,7 @@ def _short(target: str) -> str:
 
 
 def _addresses(worker: str) -> tuple[str, list[str]]:
-    """Return the kind of a worker, and the short forms of its name."""
+    """Return the kind of a worker, such as "col", and all short forms of its name, such as "col.1" and "col.2.1"."""
     numbers = re.findall(r"\d+", worker)
     for mark, kind in (("CWorker", "col"), ("RWorker", "shard")):
         if mark in worker:

@@ -18,8 +18,8 @@ from pytorchrl.runtime.schedule import Schedule, Signal
 
 T = TypeVar("T")
 
-Event = tuple[Any, ...]  # a kind, then numbers and names, whose types depend on the kind
-"""Kind of the event, index of the worker concerned, and numbers that must be equal when the event is repeated."""
+Event = tuple[Any, ...]  # the types of the elements depend on the kind of event
+"""Kind of the event, index of the worker concerned, and values that must be equal when the event is repeated."""
 
 
 class Part(NamedTuple):
@@ -40,7 +40,7 @@ class Journal:
     Attributes:
         lock: Lock that guards the worker's parameters. Use the lock directly, instead of `reading` or `writing`, for
             accesses whose order does not affect the rest of the run.
-        is_kept: Whether events are recorded or compared with a record. If not, callers need not describe events.
+        is_kept: Whether the journal records events or compares them with a record. If False, `note` does nothing.
     """
 
     is_kept = False
@@ -81,7 +81,7 @@ class Journal:
 class Recording(Journal):
     """Journal that records the order of events.
 
-    One thread adds events, two threads access the parameters, and the learning thread takes the entries.
+    One thread adds events. The learning thread takes the entries, possibly at the same time; see `_take_all`.
     """
 
     is_kept = True
@@ -101,7 +101,7 @@ class Recording(Journal):
     def writing(self) -> AbstractContextManager[object]:
         """Return a context in which the learning thread may write the parameters.
 
-        At the beginning, it records how often the collector thread has read the parameters since the previous write.
+        When the context is entered, the number of reads by the collector thread since the previous write is recorded.
         Nested writes count as one write.
         """
         return self._write
@@ -114,7 +114,7 @@ class Recording(Journal):
         self.depth += 1
 
     def note(self, *event: object) -> None:
-        """Record an event. Events after `release` are ignored: they are incomplete and not needed to repeat the run."""
+        """Record an event. After `release`, ignore events: the worker is stopping, so they no longer affect the run."""
         if not self._released:
             self._events.append(event)
 
@@ -181,7 +181,7 @@ class Replaying(Journal):
         super().__init__()
         self._worker, self._schedule = worker, schedule
         self._events, self._turns = deque(part.events), deque(part.turns)
-        self._num_events = self._num_turns = 0  # how many events, and how many elements of `turns`, were repeated
+        self._num_events = self._num_turns = 0  # numbers of events and of writes that were repeated
         self._reads = self._depth = 0
         self._changed = Signal()
         self._failure: BaseException | None = None
@@ -201,7 +201,8 @@ class Replaying(Journal):
     def writing(self) -> Iterator[None]:
         """Wait for the reads that precede this write in the record, then run the `with` block.
 
-        A write that the record does not contain waits for all recorded events, which happened before the write.
+        If all recorded writes have been repeated, a further write waits until all recorded events have been repeated,
+        because they happened before it in the recorded run.
         """
         if not self._depth:
             self._wait(lambda: self._reads == self._turns[0] if self._turns else not self._events, "write")

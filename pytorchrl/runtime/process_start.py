@@ -1,8 +1,8 @@
-"""Start worker processes quickly: one process imports torch and pytorchrl, and forks a process for each worker.
+"""Start worker processes quickly: a fork server imports torch and pytorchrl once, and forks a process for each worker.
 
-The fork server is also the parent of all worker processes, and ends them. When a worker ends, the server kills the
-workers and other processes that this worker had started. When the driver (the process that builds the scheme) ends,
-even if it is killed, the server kills all workers and ends. When the server is killed, the kernel kills the workers.
+The fork server also makes sure that no worker process remains. When a worker ends, the server kills the processes that
+this worker had started, including other workers. When the driver (the process that builds the scheme) ends, even if it
+is killed, the server kills all workers and ends. When the server is killed, the kernel kills the workers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 _FORK, _KILL, _END = range(3)
 _PACKET_BYTES = 4096
-# Interval in seconds at which the server checks whether the driver is alive. The connection to the driver does not show
-# this reliably: a process that the driver has forked may keep it open.
+# Interval in seconds at which the server checks whether the driver is alive. It is not enough to wait until the
+# connection to the driver closes, because a process that the driver has forked may keep the connection open.
 _INTERVAL_S = 1.0
 _END_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -107,7 +107,7 @@ class ForkServer:
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
 
     def fork(self, address: str, name: str) -> None:
-        """Start a worker process that listens at `address`; if the start fails, connections to `address` are closed."""
+        """Start a worker process that listens at `address`; if the start fails, connections to `address` break."""
         with listen(address) as listener:
             files = array.array("i", [listener.fileno()])
             self._send((_FORK, address, self._own, name), [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
@@ -142,7 +142,7 @@ class _Server:
         self._driver, self._listener = driver, listener
         self._parent = os.getppid()
         self._clients: dict[int, socket.socket] = {driver.fileno(): driver}
-        self._workers: dict[int, tuple[str, str]] = {}  # by process id: addresses of a worker and of its parent
+        self._workers: dict[int, tuple[str, str]] = {}  # process id -> (address of the worker, address of its parent)
         self._woken, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         signal.set_wakeup_fd(self._wakes.fileno())
@@ -265,7 +265,7 @@ def _import_all() -> None:
     for name in package.__all__:  # the package imports each public name when it is first used
         getattr(package, name)
     gc.collect()
-    gc.freeze()  # exclude shared objects from garbage collection, which would copy their memory
+    gc.freeze()  # garbage collection would write to these objects, and so copy memory that the workers share
 
 
 def _become_worker(server: str, address: str, name: str, listener: socket.socket,
@@ -281,7 +281,7 @@ def _become_worker(server: str, address: str, name: str, listener: socket.socket
     libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     if os.getppid() != parent:
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver reacts to Ctrl-C, and ends the workers
     random.seed()
     np.random.seed()  # noqa: NPY002 - forks would otherwise draw the same numbers from the global generator
     here = Place(server, address)

@@ -25,8 +25,8 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# Number of files that this process should be able to open. Each worker needs a connection, and each block of shared
-# memory in use needs one or two file descriptors.
+# Limit on open files that this process requests from the system. Each worker needs a connection, and each block of
+# shared memory in use needs one or two file descriptors.
 _NUM_FILES = 65536
 
 
@@ -152,9 +152,9 @@ class ProcessRuntime(Runtime):
         self._calls.close()
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Refuse workers if this machine lacks memory for them, or lacks the resources that a user has set.
+        """Refuse workers if this machine lacks memory for them, or lacks resources that the user requests explicitly.
 
-        The runtime reserves no resources: the workers share the cores, memory and GPUs of this machine.
+        Nothing is reserved: the workers share the cores, memory and GPUs of this machine.
         """
         machine = this_machine()
         check_machine(requests, machine, FORKED_WORKER_BYTES)
@@ -177,14 +177,14 @@ def platform_problem() -> str:
 
 
 _runtimes: WeakValueDictionary[str, ProcessRuntime] = WeakValueDictionary()
-"""The runtime with which this process uses each fork server, by the address of the server. Unpickling such a runtime in
-this process returns the object in this dictionary."""
+"""Address of a fork server -> the runtime with which this process uses the server. Unpickling a runtime that uses the
+same server returns the runtime in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Return this process's runtime for the fork server at the address `server`.
+    """Return the runtime with which this process uses the fork server at the address `server`, or a new runtime.
 
-    If there is no such runtime, or if `server` is None, return a new runtime.
+    Unpickling a runtime calls this function. `server` is None if the pickled runtime used no fork server yet.
     """
     runtime = _runtimes.get(server or "")
     if runtime is None:

@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def share(cls) -> Connection | None:
-        """Return the connection that another runtime has made, and count its new user; None without a connection."""
+        """Return the connection of another runtime, and count the caller as a user of it; None if there is none."""
         with cls._lock:
             if cls.current is not None:
                 cls.current._users += 1
@@ -110,8 +110,8 @@ class Connection:
         seen = list[str]()
         while True:
             began = now()
-            # Paths of sockets are limited to 107 bytes, so this directory has a short name. The process that
-            # `start_reaper` starts removes the directory.
+            # The name of the directory is short, because paths of sockets are limited to 107 bytes. The reaper removes
+            # the directory.
             connection = cls(tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None))
             try:
                 connection._start(ray)
@@ -141,12 +141,12 @@ class Connection:
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
-        # `atexit` calls functions in reverse order of registration. If the program ends without leaving Ray, `_close`
-        # therefore ends the watch before Ray's own exit function ends the processes that the watch observes.
+        # If the program ends without leaving Ray, `_close` must end the watch before Ray's own exit function ends the
+        # processes that the watch observes. `atexit` calls `_close` first, because it was registered last.
         atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:
-        """Send `problem` to the reaper, which prints it if Ray's native code then ends this process."""
+        """Tell the reaper about `problem`. If Ray's native code ends this process, the reaper prints the text."""
         if self._reaper is not None and self._reaper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._reaper.stdin.write(problem.encode() + b"\n")

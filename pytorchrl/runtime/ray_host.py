@@ -1,6 +1,7 @@
 """The Ray actor that contains a worker, and the answers that it sends.
 
-This module does not import Ray. The class of the actor is sent to other processes by name, so they import this module.
+This module does not import Ray. The processes of the actors import this module, because a pickled actor class refers to
+`Host` by name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _RECORDS = "pytorchrl_log_records"
 
 
 class WorkerLog(logging.Handler):
-    """Collects the warnings and errors that this library logs in a worker. Its next answer takes them to the caller."""
+    """Handler that collects the warnings and errors that this library logs in a worker.
+
+    The worker's next answer contains them, and the caller logs them.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -46,9 +50,10 @@ class WorkerLog(logging.Handler):
 
 @dataclass
 class Answer(Generic[R]):
-    """Result of a call that also logged warnings, or that raised `SystemExit` or `KeyboardInterrupt`.
+    """Result of a call that has logged warnings, or has raised `SystemExit` or `KeyboardInterrupt`.
 
-    These two exceptions must not reach Ray, which would report a crashed process or a cancelled call.
+    Ray must not see these two exceptions, because it would report a crashed process or a cancelled call. All other
+    calls return their value, or raise their exception, without an `Answer`.
     """
 
     value: R | None = None

@@ -1,7 +1,8 @@
 """Run workers as Ray actors. Only this module imports Ray, and only when the first remote worker starts.
 
-Ray never restarts actors or retries calls here: a restarted actor would lose its state, and a retried call would
-collect twice. Every failure becomes an outcome; no other module handles Ray's exceptions.
+Ray is told never to restart actors or retry calls: a restarted actor would have lost its state, and a retried call
+would collect data a second time. If a call fails, its `Outcome` contains the error, so that no other module has to
+handle exceptions of Ray.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ logger = get_logger(__name__)
 FromRay: TypeAlias = Untyped
 """An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
-# Shared values up to this size are sent as part of each request, because reading a reference takes 0.7 ms, ten times as
-# long as reading a value in the request. Ray itself would replace each argument of 100 KiB or more with a reference.
+# Shared values up to this size are part of each request. Reading a larger value from the object store takes 0.7 ms, ten
+# times as long. The limit is below 100 KiB, from which Ray itself moves an argument to the object store.
 _MAX_ENCLOSED_BYTES = 90_000
 # Interval in seconds at which a wait checks whether a process of Ray has ended.
 _LOOK_INTERVAL_S = 0.25
@@ -108,8 +109,8 @@ class RayRuntime(Runtime):
                         "environment, its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        # Without this setting, a call to Ray after `close`, for example by an interrupted start, would start a Ray
-        # instance with Ray's own defaults.
+        # Without this setting, a call to Ray after `close` would start a Ray instance with Ray's own defaults. Such a
+        # call can happen if a start was interrupted.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
         # or the stacks that faulthandler prints after a crash.
@@ -185,7 +186,7 @@ class RayRuntime(Runtime):
         return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources as text if an actor has no process and fits on no node; else ""."""
+        """Return the requested and free resources as text if an actor has not started and fits on no node; else ""."""
         if self._problem:
             return ""
         asked, up = self._actors[handle.native]
@@ -322,7 +323,7 @@ class RayRuntime(Runtime):
         return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
 
     def close(self) -> None:
-        """Kill the actors. Then leave Ray, unless other runtimes use the connection or the user has made it."""
+        """Kill the actors. Then leave Ray, unless another runtime uses it, or the user has connected to it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -377,7 +378,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return how much of each resource a default request can get; raise an error if a needed GPU is missing."""
+        """Return how much of each resource a default request can get; raise an error if no needed GPU is free."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

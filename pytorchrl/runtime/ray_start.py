@@ -16,19 +16,20 @@ from pytorchrl.runtime.ray_processes import without_unused_processes
 
 LOOPBACK = "127.0.0.1"
 _PRIVATE = 0o077
-# Environment variable that contains the umask of the driver. Workers set this umask again, so files that an environment
-# writes have the usual permissions, unlike the files of Ray's own processes.
+# Environment variable that contains the umask of the driver. Ray's processes start with a stricter umask. Workers set
+# the driver's umask again, so that files that an environment writes have the usual permissions.
 _UMASK = "PYTORCHRL_UMASK"
 
 
 @contextlib.contextmanager
 def private_start(ray: ModuleType) -> Iterator[None]:
-    """Make `ray.init` in the `with` block start only the processes that a run needs.
+    """Make `ray.init` in the `with` block start only the processes that a run needs, and make them private.
 
-    Other users and other machines cannot reach these processes, which inherit the umask that is set for the block. Each
-    worker makes Ray's folders accessible to all users, so these folders rely on the permissions of the enclosing
-    directory. Ray's function `resolve_ip_for_localhost` is replaced, because it would exchange the loopback address for
-    the address at which other machines reach this machine.
+    Other users cannot reach these processes: the processes inherit a umask that makes their files private, and the
+    token that authenticates calls is private, too. Ray's folders are an exception: each worker makes them accessible to
+    all users, so the directory that contains them must be private. Other machines cannot reach the processes, because
+    Ray uses the loopback address. Ray's function `resolve_ip_for_localhost` is replaced, because it would return the
+    address of this machine in the network instead.
 
     Args:
         ray: The module `ray`. If a version of Ray lacks one of the replaced functions, the function is ignored.

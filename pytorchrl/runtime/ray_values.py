@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Enclosed:
-    """Small value that many requests contain. It is pickled once, and its arrays are read-only after unpickling."""
+    """Small value that is sent in many requests, but pickled only once. Its arrays are read-only after unpickling."""
 
     def __init__(self, pickled: bytes, buffers: list[bytes]) -> None:
         self._pickled, self._buffers = pickled, buffers

@@ -1,7 +1,7 @@
 """Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
 Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store) and the
-agents of the raylet. A part that has ended causes an error. A part that was stopped (SIGSTOP) receives SIGCONT.
+agents of the raylet. If a part ends, all calls to workers fail. If a part was stopped (SIGSTOP), it receives SIGCONT.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# The name of each part of Ray, by the name of its process, of which Linux keeps only 15 bytes. A child of the raylet is
-# called "raylet", too, until it executes Python.
+# Name of a process (Linux keeps only its first 15 bytes) -> name of the part of Ray. Only a child of the driver called
+# "raylet" is the raylet: the raylet's own children have the same name until they execute Python.
 _OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
 _OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5

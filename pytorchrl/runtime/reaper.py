@@ -4,9 +4,9 @@
 Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. A reaper
 has to start quickly, so this module imports only the standard library.
 
-The last line of the standard input is empty if the driver leaves Ray in an orderly way. Otherwise, the driver has been
-killed, or Ray has ended the driver: Ray's native code exits without an exception if the raylet, which contains the
-object store, has ended. In the latter case, the reaper prints the reason, because the driver cannot print it.
+When the driver leaves Ray in an orderly way, it writes an empty last line to the reaper. If this line is missing, the
+driver was killed, or Ray's native code has ended the driver, because the raylet (which contains the object store) had
+ended. If Ray has ended the driver, the reaper prints the reason, because the driver itself cannot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import time
 
 _INTERVAL_S, _ATTEMPTS = 0.05, 100
-# Part of the last line in the driver's log if Ray's native code has ended the driver.
+# The last line of the driver's log contains this text if Ray's native code has ended the driver.
 _EXIT = "Terminate the process"
 
 

@@ -92,8 +92,8 @@ class RemoteCalls:
         self._peers: dict[str, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
         self._numbers = itertools.count()
-        # The thread that reads answers holds this lock. If Ctrl-C prevents the release of the lock, the same thread can
-        # acquire it again.
+        # The thread that reads answers holds this lock. The lock is reentrant, so that the thread can acquire it again
+        # if Ctrl-C has prevented its release.
         self._reading = threading.RLock()
         self._is_reading = False
         self._changed = threading.Condition()

@@ -23,13 +23,17 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
              per_place: float) -> float:
     """Return the largest share of a resource that each default request can get.
 
-    There are `num_places` groups of `per_place` requests, and no group spans several nodes.
+    There are `num_places` groups of `per_place` requests, and each group must fit on one node.
 
-    If there are several nodes, the largest is not counted, so that all workers fit on the other nodes if it is lost.
-    There are two exceptions. A node that has clearly more than all other nodes together is counted: the requests would
-    otherwise become so small that too many workers would start on the small nodes. GPUs of all nodes are counted,
-    because a worker without a share of a GPU would not see one. A node without CPUs, such as a head node that reserves
-    its cores for the learner, gets no workers, whatever its other resources are.
+    If there are several nodes, the largest node is not counted, so that all workers still fit if this node is lost.
+    There are two exceptions:
+
+    - A node that has clearly more than all other nodes together is counted. Otherwise, the requests would become so
+      small that too many workers would start on the small nodes.
+    - For GPUs, all nodes are counted. Otherwise, some workers would get no share of a GPU, and could not use one.
+
+    A node without CPUs, such as a head node that reserves its cores for the learner, gets no workers, even if it has
+    other resources.
     """
     ray_key = RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
@@ -92,7 +96,7 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return the number of workers of each kind whose default request contains the resource `key`."""
+    """Return, by kind, the number of workers whose default request contains the resource `key`, which they share."""
     return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
 
 

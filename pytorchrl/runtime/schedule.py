@@ -91,9 +91,9 @@ class Schedule:
         self.tasks: list[Task] = [self._driver]
         self._ties = random.Random(seed)
         self._order = itertools.count()
-        # Each element is (moment, random number that breaks ties, order of insertion, entry, whether the entry is the
-        # timeout of a wait). An entry is a function to call, or a task and the number of the
-        # wait that the entry ends: 1 for the task's first wait, 2 for its second.
+        # Heap of (moment, random number that breaks ties, order of insertion, entry, is_timeout). An entry is a
+        # function, or (task, number of the task's wait that the entry ends, counted from 1). `is_timeout` says whether
+        # the entry is the timeout of a wait; it is None if the task only lets other tasks go first.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes
@@ -236,7 +236,7 @@ class Schedule:
             chosen = self._choose()
             if chosen is not task:
                 self._swap(task, chosen)
-        except KeyboardInterrupt:  # `_choose` may have removed a task's entry, so every waiting task becomes due again
+        except KeyboardInterrupt:  # an entry may be lost, removed by `_choose`, so make every waiting task due again
             for other in self.tasks:
                 if other.waits_for:
                     self._enter(self.now, (other, other.num_waits))
@@ -251,7 +251,8 @@ class Schedule:
     def _swap(self, task: Task, chosen: Task) -> None:
         """Let the task `chosen` run, and wait until `task` may run again.
 
-        The task that may run is `current`; the lock `Task.baton` only wakes a task's thread.
+        The attribute `current` decides which task may run. The lock `Task.baton` only wakes a thread, which then checks
+        `current`.
         """
         self.current = chosen
         while self.current is not task:
@@ -269,7 +270,7 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task to run next; this is the driver if an interruption or a `DeadlockError` is pending."""
+        """Return the task to run next; this is the driver if it must raise an interruption or a `DeadlockError`."""
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()
@@ -289,7 +290,7 @@ class Schedule:
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if is_timeout is not None:  # None: the task only let other tasks go first, which is not a timeout
+        if is_timeout is not None:  # None: the task has only let other tasks go first
             self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()

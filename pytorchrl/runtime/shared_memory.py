@@ -64,8 +64,8 @@ class BlockPool:
         self._numbers = itertools.count()
         self._blocks: dict[int, Block] = {}
         self._free: dict[int, list[Block]] = {}
-        # Each time that a use of a block ends, the number of the block is appended here. Finalizers do nothing else,
-        # because they may run at any time, even while their thread holds the lock.
+        # Numbers of blocks, one for each use that has ended. `release` only appends to this queue, without the lock,
+        # because finalizers call it: a finalizer may run at any time, even while its thread holds the lock.
         self._ended: deque[int] = deque()
 
     @property

@@ -27,8 +27,8 @@ from torch import Tensor
 from pytorchrl.untyped import Payload
 
 Structure: TypeAlias = tuple[object, ...]
-"""Description of what all values of a structure have in common. The first entry is the kind of the value. Depending on
-the kind, the other entries are a type, names, a dtype, or the structures of the value's parts."""
+"""What all values of a structure have in common. The first entry is the kind of the value. Depending on the kind, the
+other entries are a type, names, a dtype, or the structures of the value's parts."""
 Value: TypeAlias = Payload
 """A value whose type depends on its structure."""
 ScalarList: TypeAlias = list[Payload]
@@ -98,8 +98,8 @@ def take_apart(value: object) -> tuple[Structure, Parts]:
     """Divide a value into its structure and its parts (scalars and arrays), from which an equal value can be built.
 
     A value that is not made of plain values, arrays, CPU tensors, lists, tuples, dictionaries and dataclasses is
-    pickled. In the rebuilt value, arrays are read-only, and tensors are writable. An object that occurs twice in the
-    value becomes two objects, except within a part that is pickled.
+    pickled. In the rebuilt value, arrays are read-only, and tensors are writable. If an object occurs twice in the
+    value, the rebuilt value contains two equal objects, unless both occurrences are in the same pickled part.
     """
     parts = Parts()
     try:
@@ -140,7 +140,7 @@ def _taker_of(kind: type) -> Take:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return whether a dataclass is pickled by its fields only."""
+    """Return whether the pickle of a dataclass object contains its fields and nothing else."""
     if getattr(kind, "__new__", None) is not object.__new__:  # exceptions have their own `__new__`
         return False
     own = [vars(base) for base in kind.__mro__[:-1]]
@@ -191,7 +191,7 @@ def _take_tensor(value: Tensor, parts: Parts) -> Structure:
 
 
 def _take_constant(value: object, parts: Parts) -> Structure:
-    return ("constant", type(value), value)  # with the type, because members of different enums can be equal
+    return ("constant", type(value), value)  # the type distinguishes equal members of different enums
 
 
 def _take_stored(value: StoredValue, parts: Parts) -> Structure:

@@ -125,8 +125,8 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
     """Refuse parts that do not all have the same policies.
 
-    With several policies, also refuse several replay shards with `weight_norm="buffer"`, which needs the priorities of
-    the whole replay.
+    If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, because it needs the
+    priorities of all shards together.
     """
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
@@ -161,9 +161,9 @@ def _layout(space: object) -> object:
 
 
 def _check_sequences(agent: AgentParts, settings: Settings) -> None:
-    """Refuse a replay buffer that is too small for a sequence, and routing that splits sequences over shards.
+    """Refuse a replay buffer that is too small for a sequence, or a `routing` that splits sequences over shards.
 
-    A storage is not checked if each of its sequences lies within one rollout.
+    Nothing is checked if each sequence of the storage lies within one rollout.
     """
     storage: Factory[UserPart] = agent.storage_factory
     if kind_of(storage) != "sequence":
@@ -178,7 +178,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """Refuse options that only apply to rollouts that are discarded after use, if the storage keeps its data."""
+    """If the storage is a replay buffer, refuse options that only apply to rollouts that are discarded after use."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
@@ -191,7 +191,7 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_inference(agent: AgentParts, settings: Settings) -> None:
-    """Raise `ConfigError` if one actor acts for all workers, but each worker should have its own epsilon."""
+    """Refuse `epsilon_per_worker=True` if one actor, and so one epsilon, acts for all workers."""
     options = agent.algo_factory.options
     factories = [agent.algo_factory, *getattr(options, "policies", {}).values()]
     if settings.collection.infers_centrally and any(
@@ -215,7 +215,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
     """Raise `ConfigError` if the train batch is smaller than `num_mini_batch` or `mini_batch_size`.
 
-    Also raise it if `replay_slots` rollouts together do not contain more steps than one train batch.
+    Also raise it unless `replay_slots` rollouts together contain more steps than one train batch.
     """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs

@@ -32,10 +32,10 @@ class Preset:
         name: Name of the architecture.
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
-        least: The smallest allowed value of some settings, and the reason for it, by name of the setting.
-        learner: If True, the default of `grad_communication` is synchronous for several gradient workers. For a single
-            gradient worker, the default is asynchronous, so that this worker learns in a separate thread. If False, the
-            default is that of `Scheme`.
+        least: Name of a setting -> (smallest allowed value, reason for this limit).
+        learner: Whether the default of `grad_communication` depends on the number of gradient workers. If True, it is
+            asynchronous for a single gradient worker, which then learns in a separate thread, and synchronous for
+            several gradient workers. If False, it is the default of `Scheme`.
         kinds: Kinds of data from which the algorithm may learn.
     """
 

@@ -102,7 +102,7 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
 def _resources_of_more(settings: Settings, changed: Settings, runtime: Runtime) -> Mapping[str, float] | None:
     """Return the resources of each additional collection worker; None if there are no additional workers.
 
-    If the workers run on Ray, a default request is reduced to the resources that are free.
+    If the workers run on Ray and request the default resources, the request is reduced if it does not fit.
     """
     num_grad_workers = settings.gradients.num_grad_workers
     before, after = (each.collection.numbers(num_grad_workers) for each in (settings, changed))

@@ -134,7 +134,7 @@ class Ledger:
             return sum([self._places[place] for place in places])
 
     def consume(self, num_steps: int) -> None:
-        """Add the steps used in one pass to `consumed`, without moving them from their place."""
+        """Count steps as used in one more pass; this changes only the count `consumed`, not the place of the steps."""
         with self._lock:
             self._latest = None
             self._places["consumed"] += num_steps
@@ -163,10 +163,10 @@ class Ledger:
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
     """Return the ledger of the whole tree.
 
-    When a gradient worker sends gradients, its ledger counts their steps as `sent`. When the gradients arrive, the
-    update worker's ledger subtracts these steps from its own `sent` and counts them as in flight (received but not
-    applied), and later as consumed or dropped. The sum of `sent` over all ledgers is therefore the number of steps in
-    transit.
+    When a gradient worker sends a gradient, its ledger counts the steps of the gradient as `sent`. When the gradient
+    arrives, the update worker's ledger subtracts these steps from its own `sent`, which is therefore negative. It
+    counts the steps as in flight until the gradient is applied or dropped. The sum of `sent` over all ledgers is the
+    number of steps in transit; the result counts these steps as in flight, too.
 
     Args:
         snapshots: The gradient workers' ledgers.

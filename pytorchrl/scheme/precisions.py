@@ -28,7 +28,7 @@ def decide_precisions(agent: AgentParts, settings: Settings) -> AgentParts:
     on the device that computes the gradients during the run.
 
     Raises:
-        DeviceError: This process cannot use that device.
+        DeviceError: This process cannot use the device.
     """
     decisions = {}
     for policy in undecided(agent.algo_factory):

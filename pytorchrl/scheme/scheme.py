@@ -230,11 +230,16 @@ class Scheme(Architectures):
 
     @in_turn("_turn")
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a separate thread makes updates, wait until it has made that many more.
+        """Make `updates_per_step` updates.
+
+        With asynchronous central gradients, a separate thread makes the updates. This method then waits until the
+        thread has made `updates_per_step` updates since the last call.
 
         An update whose loss or gradient is not finite is skipped: the parameters do not change, and `metrics()` counts
-        the update in `updates_skipped_nan`. Ctrl-C raises `KeyboardInterrupt` at the end of the call, at a second
-        Ctrl-C, or after two seconds.
+        the update in `updates_skipped_nan`.
+
+        After Ctrl-C, the call ends normally before `KeyboardInterrupt` is raised, so that no update is left incomplete.
+        If the call takes two more seconds, or if Ctrl-C is pressed again, `KeyboardInterrupt` is raised at once.
 
         Returns:
             The algorithm's statistics, as means weighted by the number of samples; empty if all updates were skipped.
@@ -295,10 +300,10 @@ class Scheme(Architectures):
     def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
-        The tree is drained first. Afterwards, this scheme and a scheme that resumes from the checkpoint continue in the
-        same way: environments start new episodes, and all random numbers come from new seeds, which derive from the
-        experiment's seed and the number of checkpoints. So no state of environments, random generators or processes is
-        saved. With synchronous collection and gradients on a CPU, both schemes continue identically, bit for bit.
+        The tree is drained first. A checkpoint contains no state of environments, random generators or processes.
+        Instead, this scheme and a scheme that resumes from the checkpoint continue in the same way: environments start
+        new episodes, and all random numbers come from new seeds, which derive from the experiment's seed and the number
+        of checkpoints. With synchronous collection and gradients on a CPU, both continue identically, bit for bit.
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.

@@ -72,7 +72,7 @@ class ProcessOptions(Options):
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
 
     def seed_or(self, recorded: int | None) -> int:
-        """Return the given seed; if there is none, the seed of a recorded run; else a random seed."""
+        """Return the option `seed`; if it is None, return `recorded`, the seed of a recorded run, or draw a seed."""
         given = recorded if self.seed is None else self.seed
         return secrets.randbits(32) if given is None else given
 

@@ -1,4 +1,4 @@
-"""Parts of the time that workers spend on collection, gradients and updates, and stopwatches that measure them."""
+"""Measure the time that workers spend on each part of collection, gradients and updates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None
 
 
 def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[str, float]) -> Seconds:
-    """Return the seconds that each level spent on each part of its work; the rest of its workers' time is "idle".
+    """Return the seconds of each part of each level, and as the part "idle" the remaining time of the level's workers.
 
     Args:
         total: For each level, the seconds of each part, summed over all workers of the level.
@@ -67,7 +67,7 @@ class Stopwatch:
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Add seconds to the total of a part, and exclude them from the part that is being timed."""
+        """Add seconds to the total of `part`; they do not count for another part that is being timed now."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
 

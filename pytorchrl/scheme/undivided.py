@@ -17,8 +17,9 @@ GRACE_S = 2.0
 class _Delay:
     """Handler of SIGINT that delays `KeyboardInterrupt` until the end of a call that must not be interrupted.
 
-    A second signal is not delayed; it is sent by the user, or by a timer `GRACE_S` seconds after the first one. While
-    no such call runs, this handler does the same as Python's default handler.
+    A second signal during the call raises `KeyboardInterrupt` at once. It comes from the user, or from a timer that
+    starts at the first signal and ends after `GRACE_S` seconds. Outside such a call, this handler does the same as
+    Python's default handler.
     """
 
     def __init__(self) -> None:
@@ -40,11 +41,11 @@ def undivided(call: Callable[[], R]) -> R:
     """Call a function. If Ctrl-C is pressed meanwhile, raise `KeyboardInterrupt` as soon as the function has ended.
 
     If the function has not ended `GRACE_S` seconds later, or if Ctrl-C is pressed again, `KeyboardInterrupt` is raised
-    at once. Nothing is delayed outside the main thread, which is the only one that receives signals, or if SIGINT has
-    another handler than Python's default one: `Learner.train`, for example, installs its own.
+    at once. In two cases, nothing is delayed: outside the main thread, because only the main thread receives signals;
+    and if SIGINT does not have Python's default handler, for example because `Learner.train` has installed its own.
 
-    The handler stays installed until `interrupt_as_usual` is called, because installing it takes longer than the check
-    whether it is installed.
+    The handler stays installed until `interrupt_as_usual` is called, because installing it again for each call would
+    take longer than checking that it is installed.
     """
     if _DELAY.is_active or threading.get_ident() != threading.main_thread().ident:
         return call()

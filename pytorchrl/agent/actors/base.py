@@ -277,8 +277,8 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # Any, be
 def load_checkpoint(actor: Loadable, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
-    For each acting network, the state contains one vector, which consists of the network's parameters in order. All
-    other entries are buffers, by name.
+    The state contains one vector for each acting network: its parameters, concatenated in order. All other entries are
+    buffers, by name.
 
     Raises:
         CheckpointError: The file cannot be read, is damaged, or belongs to an actor with other networks.

@@ -110,7 +110,7 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Categorical(Distribution):
-    """A choice of one of n actions, which are numbered from 0 (environments add the `start` of their space).
+    """A choice of one of n actions, which are numbered from 0; environments add the `start` of a Discrete space.
 
     Params: logits (..., n).
     """
@@ -221,7 +221,7 @@ class Bernoulli(Distribution):
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """Return 1 for each bit that is 1 with a probability above 1/2, else 0; `(..., *action_shape)` int64."""
+        """Return the more likely value of each bit (0 if both are equally likely), `(..., *action_shape)` int64."""
         _refuse_mask(mask)
         return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
 

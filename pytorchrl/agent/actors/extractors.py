@@ -141,12 +141,12 @@ def encode(space: gym.Space[object], x: Tensor) -> Tensor:
 def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `F.linear(x, weight, bias)` in the form that is fastest for the numbers of inputs and outputs.
 
-    Layers with few outputs, such as heads, become float32 sums, which the compiler fuses with the activation before
-    them, and whose gradients need no products. In bfloat16, each product with a matrix of one column takes as long as
-    one with 16 columns.
+    Layers with few outputs, such as heads, are computed as sums in float32. The compiler fuses these sums with the
+    activation before them, and their gradients need no matrix products. A matrix product would be slow in bfloat16,
+    where a matrix of one column takes as long as a matrix of 16 columns.
 
-    With a transposed, contiguous copy of the weight, torch computes the transposed gradient of the weight. For 256
-    rows, 64 outputs and 4 inputs, this takes MKL 5 us; the gradient that is not transposed takes 24 us.
+    Layers with more outputs than inputs use a transposed, contiguous copy of the weight, which makes the gradient of
+    the weight faster: with MKL, 5 us instead of 24 us for 256 rows, 64 outputs and 4 inputs.
     """
     if x.dim() == 2 and weight.shape[0] <= _FEW_OUTPUTS:
         return (x.float().unsqueeze(1) * weight).sum(-1) + bias

@@ -116,11 +116,13 @@ class OffPolicyActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `policy` and `critics`; a subclass may build different modules.
 
-        The modules receive normalized observations, a dictionary with a tensor (B, ...) for each leaf. `policy(obs)`
-        returns (B, k) float32. For a Box, k = D if the policy is deterministic; otherwise, k = 2 D (means, then log
-        standard deviations). For a Discrete space, k = n (logits). `critics` is a ModuleList of networks that return
-        values (float32): `critic(obs, action)` returns (B,) for a Box, and `critic(obs)` returns (B, n) for a Discrete
-        space.
+        The modules receive normalized observations, a dictionary with a tensor (B, ...) for each leaf, and return
+        float32. `critics` is a ModuleList.
+
+        For a Box, `policy(obs)` returns actions (B, D) before tanh if the policy is deterministic. Otherwise, it
+        returns means and then log standard deviations, (B, 2 D). Each `critic(obs, action)` returns values (B,).
+
+        For a Discrete space, `policy(obs)` returns logits (B, n), and each `critic(obs)` returns values (B, n).
         """
         options, size = self.options, self.action_size
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)

@@ -27,13 +27,17 @@ _VALUE_GAIN = 1.0
 class OnPolicyActor(Actor):
     """Policy and value networks with orthogonal initialization, and the normalizers of observations and rewards.
 
-    Observations map each leaf to a tensor (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
-    first of its episode; `rhs` maps the name of each network with memory to its state (B, H). Without memory, `rhs` is
-    empty and `done` may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does
-    not enter that mode itself, because entering it takes longer than running a small network.
+    The methods have these arguments in common, which they never change:
 
-    A subclass that builds other networks defines `build_networks`, `policy_features` and, unless the value head is
-    applied to the policy's features, `value_features`.
+    - `obs` maps each leaf to a tensor (B, ...), or (L, B, ...) for sequences.
+    - `done` is true where a row is the first of its episode. Without memory, it may be None.
+    - `rhs` maps the name of each network with memory to its state (B, H). Without memory, it is empty.
+
+    Call `act` within `torch.inference_mode()`. The actor does not enter this mode itself, because entering it takes
+    longer than running a small network.
+
+    A subclass that builds other networks defines `build_networks` and `policy_features`. It also defines
+    `value_features`, unless it sets `is_shared` to True.
 
     Attributes:
         distribution: Distribution of actions, parameterized by the outputs of the policy head.
@@ -187,7 +191,7 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions; log-probabilities are computed later, for a whole rollout at once, which is faster.
+        """Choose actions. Log-probabilities are computed later, for the whole rollout at once, which is faster.
 
         Args:
             obs: Leaf -> (E, ...).
@@ -201,8 +205,8 @@ class OnPolicyActor(Actor):
         Returns:
             Actions (E, ...) as drawn; actions for the environment; `dist_params` (E, P), from which
             `log_prob_from_params` computes log-probabilities later; values (E,), or None; and the memory after
-            these observations. Values are None if `with_value` is false, or if they can be computed later, because
-            their network is separate and has no memory.
+            these observations. Values are None if `with_value` is false. They are also None if a separate network
+            without memory computes values, because it can compute them later.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.

@@ -25,9 +25,8 @@ _LOWEST = torch.finfo(torch.float32).min
 class QActor(ReplayActor):
     """An actor that chooses the action with the highest value of a Q network.
 
-    With memory (`recurrent_net`), values also depend on earlier observations; `unroll`, which takes the state of the
-    memory, is used for both acting and learning. Without memory, `act` is used for acting and `get_q_scores` for
-    learning.
+    With memory (`recurrent_net`), values also depend on earlier observations. Algorithms then call `unroll` for both
+    acting and learning. Without memory, they call `act` for acting and `get_q_scores` for learning.
 
     Attributes:
         q: The network, which maps normalized observations to values (B, n).
@@ -106,7 +105,7 @@ class QActor(ReplayActor):
         """Return {"q": zeros (E, H)}, or {} without memory; an LSTM's state is its output, followed by its cell state.
 
         E is `num_envs`, H is the size of the memory's state, and n is the number of actions. With `prev_action_reward`,
-        the result also contains `PREVIOUS`, zeros (E, n + 1) in place of a previous action (one-hot) and reward.
+        the result also contains the previous action (one-hot) and reward, under the key `PREVIOUS`: zeros (E, n + 1).
         """
         if not self.is_recurrent:
             return {}

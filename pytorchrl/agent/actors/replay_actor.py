@@ -39,8 +39,8 @@ class ReplayNetworkOptions(NetworkOptions, Protocol):
 class ReplayActor(Actor):
     """The base class of actors of replay algorithms.
 
-    The networks of an actor share no layers. Observations are dictionaries from leaves to
-    tensors (B, ...). Inputs are never changed.
+    The networks of an actor share no layers. Observations are dictionaries from leaves to tensors (B, ...). Inputs are
+    never changed.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class DiscreteQNet(nn.Module):
             return q, state
         if mask is None:
             mean = q.mean(-1, keepdim=True)
-        else:  # clamp the count, because a terminal observation, whose values are unused, may allow no action
+        else:  # avoid a division by zero: the mask of a terminal observation may allow no action
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return self.value_head(features, *noise).float() + q - mean, state
 

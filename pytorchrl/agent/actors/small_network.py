@@ -63,8 +63,8 @@ class SmallNetwork:
     def of_rollout(self, values: Tensor) -> Tensor:
         """Return the outputs (B, n) float32 for any number of normalized observations (B, ...).
 
-        Torch computes the products, because it can use several threads. NumPy computes the activations, because
-        its tanh takes a seventh of the time that torch's takes; the results differ from torch's by rounding errors.
+        Torch computes the products, because it can use several threads. NumPy computes the activations, because its
+        tanh is seven times as fast as torch's. The outputs differ by rounding errors from those of torch alone.
         """
         for bias, weight in self._layers[:-1]:
             values = torch.addmm(bias, values, weight)

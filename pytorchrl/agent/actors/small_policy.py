@@ -48,7 +48,7 @@ class SmallPolicy:
 
     @property
     def noise(self) -> Tensor:
-        """Noise that was drawn for the next k steps, (k, E, n) float32; saved together with the generator's state."""
+        """Noise (k, E, n) float32 that was drawn for the next k steps; saved together with the generator's state."""
         return torch.from_numpy(np.array(self._noise[::-1], np.float32))
 
     @noise.setter
@@ -62,7 +62,7 @@ class SmallPolicy:
         if num_envs > self._network.max_rows:
             return None
         if num_envs == 1:
-            values = values[0]  # NumPy is faster with vectors of equal lengths, because it need not broadcast them
+            values = values[0]  # adding two vectors is faster in NumPy than broadcasting a vector to a matrix
         if self._normalise is not None:
             values = self._normalise(values)
         params = self._network(values)

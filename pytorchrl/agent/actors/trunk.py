@@ -131,8 +131,8 @@ class Trunk(nn.Module):
 def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
     """Check, before any worker is built, that an extractor exists and fits the spaces.
 
-    With `auto`, warn about a leaf that has the shape of an image but is not an image by the rules of `is_image`;
-    fully connected layers process such a leaf.
+    With `auto`, warn about a leaf that has the shape of an image but is not an image by the rules of `is_image`:
+    fully connected layers will process this leaf.
 
     Raises:
         ConfigError: No extractor has this name.

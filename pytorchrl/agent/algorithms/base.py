@@ -213,8 +213,8 @@ class Algorithm(Part, Updatable, ABC):
 
         Returns:
             A flat gradient for each group, (P,) float32, valid until the next call; and the loss and its terms by name.
-            If the loss is not finite, all elements of the gradient are NaN, so that `apply_gradients` refuses the
-            gradient and every mean that includes it.
+            If the loss is not finite, all elements of the gradient are NaN. `apply_gradients` then refuses the
+            gradient, and also refuses the mean of this gradient and the gradients of other workers.
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
@@ -348,7 +348,7 @@ class Algorithm(Part, Updatable, ABC):
         yield from ()
 
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the tensor of each vector of parameters and each buffer of the acting state, uncopied."""
+        """Yield each parameter vector and each buffer of the acting state as (name, tensor), without copying."""
         for name, group in self.groups.items():
             yield name, group.data
         yield from self.actor.state_buffers().items()

@@ -29,10 +29,9 @@ Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]
 class CompiledGradient:
     """A function that computes a gradient and is compiled into a single graph at the first batch.
 
-    The graph contains the forward pass, the loss and the backward pass. It does not use the autograd engine, and writes
-    the gradients into one vector.
-    The current values of updatable options are inputs of the graph, so neither a change of these values nor a batch of
-    another size causes a new compilation.
+    The graph contains the forward pass, the loss and the backward pass, and writes the gradients into one vector. The
+    current values of updatable options are inputs of the graph, so a change of these values causes no new compilation.
+    Neither does a batch of another size.
     """
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
@@ -91,15 +90,16 @@ class CompiledLosses:
 
     def __call__(self, batch: ReplayBatch, draws: list[Tensor],
                  due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradients, a vector of statistics, and the absolute TD errors (B,).
-
-        There is one gradient (P,) for each group. The vector contains the losses, the measures and the norms of the
-        gradients.
+        """Compute the gradients of the losses over a batch.
 
         Args:
             batch: B transitions.
             draws: The noise of the losses, in the order in which the losses use it.
             due: The groups whose losses are differentiated and returned; the gradients of other groups are 0.
+
+        Returns:
+            One gradient (P,) for each group; a vector of the losses, the measures and the norms of the gradients; and
+            the absolute TD errors (B,).
 
         Raises:
             ConfigError: This machine cannot compile the losses.
@@ -152,7 +152,7 @@ class ReadNames(Mapping[str, float]):
 
 
 class ReadOptions:
-    """Options that record the names of the options that are read."""
+    """A view of options that records the names of the options that are read."""
 
     def __init__(self, options: object, names: set[str]) -> None:
         self._options, self._names = options, names
@@ -171,9 +171,9 @@ def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
 def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
     """Return the properties of a batch's tensors on which a graph depends.
 
-    They contain strides instead of sizes, because the strides of contiguous tensors determine all sizes except that of
-    the first axis. One graph supports all batches of two or more rows; torch compiles a separate graph for a single
-    row.
+    One graph supports all batches of two or more rows, so the size of the first axis must not matter. The result
+    therefore contains strides: those of a contiguous tensor determine all its sizes, except that of the first axis. A
+    batch of one row needs a separate graph, because torch treats axes of size 1 as constant.
     """
     return num_rows == 1, *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves]
 
@@ -203,8 +203,8 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     for leaf in leaves:
         if leaf is not None:
             torch._dynamo.maybe_mark_dynamic(leaf, 0)
-    # torch caches compiled graphs by code object. Functions with the same code object would evict each other's graphs,
-    # so each function gets a new code object.
+    # torch caches compiled graphs by code object. Functions that the same `def` statement creates share a code object,
+    # and would evict each other's graphs. Each function therefore gets a new code object.
     function.__code__ = function.__code__.replace()
     options = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
@@ -214,9 +214,9 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     unguarded = torch.compile(function, fullgraph=True, options={
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
     if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
-        # A call of a compiled function checks whether the graph fits the arguments, which takes 25 us. Here, `_layout`
-        # and `_modes` choose the graph, so it always fits. torch omits the check only if it could save the graph to a
-        # file; otherwise it raises `PackageError`, for example if the graph uses buffers of normalizers.
+        # A compiled function checks in each call whether the graph fits the arguments, which takes 25 us. The check is
+        # not needed, because `_layout` and `_modes` choose a graph that fits. `aot_compile` omits the check, but raises
+        # `PackageError` if the graph cannot be saved to a file, for example because it uses buffers of normalizers.
         with _config_errors(), contextlib.suppress(torch._dynamo.exc.PackageError):
             unchecked: Callable[P, R] = unguarded.aot_compile((args, kwargs)).fn
             return unchecked

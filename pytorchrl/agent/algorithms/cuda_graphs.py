@@ -1,8 +1,8 @@
 """Launch all kernels of a function in one call, by recording them into a CUDA graph.
 
-Small networks keep a GPU busy for less time than Python needs to launch their kernels one by one. torch's own
-`mode="reduce-overhead"` also records graphs, but keeps them in variables of the main thread, while learners and
-collectors of this library run in other threads.
+Small networks keep a GPU busy for less time than Python needs to launch their kernels one by one. Torch's own
+`mode="reduce-overhead"` also records CUDA graphs, but stores them in variables of the main thread. It is not used,
+because learners and collectors run in other threads.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Recorder(Protocol):
         """Record the kernels that `function` launches.
 
         Returns:
-            The result of `function`, and a function that launches the same kernels again. They read from the same
-            memory, and write the result to the same memory.
+            The result of `function`, and a function that launches the same kernels again. The kernels read their inputs
+            from the same memory as before, and overwrite the result.
 
         Raises:
             RuntimeError: The function does something that cannot be recorded, such as waiting for a result.
@@ -71,14 +71,15 @@ class CudaRecorder:
             # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
-        self._first = self._first or graph  # graphs can share memory: they run in turn, and results are copied
+        self._first = self._first or graph  # all graphs use its memory: they run in turn, and results are copied
         return result, graph.replay
 
 
 class Recorded:
     """A function whose kernels are recorded after it has been called a few times with arguments of the same shapes.
 
-    If recording fails, a warning says why, and calls without a recording run the function itself.
+    Later calls with these shapes launch the recorded kernels. If recording fails, a warning says why, nothing more is
+    recorded, and calls with shapes that have no recording run the function itself.
 
     Args:
         function: A function that computes tensors from its arguments and from memory at fixed addresses. After it has

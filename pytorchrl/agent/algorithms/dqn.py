@@ -67,8 +67,8 @@ class DQN(ReplayAlgorithm):
     Q_target(o', a). The loss is the mean of w * l(delta), with the weights w from the storage and the function l that
     the option `loss` selects.
 
-    Epsilon is the parameter `epsilon`. Its schedule depends on the env steps of the whole experiment
-    (`follow_schedules`); `update_algorithm_parameter` can replace the schedule.
+    Unless `epsilon_per_worker` is set, epsilon follows a schedule over the env steps of the whole experiment. To
+    replace the schedule, call `update_algorithm_parameter` with the name "epsilon".
     """
 
     @dataclass(frozen=True, kw_only=True)

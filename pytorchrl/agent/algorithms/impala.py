@@ -24,10 +24,11 @@ class IMPALA(VTraceAlgorithm, A2C):
     With the value V and the entropy H of the policy pi:
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * mean H.
 
-    In Espeholt et al. 2018, the loss is the sum over T * B = 640 samples, whereas the loss of this class is the mean.
-    The paper's clipping at 40 therefore corresponds to max_grad_norm 40 / 640, and its epsilon of 0.01 in RMSProp
-    corresponds to rmsprop_eps 0.01 / 640^2. The paper's initial mean square of 1 would correspond to 1 / 640^2, but
-    "rmsprop_tf" always starts at 1, so its first thousand updates are smaller than the paper's.
+    In Espeholt et al. 2018, the loss is the sum over T * B = 640 samples. The loss of this class is the mean, so its
+    gradients are 640 times smaller. To repeat the paper's settings, divide its largest gradient norm by 640 and its
+    epsilon of RMSProp by 640^2: max_grad_norm = 40 / 640, and rmsprop_eps = 0.01 / 640^2. One difference remains: the
+    mean square of "rmsprop_tf" starts at 1, not at 1 / 640^2, so the first thousand updates are smaller than the
+    paper's.
     """
 
     @dataclass(frozen=True, kw_only=True)

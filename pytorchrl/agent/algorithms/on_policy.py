@@ -108,7 +108,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         self._small_value: SmallNetwork | None = None
-        # Small networks read the parameters' memory, so they are built after `FlatParameters` has moved the parameters.
+        # Small networks share memory with the parameters, so they are built after `FlatParameters` has moved these.
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
@@ -116,7 +116,7 @@ class OnPolicyAlgorithm(Algorithm):
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
-        # An overridden `act` may have side effects, which a replay of recorded kernels would not repeat.
+        # A user's `act` is not recorded: recorded kernels would not repeat its side effects, such as counting calls.
         is_recorded = options.compile and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
         self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
         self._weights = Constants(self.device)
@@ -124,8 +124,8 @@ class OnPolicyAlgorithm(Algorithm):
         self._term_names: tuple[str, ...] = ()
         # With V-trace, the learner computes values with its own weights, so collectors compute none.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
-        # `with_value` is passed only if it is False, because `act` of a user's actor may lack the argument.
-        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
+        # Further arguments of `act`. `with_value` is passed only if it is False: a user's `act` may not have it.
+        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         # If `mini_batch_size` is not None, the storage derives `num_mini_batch` from it.
@@ -136,7 +136,7 @@ class OnPolicyAlgorithm(Algorithm):
     def contradiction(cls, agent: AgentOptions) -> str | None:
         """Return a message if options contradict each other; see `Part`.
 
-        A loss cannot be compiled with an actor that has memory.
+        `compile=True` contradicts an actor with memory.
         """
         if agent.algorithm.compile and agent.has_memory:
             return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
@@ -211,8 +211,7 @@ class OnPolicyAlgorithm(Algorithm):
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
             return value, torch.zeros(0)
-        # Row t + 1 of `rhs` is the state after o_t. Stored states are not reset where an episode starts; networks reset
-        # them.
+        # Row t + 1 of `rhs` is the state after o_t, even if the episode ended, because only networks reset states.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},

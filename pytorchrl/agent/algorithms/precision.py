@@ -24,7 +24,7 @@ class PrecisionOptions(Options):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether networks compute in bfloat16; with "auto", False until a scheme has measured which is faster."""
+        """Whether networks compute in bfloat16; False if the option is "auto", which schemes replace by a choice."""
         return self.mixed_precision is True
 
 

@@ -1,7 +1,8 @@
 """Measure whether an algorithm computes gradients faster in bfloat16 than in float32, for `mixed_precision="auto"`.
 
-The trial builds the networks of the agent, and computes the gradient of a batch of zeros in both precisions. The batch
-has the size that training uses. Whether bfloat16 is faster depends on the processor, the network and this size.
+The trial builds the networks of the agent, and measures how long the gradient of a batch takes in each precision. The
+batch contains zeros, but has the size of the batches in training, because bfloat16 is faster only for some processors,
+networks and batch sizes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ T = TypeVar("T")
 
 # A gradient is computed in both precisions, alternately, for TRIAL_S seconds, but at least three times.
 TRIAL_S, _LEAST_PAIRS = 0.3, 3
-# bfloat16 is chosen only if its time is below this share of float32's time. A smaller difference is often noise, so
-# equal runs could otherwise make different decisions.
+# bfloat16 is chosen only if its time is below this share of float32's time. A smaller difference is often noise, and
+# noise could make two equal runs choose different precisions.
 _LARGEST_SHARE = 0.9
 
 
@@ -44,11 +45,11 @@ class Trial(NamedTuple):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether bfloat16 is faster by at least a tenth."""
+        """Whether the time of a gradient in bfloat16 is below 0.9 times its time in float32."""
         return self.bfloat16_s < _LARGEST_SHARE * self.float32_s
 
     def __str__(self) -> str:
-        """Return the decision and the times as a clause of a sentence."""
+        """Return a text for logs: the chosen precision, and the times that explain the choice."""
         chosen = "bfloat16" if self.is_mixed else "float32"
         return (f"networks compute in {chosen}, because a gradient takes {1e3 * self.float32_s:.3g} ms in float32 and "
                 f"{1e3 * self.bfloat16_s:.3g} ms in bfloat16")
@@ -70,7 +71,7 @@ def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
 
 
 def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
-    """Return whether each policy's networks compute in bfloat16; policies without a decided precision are missing."""
+    """Return whether the networks of each policy compute in bfloat16; undecided policies are left out."""
     found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
     return {policy: value for policy, value in found.items() if isinstance(value, bool)}
 
@@ -107,7 +108,8 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
         device: Device that computes the gradients.
     """
     def gradient(is_mixed: bool) -> Callable[[], object]:
-        # Compilation takes up to a minute, but does not change matrix products, which take most of the time.
+        # The trial does not compile the losses: compilation takes up to a minute, and does not speed up the matrix
+        # products, which take most of the time.
         own = _with_options(algorithm, mixed_precision=is_mixed, compile=False)
         built = cast("Measurable", own(actor=actor(device=device, seed=0), seed=0, device=device))
         batch = built.example_batch(shape)
@@ -119,7 +121,10 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
 def compare(
     float32: Callable[[], object], bfloat16: Callable[[], object], clock: Callable[[], float] = time.perf_counter,
 ) -> Trial:
-    """Call two functions alternately, and return the shortest time of each; the first call of each does not count."""
+    """Call two functions alternately, and return the shortest time of each.
+
+    The first call of each function is ignored, because it is often slower than later calls.
+    """
     def seconds(function: Callable[[], object]) -> float:
         start = clock()
         function()

@@ -38,8 +38,9 @@ def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
 
-    Let s be the square root. The base of the square is 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
-    The result is computed as sign(x) y (y + 2), which avoids cancellation for small |x|.
+    For small |x|, this formula would lose precision by cancellation. An equal expression without cancellation is
+    computed instead: sign(x) y (y + 2), where s = sqrt(1 + 4 eps (|x| + 1 + eps)) and
+    y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1).
     """
     root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
     y = 2 * x * (1 - 2 * eps / (root + 1 + 2 * eps)) / (root + 1)
@@ -64,8 +65,8 @@ class R2D2(DQN):
     class Options(DQN.Options):
         """Options of `R2D2`.
 
-        Options of the actor determine the memory and whether the network is dueling; options of the storage determine
-        the lengths of sequences.
+        The kind of memory and a dueling network are options of the actor. The lengths of the sequences are options of
+        the storage.
         """
 
         adam_eps: float = option(

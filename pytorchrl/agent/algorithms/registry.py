@@ -48,13 +48,13 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether the class itself is registered; if not, the registration is that of one of its base classes."""
+        """Whether `algorithm` itself is registered; if not, the other attributes come from a registered base class."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
     @property
     def label(self) -> str:
-        """The name for display: `name`, or the name of the class if the class itself is not registered."""
+        """The name for display: `name` or, if only a base class is registered, the name of the class `algorithm`."""
         return self.name if self.is_own else self.algorithm.__name__
 
     @property
@@ -145,7 +145,7 @@ def imported_registration(reference: str) -> Registration | None:
     """
     if not isinstance(reference, str) or not is_reference(reference):
         return registration_of(reference)
-    # Only names are compared, because getattr on the module could run its code.
+    # The class is looked up among the imported classes, because getattr on its module could run code of the module.
     found = next((cls for cls in subclasses(Algorithm) if reference_to(cls) == reference), None)
     return None if found is None else _of_class(found)
 

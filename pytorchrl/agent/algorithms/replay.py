@@ -47,12 +47,11 @@ class ReplayAlgorithm(Algorithm):
     """The base class of algorithms that learn from transitions of any policy.
 
     In the first `start_steps` env steps of the whole experiment, actions are uniformly random. Collectors act randomly
-    while the parameter `random_actions` is above 0. This parameter depends on the env steps (`follow_schedules`), is
-    sent with the weights, and reaches 0 when all collectors together have taken `start_steps` steps. Learning starts
-    when `start_steps` transitions have been inserted into the storage.
+    while the scheduled parameter `random_actions` is above 0. This parameter is sent with the weights, and reaches 0
+    when all collectors together have taken `start_steps` steps. Learning starts when `start_steps` transitions have
+    been inserted into the storage.
 
-    Target networks are copies of networks of the actor. Like all other state that changes with updates, they change
-    only in `apply_gradients`.
+    Target networks are copies of networks of the actor. They change only in `apply_gradients`.
 
     Attributes:
         start_steps, update_every, num_updates, mini_batch_size: Values of these options.
@@ -112,10 +111,10 @@ class ReplayAlgorithm(Algorithm):
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
             [self.actor, *self.targets.values()]) if options.compile else None
-        self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; its `losses` are compiled
+        self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`, whose `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
-        # For each size of a batch and each combination of groups to update: the shapes of the random numbers that the
-        # losses draw, and the names of the losses and measures.
+        # Maps (size of a batch, groups to update) to the shapes of the noise that the losses draw for such a batch, and
+        # to the names of the losses and measures.
         self._plans: dict[tuple[int, tuple[str, ...]], tuple[list[torch.Size], list[str]]] = {}
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
@@ -200,8 +199,9 @@ class ReplayAlgorithm(Algorithm):
     ) -> Iterator[ReplayBatch]:
         """Return `num_updates` batches for every `update_every` transitions inserted since the previous call.
 
-        The first `start_steps` transitions do not count, and a remainder counts toward the next call. The ratio of
-        updates to steps therefore does not depend on the size of rollouts.
+        The first `start_steps` transitions do not count. If the number of new transitions is not a multiple of
+        `update_every`, the remainder counts in the next call. The number of updates per transition is therefore the
+        same for rollouts of any size.
         """
         inserted = storage.counters["inserted"]
         due = self._num_stages(inserted) - self._num_stages(storage.num_learned_from)
@@ -211,7 +211,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how many times `num_updates` updates have to be made for the first `num_transitions` transitions."""
+        """Return how many times `num_updates` updates are due after the first `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -238,8 +238,8 @@ class ReplayAlgorithm(Algorithm):
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of the losses of all groups; see `Algorithm`.
 
-        If gradients are applied immediately (`applies_at_once`), a group that the next update does not change is left
-        out: its loss is neither differentiated nor reported.
+        If `applies_at_once` is true, and the next update does not change a group (such as the policy of TD3, whose
+        updates are delayed), the loss of this group is neither differentiated nor reported. Its gradient is zero.
 
         Returns:
             A gradient (P,) for each group, and a dictionary. The dictionary contains the losses and measures as
@@ -275,8 +275,8 @@ class ReplayAlgorithm(Algorithm):
         """Compute the gradients of the losses of the groups in `due`.
 
         Returns:
-            The gradients of all groups, which are zero for groups that are not in `due`; a vector that contains the
-            losses of the groups in `due`, and the measures; and the TD errors.
+            Three values: the gradients of all groups, zero for each group that is not in `due`; a vector of the losses
+            of the groups in `due`, followed by the measures; and the TD errors.
         """
         for group in self.groups.values():
             group.zero_grad()
@@ -299,7 +299,7 @@ class ReplayAlgorithm(Algorithm):
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the same as `_uncompiled_gradients`, with the gradients' norms appended to the vector of losses."""
+        """Return the result of `_uncompiled_gradients`, with the norms of the gradients appended to the losses."""
         shapes, self._names = self._plans[len(batch.ret), due]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
@@ -307,13 +307,14 @@ class ReplayAlgorithm(Algorithm):
         return compiled(batch, draws, due)
 
     def _recorded_losses(self, batch: ReplayBatch, recorder: NoiseRecorder) -> Losses:
-        """Return the losses, and record the shapes of their noise, which the compiled losses need.
+        """Return the losses, and record the shape of each noise tensor that they draw.
 
-        A shallow copy computes the losses, because another thread may be using this object's attributes.
+        In later calls, the compiled losses receive noise of these shapes as inputs. The recorder replaces the random
+        generator in a shallow copy of this object, because another thread may be using the object itself.
 
         Raises:
-            ConfigError: The losses cannot be compiled, because they draw noise without `standard_normal`, or
-                because they read updatable options, which would be constant in the graph.
+            ConfigError: The losses cannot be compiled, because they draw noise without `standard_normal`, or because
+                they read updatable options. The graph would never see later values of such options.
         """
         twin, names = copy.copy(self), set[str]()
         twin.parameters = cast("dict[str, float]", ReadNames(self.parameters, names))

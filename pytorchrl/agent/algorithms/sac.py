@@ -31,10 +31,12 @@ class SAC(ReplayAlgorithm):
 
     The actions a and a' are drawn from the policy at o and o', within [-1, 1]; their log-densities are logp and logp'.
     The target is y = R + DISC * (min_i Q'_i(o', a') - alpha logp'), where alpha = exp(log_alpha), and Q' are the target
-    networks. The storage provides the n-step return R, the discount DISC and the weight w of each sample. The losses
-    are L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the policy alone;
-    and L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete actions, sums
-    over all actions, weighted by their probabilities, replace the samples a and a'.
+    networks. The storage provides the n-step return R, the discount DISC and the weight w of each sample.
+
+    There are three losses. L_q = 1/2 sum_i mean w (Q_i - y)^2 trains the critics, with the stored actions.
+    L_pi = mean(alpha logp - min_i Q_i(o, a)) trains the policy. L_alpha = -log_alpha * (mean logp + target_entropy)
+    trains log_alpha. For discrete actions, a and a' are not drawn: terms that depend on them are expected values under
+    the policy.
 
     Attributes:
         log_alpha: (), logarithm of the entropy's weight; trained as group `alpha` if `learn_alpha` is set.
@@ -59,7 +61,7 @@ class SAC(ReplayAlgorithm):
             low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse a target entropy scale that is not used and, if alpha is fixed, options for learning alpha."""
+            """Refuse options that would have no effect, such as options for learning alpha if alpha is fixed."""
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")

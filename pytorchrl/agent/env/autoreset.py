@@ -153,9 +153,9 @@ def make_autoreset(mode: AutoresetMode, reader: ObservationReader, envs: AnyVect
 def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
     """Return the autoreset mode of a vector environment whose constructor has no argument for the mode.
 
-    The attribute `autoreset_mode` takes precedence over the metadata of the class. `VectorEnv.metadata` is ignored,
-    because all classes that define no metadata share this dictionary, and some of them store their mode in it. The
-    default is NEXT_STEP, as in Gymnasium.
+    The mode is the attribute `autoreset_mode`, else the entry in the metadata of the class, else NEXT_STEP, which is
+    Gymnasium's default. Metadata that a class inherits from `VectorEnv` are ignored: all such classes share one
+    dictionary, and an entry in it may come from a different class.
     """
     mode = getattr(envs, "autoreset_mode", None)
     if mode is None and envs.metadata is not VectorEnv.metadata:

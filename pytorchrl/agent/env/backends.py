@@ -159,7 +159,7 @@ def _build_native(
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
-    """Raise `EnvError` if a native vector environment lacks one of the following spaces, or if one is not a `Space`."""
+    """Raise `EnvError` unless a native vector environment has all four spaces, each of them a `gymnasium.Space`."""
     names = ("single_observation_space", "single_action_space", "observation_space", "action_space")
     if problem := space_problem(envs, names):
         raise EnvError(f"{where}: {problem}")
@@ -219,7 +219,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
-    """Return whether "auto" chooses the native vector environment, which must support the options and be faster."""
+    """Return whether "auto" chooses the native vector environment: only if it supports the options and is faster."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if blueprint.timeout_s is not None:
@@ -267,11 +267,13 @@ def _parameters(function: EnvFn) -> set[str]:
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Faster `SyncVectorEnv`: for array observations in SAME_STEP mode, a step has a third of Gymnasium's overhead.
+    """A faster `SyncVectorEnv`.
+
+    For array observations in SAME_STEP mode, the overhead of a step is a third of Gymnasium's.
 
     Attributes:
         info_keys: Keys of `info` that `step` returns; None means all keys. `final_info` always contains all keys.
-            The choice saves time: to combine the four entries of a MuJoCo environment would double the overhead.
+            Fewer keys save time: combining the four entries of a MuJoCo environment doubles the overhead of a step.
     """
 
     info_keys: tuple[str, ...] | None = None
@@ -302,7 +304,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of environment `index`'s latest observation, which the current step has not overwritten yet."""
+        """Return a copy of the latest observation of environment `index`, for a step that raises an exception."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 

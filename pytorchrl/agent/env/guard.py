@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _MAX_CHARS = 2000
 # A traceback is cut to its last characters, at most this many, because its end is the most informative part.
 _TRACEBACK_CHARS = 8000
-# `_has_finite_sum` sums the squares of arrays up to this size, which takes no longer than summing their values.
+# For arrays up to this size, a sum of squares takes no longer than a sum of values; see `_has_finite_sum`.
 _FEW_VALUES = 1000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
@@ -231,18 +231,19 @@ def _kind(value: object) -> str:
 
 
 def _has_finite_sum(array: np.ndarray) -> bool:
-    """Return whether a sum over an array is finite; it is not finite if the array contains NaN or infinity.
+    """Return whether the sum of an array, or of its squares, is finite.
 
-    The sum is several times as fast as `isfinite`, but it may overflow even if all values are finite.
+    If the array contains NaN or infinity, the sum is not finite. The sum is several times as fast as `isfinite`, but it
+    may also overflow if all values are finite.
     """
-    if array.size <= _FEW_VALUES:  # `vdot` sums squares without warnings; `errstate` takes a microsecond
+    if array.size <= _FEW_VALUES:  # `vdot` never warns, so it needs no `errstate`, which takes a microsecond
         return math.isfinite(np.vdot(array, array))
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.add.reduce(array, axis=None))
 
 
 def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1) -> None:
-    """Raise an error if an array of a rollout contains NaN or infinity. Each finite array is read only once.
+    """Raise an error if an array of a rollout contains NaN or infinity.
 
     Args:
         leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are not checked.

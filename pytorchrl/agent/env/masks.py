@@ -36,7 +36,7 @@ class ActionMasks:
         self._all = np.ones(num_envs, dtype=np.bool_)
 
     def reset(self, observations: Observation, info: Info) -> np.ndarray | None:
-        """Return the masks after a reset of all environments; later infos must contain masks if this `info` does."""
+        """Return the masks after a reset of all environments; if `info` contains masks, all later infos must, too."""
         self.is_in_info = not self._reader.has_mask and MASK_LEAF in info
         mask = self.read(observations, info)
         if mask is not None:
@@ -65,15 +65,15 @@ class ActionMasks:
     ) -> np.ndarray | None:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
-        Under NEXT_STEP, the mask of an episode's last observation is replaced by a mask that allows all actions,
-        because a terminated environment may allow no action, and the environment ignores the next action. The mask
-        stays unchanged if the episode was truncated and learners need the mask to bootstrap.
+        In NEXT_STEP mode, the mask of an episode's last observation is replaced by a mask that allows all actions: a
+        terminated environment may allow no action, but an action must be chosen, which the environment then ignores.
+        If the episode was truncated, the mask stays unchanged where learners need it to bootstrap.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
             return mask
         # Learners bootstrap with masks only if an action is a single choice. If an action consists of several choices,
-        # the mask may allow no value for one of the choices, so it is replaced by a mask that allows all actions.
+        # the mask is always replaced, because it may allow no value for one of the choices.
         is_used = truncated & mask.any(axis=1) & self._has_one_choice
         return np.where((done & ~is_used)[:, None], True, mask)
 
@@ -93,7 +93,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Make the masks in `info` allow all actions for the environments that raised exceptions (`cut`, (E,) bool)."""
+        """Add masks that allow all actions to `info` for environments that raised exceptions (`cut`, (E,) bool)."""
         if self.is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

@@ -1,8 +1,8 @@
 """Replace environments that raise exceptions, and truncate their episodes; the number of restarts is limited.
 
-A step that raises an exception is not a transition: it returns the last valid observation, truncated=True, and
-`info[CUT]`. In every autoreset mode, the next reset then closes the environment and builds a new one. An environment
-is also replaced if a reset other than its first one raises an exception.
+If a step raises an exception, `RestartingEnv` returns the latest observation, truncated=True, and `info[CUT]`; this
+step is not a transition. The next reset closes the environment and builds a new one. An environment is also replaced
+if a reset raises an exception, except for the first reset.
 
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
@@ -51,11 +51,12 @@ class Restarts:
     Args:
         limit: Number of restarts allowed within `WINDOW` steps.
         now: Function that returns the number of the current step of the vector environment.
-        logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that does.
+        logs: Whether this object logs restarts. In a process of `backend="async"`, it does not: `RememberingEnv`
+            reports restarts to the worker, which logs them.
 
     Attributes:
         total: Number of restarts so far.
-        unreported: Faults not yet reported to the process that logs restarts; empty if `logs` is true.
+        unreported: Faults that have not yet been reported to the worker; empty if `logs` is true.
     """
 
     def __init__(self, limit: int, now: Callable[[], int] = int, logs: bool = True) -> None:
@@ -218,6 +219,6 @@ def cut_in(info: Info) -> np.ndarray | None:
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may resolve `error`; it cannot if the environment returned a wrong result."""
+    """Return whether a restart may help: `error` is an exception of the environment, not a sign of a common mistake."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

@@ -35,15 +35,15 @@ def flatten_space(
     """Return the space of each leaf for observations of `space`, in the form that actors and storages receive.
 
     Nested names are joined (`"camera/left"`); the leaf of a plain space is called `"obs"`. float64 becomes float32,
-    images with channels last become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is
-    removed, because networks do not receive masks as input. Flattening a flattened space changes nothing.
+    images (H, W, C) become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is removed,
+    because networks do not receive masks as input. Flattening a flattened space changes nothing.
 
-    float64 stays float64 if `keep_float64` is true, or if `space` is a plain dictionary of leaves, because an
-    environment factory has already chosen the dtypes of such leaves.
+    float64 stays float64 if `keep_float64` is true. It also stays if `space` is a dictionary of leaves, not a `Space`:
+    such leaves come from an environment factory, which has already chosen their dtypes.
 
-    A leaf is an image with channels last if it has three axes, the length of the last axis is 1, 3 or 4, and the length
-    of the first axis is none of these. Its values must be unsigned bytes, or floats whose bounds are 0 and 1
-    everywhere. An image of floats must also be at least 16 pixels high and wide.
+    A leaf is an image (H, W, C) if it has three axes, its last axis has length 1, 3 or 4, and its first axis does not.
+    The values of an image are unsigned bytes, or floats whose bounds are 0 and 1 everywhere. An image of floats must
+    also be at least 16 pixels high and wide.
 
     Raises:
         SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, a leaf has no elements, or there are no

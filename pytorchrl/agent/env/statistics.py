@@ -32,7 +32,8 @@ class EpisodeStatistics:
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._num_steps = 0
-        self._num_before = np.zeros(num_envs, dtype=np.int64)  # steps before the running episode, and its invalid steps
+        # The number of steps that do not belong to the running episode: earlier steps, and invalid steps.
+        self._num_before = np.zeros(num_envs, dtype=np.int64)
         self._monitor = monitor
         self._now = now
         self._start = now()
@@ -78,7 +79,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, ended: np.ndarray) -> None:
-        """Forget the rewards and steps so far in the environments whose episode has `ended`, (E,) bool."""
+        """Set the return and length to 0 in the environments whose episode has `ended`, (E,) bool."""
         self._returns[ended] = 0.0
         self._num_before[ended] = self._num_steps
 

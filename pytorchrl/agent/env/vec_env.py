@@ -55,10 +55,11 @@ class VecEnv(Part):
         index_grad_worker: Index of the gradient worker.
         index_col_worker: Index of the collection worker among the collection workers of that gradient worker. Both
             indices determine the seeds and the name of the monitor file.
-        mode: "train" or "test". Tests use raw rewards, complete games, `test_env_kwargs` and other seeds.
+        mode: "train" or "test". In "test" mode, rewards are raw, the loss of a life does not end an episode,
+            `test_env_kwargs` apply, and the seeds differ from those of training.
         seed: Seed of the experiment; None draws a random seed.
         num_threads: Number of threads that a native vector environment may use.
-        incarnation: Number of earlier restarts of this worker, which changes the seeds.
+        incarnation: Number of earlier workers in the same place; it changes the seeds.
 
     Attributes:
         num_envs: E, the number of environments.
@@ -340,9 +341,11 @@ class VecEnv(Part):
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info`; if autoreset is NEXT_STEP, add the lives and masks of environments that raised exceptions.
+        """Return `info` with entries for the environments that raised exceptions (`cut`, (E,) bool).
 
-        `cut`, (E,) bool, marks these environments. Their own `info` contains neither lives nor masks.
+        In NEXT_STEP mode, the `info` of such an environment lacks its lives and its mask. The lives stay unchanged, and
+        the mask allows all actions. In other modes, the `info` of such an environment comes from a reset, and contains
+        both.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info
@@ -439,6 +442,6 @@ class EnvFactory(Factory[VecEnv]):
 
 
 def _is_large(leaf: np.ndarray) -> bool:
-    """Return whether the leaf contains a number so large that float32 stores at most six of its fractional bits."""
+    """Return whether a float leaf has a value above `_LARGE` in magnitude, for which float32 is too coarse."""
     # The largest value is converted to a Python float, because float16 cannot represent `_LARGE`.
     return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE

@@ -84,7 +84,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """The first of these values that at least one policy has: "batch", "minibatch", "none"."""
+            """The value "batch" if any policy has it, else "minibatch" if any policy has it, else "none"."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 

@@ -65,7 +65,7 @@ class PolicyColumns:
         return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
 
     def allow_all(self, env: int) -> None:
-        """Set all masks of environment `env` to allow all actions; `write` then sets the masks of present agents."""
+        """Allow all actions in environment `env`; call this before `write`, which sets the masks of present agents."""
         if self.mask is not None:
             first = env * len(self.places)
             self.mask[first:first + len(self.places)] = True
@@ -75,7 +75,8 @@ class PolicyColumns:
     ) -> None:
         """Write observations and masks to `columns`; other columns stay unchanged.
 
-        If the infos of the first reset contain no masks, later infos must not contain masks either.
+        Raises:
+            EnvError: Only some infos contain masks, or they contain masks although the first reset had none.
         """
         for leaf, rows in self.reader.read_rows(observations).items():
             self.obs[leaf][columns] = rows

@@ -24,13 +24,13 @@ SEPARATOR = "/"
 
 
 def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
-    """Return the entries of `values` whose keys are `policy/name`, with `name` alone as their keys."""
+    """Return the entries of one policy: the key `policy/name` in `values` becomes `name`."""
     start = policy + SEPARATOR
     return {name[len(start):]: value for name, value in values.items() if name.startswith(start)}
 
 
 def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
-    """Return the values of all policies in one mapping with keys `policy/name`; see also `own_names`."""
+    """Return one mapping of the values of all policies, with keys `policy/name`; `own_names` extracts one policy."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 

@@ -47,9 +47,9 @@ from pytorchrl.worker_names import collection_worker
 class MultiAgentVecEnv(VecEnv):
     """E environments with several agents, stepped one after the other in this process.
 
-    Each policy controls one or more agents. An agent may join an episode late and leave it early; a step is valid for
-    the agents that act in it. When an agent leaves, its last observation is stored even if other agents continue. The
-    step in which the last agents leave also starts a new episode.
+    Each policy controls one or more agents. An agent may join an episode late and leave it early. A step is a valid
+    transition only for agents that act in it. When an agent leaves, its last observation is returned in `final_obs`.
+    When the last agents leave, the environment is reset in the same step.
 
     Args:
         options: Checked options; see `MultiAgentVecEnv.Options`.
@@ -58,7 +58,7 @@ class MultiAgentVecEnv(VecEnv):
         mode: "train" or "test". In "test" mode, rewards are raw, and `test_env_kwargs` apply.
         seed: Seed of the experiment; None draws a random seed.
         num_threads: Not used, because all environments run in one thread.
-        incarnation: Number of earlier restarts of this worker; see `VecEnv`.
+        incarnation: Number of earlier workers in the same place; see `VecEnv`.
 
     Attributes:
         environments: The E environments.
@@ -228,7 +228,8 @@ class MultiAgentVecEnv(VecEnv):
         """Step one environment.
 
         Returns:
-            The sum of the rewards of all agents; whether the episode is over; and whether all agents terminated.
+            The sum of the rewards of all agents, whether the episode is over, and whether all agents that acted in
+            this step terminated.
         """
         env = self.environments[index]
         acting = [str(agent) for agent in env.agents]

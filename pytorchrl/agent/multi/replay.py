@@ -35,11 +35,11 @@ class _Kept:
 class MultiAgentReplay(MultiAgentStorage):
     """Replay of several policies.
 
-    The storage of each policy has the capacity `size` times the number of the policy's agents, so that all storages
-    contain the same env steps. An env step is resident while any storage contains an agent's transition from it.
+    The storage of each policy has room for `size` transitions of each of the policy's agents, so that all storages keep
+    the same env steps. An env step counts as resident while any storage contains a transition of it.
 
-    The id of a transition in a batch is its id in the policy's storage, times the number of policies, plus the index of
-    the policy.
+    In a batch, the id of a transition is i * P + p, where i is the transition's id in the storage of its policy, P is
+    the number of policies, and p is the index of the policy.
     """
 
     def __init__(self, options: MultiAgentStorage.Options, **context: Any) -> None:  # arguments of `MultiAgentStorage`
@@ -86,7 +86,7 @@ class MultiAgentReplay(MultiAgentStorage):
         for policy, valid in kept.valid.items():
             num_steps, num_columns = valid.shape
             num_agents = len(self.options.agents[policy])
-            # A ring stores each rollout column by column; see `Ring`.
+            # Rows are numbered column by column: all steps of the first column, then all of the second, and so on.
             rows = kept.start * num_agents + np.arange(num_columns) * num_steps + np.arange(num_steps)[:, None]
             there = valid & (rows >= self.storages[policy].num_rows_evicted)
             is_resident = is_resident | there.reshape(num_steps, -1, num_agents).any(-1)
@@ -98,7 +98,10 @@ class MultiAgentReplay(MultiAgentStorage):
         return self._inserted
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index of each transition's env step, (N,) int64; env steps are numbered as they are inserted."""
+        """Return, for each transition, the number of an env step of the same rollout, (N,) int64.
+
+        Env steps are numbered in the order of insertion. The numbers identify the rollouts, whose versions are known.
+        """
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
@@ -122,7 +125,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
         Args:
             ids: (N,) int64, ids from batches.
-            errors: (N,) float, signed TD errors.
+            errors: (N,) float, TD errors.
         """
         places = ids % len(self.storages)
         for place, storage in enumerate(self.storages.values()):
@@ -147,7 +150,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def mass(self) -> float:
-        """Weight with which a shard with this storage is chosen for a batch, summed over the policies."""
+        """Sum of the masses of all policies' storages. A shard is chosen for a batch in proportion to its mass."""
         return float(sum(storage.mass for storage in self.storages.values()))
 
     @property
@@ -176,7 +179,11 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """Replay of one policy. Its `counters` count env steps; the algorithm uses them to decide when to update."""
+    """Replay of one policy, with the `counters` of all policies.
+
+    The algorithm decides from the counters when to update. Options such as `update_every` count env steps, but the
+    counters of the policy's own storage count transitions.
+    """
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters

@@ -245,14 +245,15 @@ class MultiAgentStorage(Storage):
             yield batch
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        """Set `num_samples` and `num_new_samples` of a batch, converted from agents' steps to env steps.
+        """Set `num_samples` and `num_new_samples` of a batch, in env steps.
 
-        Rounding is cumulative, so that the sum of `num_samples` over a pass is the number of env steps in the rollouts.
+        The batch contains steps of single agents. Their number is converted to env steps in such a way that rounding
+        errors do not add up: over a pass, the sum of `num_samples` is the number of env steps in the rollouts.
 
         Args:
             batch: The batch.
-            samples: The number of agents' steps in earlier batches of the pass, and the number in this batch.
-            new: The same two numbers, counting only steps that are used for the first time.
+            samples: Number of agents' steps in the earlier batches, and number in this batch.
+            new: The same two numbers, but only of steps that no earlier batch contained.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps

@@ -102,7 +102,7 @@ class Storage(Part, Updatable, ABC):
         self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        # Only the storage of a collector uses these rows.
+        # Only collectors use these rows. They allocate no memory before the first transition.
         self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 
@@ -139,13 +139,13 @@ class Storage(Part, Updatable, ABC):
         self._rollout_rows.insert(acting, step)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """Return the t <= T steps of the current rollout.
+        """Return the steps of the current rollout, which may be fewer than T.
 
-        The next transition starts a new rollout, whose first row is the last row of the current rollout.
+        The next transition starts a new rollout, which begins with the last observation of the current rollout.
 
         Args:
             copy: Whether to return copies. If not, the tensors are views, which are valid until the next
-                `insert_transition`; a learner that alternates with this collector can use views.
+                `insert_transition`. Views suffice if the same worker learns before it collects again.
         """
         return self._rollout_rows.take(copy)
 
@@ -160,9 +160,9 @@ class Storage(Part, Updatable, ABC):
         self.insert_data_slice(list(rollouts))
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Prepare for passes over `num_rollouts` complete rollouts.
+        """Prepare for train batches of `num_rollouts` complete rollouts.
 
-        On-policy storages derive the number of minibatches from `num_rollouts`.
+        On-policy storages compute the number of minibatches from this number.
         """
 
     def before_gradients(self) -> None:
@@ -202,7 +202,7 @@ class Storage(Part, Updatable, ABC):
         """Numbers of transitions: `inserted` and `sampled` so far, and `resident`, the number in the storage now."""
 
     def state_dict(self) -> StateDict:
-        """Return the state from which a run continues exactly: the generator and, in a replay buffer, the contents.
+        """Return the state that a checkpoint needs: the generator and, in a replay buffer, the stored data.
 
         Tensors must be copies, because a checkpoint is written while the storage is used.
         """

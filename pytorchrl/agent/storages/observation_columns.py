@@ -1,10 +1,12 @@
-"""Columns of observations in a replay ring, stored unchanged or, for stacked frames, with each frame stored once.
+"""Columns of observations in a ring buffer. Each column stores one leaf of the observations.
 
 C = capacity in rows, N = observations per call, K = frames per stack, T = steps, E = environments.
 
+A `PlainColumn` stores observations unchanged. A `StackedColumn` is for stacked frames, and stores each frame once.
+
 Every observation has a number, its *place*. The place of an observation in a row is the number of the row, in [0, C).
-An *extra* observation belongs to no row: it is the last observation of an episode, or the last observation of a rollout
-until the next rollout arrives. The place of extra observation k is the negative number -(k + 1).
+An *extra* observation belongs to no row: it is the last observation of an episode, or the last observation of a
+collector's newest rollout. The place of extra observation k is the negative number -(k + 1).
 """
 
 from __future__ import annotations
@@ -107,7 +109,10 @@ def _like(own: np.ndarray, saved: np.ndarray) -> np.ndarray:
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values (E, T, ...) to rows from `start` on, one environment after another; row 0 follows the last row."""
+    """Write values (E, T, ...) to consecutive rows from `start` on, environment by environment.
+
+    After the last row of the column, writing continues at row 0.
+    """
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -131,11 +136,10 @@ class ObservationColumn(ABC):
         Args:
             start: Number of the first row; the rows of an environment are consecutive.
             obs: Observations, (T+1, E, ...).
-            places: (T+1, E) int64, where each observation is stored: a row number or, for the last E observations, the
-                negative number of an extra observation (see this module's docstring).
-            previous: (E,) int64, the negative number of the extra observation that the first observation of the rollout
-                repeats; 0 if it repeats none.
-            cut: (T+1, E) bool, true where an observation does not directly follow the observation one step before.
+            places: (T+1, E) int64, the place of each observation: a row or, in the last step, an extra observation.
+            previous: (E,) int64, the place of the extra observation that equals the environment's first observation in
+                this rollout, because the environment continues its previous rollout; 0 if there is none.
+            cut: (T+1, E) bool, false where an observation directly follows the observation one step before.
         """
 
     @abstractmethod
@@ -144,8 +148,8 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64, the negative numbers under which the observations are stored as extra observations.
-            before: (N,) int64, the number of the row one step before each observation.
+            places: (N,) int64, the negative places of the observations, which are stored as extra observations.
+            before: (N,) int64, the row of the observation one step before each of them.
         """
 
     @abstractmethod
@@ -153,14 +157,20 @@ class ObservationColumn(ABC):
         """Return a copy (N, ...) of observations.
 
         Args:
-            places: (N,) int64, numbers of rows or negative numbers of extra observations.
+            places: (N,) int64, the places of the observations.
         """
 
     def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have data to release
         """Release the data of N observations; see `take` for `places`."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return (N,) bool: whether each of `rows` needs data of the `count` evicted rows from row `start` on."""
+        """Return whether each of N rows needs data of evicted rows, (N,) bool.
+
+        Args:
+            rows: (N,) int64, numbers of the rows.
+            start: Number of the first evicted row.
+            count: Number of evicted rows.
+        """
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have data to release
@@ -233,13 +243,14 @@ class PlainColumn(ObservationColumn):
 class StackedColumn(ObservationColumn):
     """Column of stacks of the newest K frames, in which each frame is stored only once.
 
-    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below the capacity C denote
-    frames of rows, C denotes a black frame, and larger numbers denote extra frames. Older frames that the previous row
-    does not contain, such as padding at the start of an episode, are stored as extra frames, so that every stack is
-    restored exactly.
+    A row stores the newest frame of its stack, and the numbers of all K frames. A number below the capacity C denotes
+    the newest frame of a row, C denotes a black frame, and a larger number denotes an extra frame.
 
-    Each extra frame is owned by one observation, and is released together with it. A row is `broken` if older frames of
-    its stack were evicted.
+    Usually, the older frames of a stack are the newest frames of earlier rows. Where they are not, for example at the
+    start of an episode, they are stored as extra frames. Each extra frame is owned by one observation, and is released
+    together with this observation.
+
+    A row is `broken` if a frame of its stack was evicted with an earlier row.
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], num_frames: int) -> None:
@@ -261,7 +272,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1, because the newest frame of a row may also be in the stacks of the K - 1 rows after the row."""
+        """K - 1, because the stacks of the next K - 1 rows may contain the newest frame of a row."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -318,8 +329,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
-        # A stack that contains an extra frame owned by a row also contains the newest frame of that row, so
-        # checking the newest frames of rows suffices.
+        # Evicting a row also releases the extra frames that it owns. A stack with such an extra frame also contains the
+        # newest frame of the owner, so extra frames need no check of their own.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -362,7 +373,7 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _keep(self, images: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store extra frames (N, pixels), owned by the observations `owners` (N,); return the frames' numbers, (N,)."""
+        """Store extra frames (N, pixels), owned by the observations at `owners` (N,); return their numbers, (N,)."""
         extra = self.slots.take(len(images))
         self._extra_frames = write_extras(self._extra_frames, extra, images)
         self.owners = write_extras(self.owners, extra, owners, fill=self._black)
@@ -374,7 +385,7 @@ class StackedColumn(ObservationColumn):
         Args:
             stacks: (N, K, pixels).
             newest: (N,) numbers of the newest frames.
-            owners: (N,) numbers of the observations that own the stored frames.
+            owners: (N,) places of the observations that own the stored frames.
 
         Returns:
             (N, K) numbers of all frames.
@@ -390,10 +401,10 @@ class StackedColumn(ObservationColumn):
     def _inherit_frames(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the frame numbers of rows that replace extra observations.
 
-        Each row becomes the owner of the extra frames that its extra observation owned.
+        Each row becomes the owner of the extra frames that the replaced extra observation owned.
 
         Args:
-            extras: (N,) negative numbers of the extra observations.
+            extras: (N,) places of the extra observations.
             newest: (N,) numbers of the newest frames of the rows.
             rows: (N,) numbers of the rows.
 
@@ -410,7 +421,7 @@ class StackedColumn(ObservationColumn):
 
 
 def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return whether each stack `after`, (N, K, pixels), is the stack `before` shifted by one frame, (N,) bool."""
+    """Return (N,) bool: whether each of N stacks `after` (N, K, pixels) is the stack `before`, shifted by one frame."""
     size = before.shape[2]
     older, newer = before.reshape(len(before), -1)[:, size:], after.reshape(len(after), -1)[:, :-size]
     if size * before.itemsize % 8 == 0:  # comparing eight bytes at once is five times as fast
@@ -419,13 +430,12 @@ def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _follow_on(frames: np.ndarray, newest: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """Return the frame numbers of all rows, (T+1, E, K).
+    """Return the frame numbers of the stacks of a rollout, (T+1, E, K).
 
     Args:
-        frames: (T+1, E, K) numbers of the frames; only the numbers where `base` is true are used.
+        frames: (T+1, E, K) frame numbers of the stacks where `base` is true; other entries are not used.
         newest: (T+1, E) numbers of the newest frames.
-        base: (T+1, E) bool, true in row 0; where it is false, the stack is that of the previous row, shifted by one
-            frame.
+        base: (T+1, E) bool, false where a stack is the stack one step before, shifted by one frame; true at step 0.
     """
     num_rows, num_envs, num_frames = frames.shape
     row, env = np.arange(num_rows)[:, None], np.arange(num_envs)[None]

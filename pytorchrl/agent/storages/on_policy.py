@@ -90,10 +90,10 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Set the algorithm's `num_mini_batch` for passes over full rollouts, if its `mini_batch_size` is set.
+        """Compute the algorithm's `num_mini_batch` from its `mini_batch_size`, if that is set.
 
-        A pass over shorter rollouts has the same number of minibatches, because workers that average their gradients
-        must make the same number of updates.
+        The number is computed for `num_rollouts` full rollouts. Shorter rollouts are divided into the same number of
+        minibatches, because workers that average their gradients must make the same number of updates.
         """
         wanted = getattr(self.algorithm, "mini_batch_size", None)
         if wanted is None:
@@ -168,7 +168,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of valid transitions: `inserted` and `sampled` so far, and `resident`, those stored now."""
+        """Numbers of valid transitions that were `inserted` and `sampled` so far, and that are `resident` now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:

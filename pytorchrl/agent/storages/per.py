@@ -29,8 +29,8 @@ class PERBuffer(ReplayBuffer):
     """Replay that draws transitions with larger TD errors more often (Schaul et al. 2016).
 
     A transition with absolute TD error d has the priority p = (d + epsilon)^alpha, the probability P = p / sum p, and
-    the importance weight w = (N P)^-beta / max w. For a new transition, d + epsilon is the largest value so far,
-    initially 1, unless `add_errors` has computed the error.
+    the importance weight w = (N P)^-beta / max w. If the TD error of a new transition is not known from `add_errors`,
+    the largest d + epsilon so far (initially 1) is used for it.
     """
 
     has_priorities: ClassVar[bool] = True
@@ -95,11 +95,11 @@ class PERBuffer(ReplayBuffer):
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
         """Update the priorities of a batch from its TD errors.
 
-        If an error is not finite, priorities stay unchanged, because the update of the parameters is skipped as well.
+        If any error is not finite, all priorities stay unchanged; the update of the parameters is skipped, too.
 
         Args:
             batch: The batch from which the gradients were computed.
-            info: Contains `errors`, (B,) signed TD errors.
+            info: Contains `errors`, (B,) TD errors, signed or absolute.
 
         Raises:
             ConfigError: `info` contains no errors.
@@ -113,7 +113,7 @@ class PERBuffer(ReplayBuffer):
     def add_errors(self, rollout: RolloutData) -> None:
         """Compute the absolute TD errors of a rollout with the current weights, for the initial priorities.
 
-        N-step returns end at the end of the rollout, as they do in the buffer until the next rollout arrives.
+        N-step returns near the end of the rollout contain fewer rewards, because the later steps are not known yet.
 
         Args:
             rollout: T >= 1 steps. The method adds `other["error"]`, (T, E) float32, which is 0 in rows without a
@@ -131,7 +131,7 @@ class PERBuffer(ReplayBuffer):
 
         Args:
             ids: (N,) int64 ids from batches; for a repeated id, the last error is used.
-            errors: (N,) float, signed TD errors.
+            errors: (N,) float, TD errors, signed or absolute.
 
         Raises:
             ValueError: The lengths differ, an error is not finite, or an id was never assigned to a row.
@@ -141,7 +141,7 @@ class PERBuffer(ReplayBuffer):
         if not np.isfinite(errors).all():
             raise ValueError("TD errors must be finite")
         rows = ids % self.options.size
-        # A row whose stack has lost a frame cannot be drawn, so its error is discarded like that of an evicted row.
+        # A resident row cannot be drawn if frames of its stack were evicted. Its error is then discarded, too.
         known = self.ring.resident(ids)
         known[known] = self.ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))

@@ -129,7 +129,10 @@ class ReplayBuffer(Storage):
         return self.ring.total
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row number of each id from a batch, (N,) int64; rows are numbered from 0 in order of insertion."""
+        """Return the row number of each id from a batch, (N,) int64.
+
+        Rows are numbered from 0 in order of insertion. Here, ids are row numbers; other storages may have other ids.
+        """
         return ids
 
     @property
@@ -139,7 +142,7 @@ class ReplayBuffer(Storage):
 
     @property
     def mass(self) -> float:
-        """Weight with which a shard with this storage is chosen for a batch: the number of drawable transitions."""
+        """Weight of this storage when one of several shards is drawn: the number of transitions that can be drawn."""
         return float(self.ring.num_drawable)
 
     def generate_batches(
@@ -209,7 +212,7 @@ class ReplayBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of valid transitions: `inserted`, `evicted` and `sampled` so far, and `resident`, those stored now.
+        """Numbers of valid transitions that were `inserted`, `evicted` and `sampled` so far, and are `resident` now.
 
         `evicted_unused` is the number of evicted transitions that were never drawn.
         """
@@ -248,7 +251,7 @@ class ReplayBuffer(Storage):
         self._inserted(inserted)
 
     def _inserted(self, inserted: Inserted) -> None:
-        """Do nothing; a subclass may prepare draws of the inserted rows here."""
+        """Do nothing; a subclass may process the inserted rows here, for example set their priorities."""
 
     def drawable_rows(self) -> np.ndarray:
         """Return all rows that can be drawn, (N,) int64, oldest first; this takes time proportional to `size`."""

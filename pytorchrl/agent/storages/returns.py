@@ -17,10 +17,10 @@ def gae(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return generalized advantage estimates (Schulman et al. 2016, eq. 16), computed in float64.
 
-    A transition bootstraps from its true next observation: the transition's entry in `final_obs` if there is one,
-    otherwise row t + 1 (in gymnasium's autoreset mode NEXT_STEP, row t + 1 is the last observation of the episode). A
-    termination removes the bootstrap, a time limit keeps it, and both stop the recursion. Invalid rows have advantage 0
-    and stop the recursion.
+    A transition bootstraps from its true next observation. This is the transition's entry in `final_obs` if there is
+    one, and otherwise row t + 1. (In gymnasium's autoreset mode NEXT_STEP, `final_obs` is not needed, because row t + 1
+    is the last observation of the episode.) A termination removes the bootstrap, a time limit keeps it, and both stop
+    the recursion. Invalid rows have advantage 0 and stop the recursion.
 
     Args:
         rollout: T transitions of E environments.
@@ -48,7 +48,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     With rho = min(rho_bar, pi / mu) and c = vtrace_lambda * min(c_bar, pi / mu), where mu is the policy that acted:
     v_t = V_t + rho_t (r_t + gamma V'_t - V_t) + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
     rho_t (r_t + gamma v_{t+1} - V_t). Ends of episodes are treated as in `gae`: V' is the value of the true next
-    observation, or 0 after a termination. At the end of an episode, no later correction is added, and V' replaces
+    observation, or 0 after a termination. At the end of an episode, the term with c_t is left out, and V'_t replaces
     v_{t+1}.
 
     Args:
@@ -80,7 +80,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return two (T, E) arrays: TD errors (0 in invalid rows), and whether each row is valid and ends no episode."""
+    """Return the TD errors (0 in invalid rows), and a mask of the valid rows that end no episode; both are (T, E)."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

@@ -3,8 +3,8 @@
 Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
 ids from `first` to `total - 1` are resident. The rows of one environment in a rollout are consecutive. The *link* of a
 row is the place of its true next observation, which is in another row or is an extra observation (see
-`observation_columns`). Rollouts of one source are consecutive in time. The last observation of a rollout is an extra
-observation until the next rollout of the source arrives and begins with the same observation.
+`observation_columns`). A *source* is a collector; its rollouts are consecutive in time. The last observation of a
+rollout is an extra observation until the source's next rollout arrives and begins with the same observation.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Ring:
 
         Args:
             rollout: T >= 1 steps.
-            source: Identifier of the collector. An environment continues the source's previous rollout if its first
-                observation equals the last observation of that rollout.
+            source: Identifier of the collector. If an environment's first observation equals its last observation in
+                the collector's previous rollout, the new rows continue the rows of that rollout.
 
         Raises:
             ConfigError: The rollout has more rows than the ring.
@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false where one of `finals` follows the last row
+            shown = link[-1] == heads  # false where the last row links to one of `finals` instead
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
@@ -161,7 +161,7 @@ class Ring:
         return Inserted(rows, broken, previous < 0)
 
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
-        """Allow or forbid that N different rows are drawn; `rows` contains the places of these rows."""
+        """Allow or forbid drawing the rows at N different places, which `rows` contains."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
@@ -356,12 +356,15 @@ class Ring:
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Forbid drawing rows that need frames of evicted rows ("broken"); return the places of newly broken rows.
+        """Mark the rows that need frames of evicted rows as broken, and forbid drawing them.
 
         Args:
             rows: (N,) places of the rows that directly follow evicted rows in their episodes.
             start: Place of the first evicted row.
             count: Number of evicted rows.
+
+        Returns:
+            Places of the rows that were not broken before.
         """
         rows, broken = rows[(rows - start) % self.capacity >= count], []
         for _ in range(max(leaf.depth for leaf in self.observations.values())):
@@ -376,13 +379,13 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """For each environment that continues, store that row 0 of the new rollout follows its previous row.
+        """Link the last row of each environment that continues to row 0 of the environment in the new rollout.
 
         An environment continues if its first observation in `leaves` equals its last observation in the source's
         previous rollout. `rows`, (E,), contains the place of row 0 of each environment.
 
         Returns:
-            (E,) int64, the place of the extra observation that row 0 makes superfluous; 0 where there is none.
+            (E,) int64, place of an extra observation that is unneeded now, or 0 if the environment does not continue.
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
@@ -404,7 +407,7 @@ class Ring:
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if rollout.final_index.shape[0]:
             t, e = rollout.final_index.numpy().T
-            cut[t + 1, e] = True  # the final observation, not this one, follows the row before
+            cut[t + 1, e] = True  # the previous row links to its final observation, not to this row
             finals = -1 - self.extras.take(len(t))
         start = self.total % self.capacity
         for name, leaf in self.observations.items():

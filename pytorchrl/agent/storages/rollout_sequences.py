@@ -44,8 +44,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
     the end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in:
     the loss covers all steps.
 
-    If a newer rollout needs the space of any row of an old rollout, the whole old rollout is evicted. Rollouts without
-    a transition are not stored.
+    Old rollouts are evicted as a whole, even if a new rollout needs only a part of their space. Rollouts without a
+    transition are not stored.
     """
 
     provides = DataKind.SEQUENCES
@@ -102,14 +102,14 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each sequence: the steps in order, and the last observations of episodes."""
+        """Return the rows of each sequence: the steps in order, and after each episode, its last observation."""
         column, capacity, n_step = self.ring.columns, self.ring.capacity, self.options.n_step
         found = []
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # A step whose next observation differs from the observation of the following step needs an extra row, which
-            # shifts all later steps.
+            # If an episode ends between two steps, the next observation of the first step is not the observation of the
+            # second step. It then needs a row of its own, which shifts all later steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))

@@ -97,9 +97,9 @@ def sequences(
 ) -> Samples:
     """Return samples that are sequences of `length` steps (None: whole rollouts), for actors with memory.
 
-    Shorter sequences are padded with invalid rows that are marked as starts of episodes, so that no memory state
-    reaches them. Action masks of padding, and of rows without an action, allow all actions, so that log-probabilities
-    are finite there. Sequences without a valid row are never drawn.
+    Shorter sequences are padded with invalid rows. These rows are marked as starts of episodes, so that the memory is
+    reset there. In invalid rows, action masks allow all actions, so that log-probabilities are finite. Sequences
+    without a valid row are never drawn.
     """
     longest = max(rollout.num_steps for rollout in rollouts)
     length = min(length or longest, longest)

@@ -43,7 +43,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
         ring: The ring that contains the rows.
         walk: The rows of each sequence.
         states: The memory state of each network before row 0 of each sequence, (B, H) float32. If the memory also
-            receives the previous action and reward, those before row 0 are under the key `PREVIOUS`.
+            receives the previous action and reward, the key `PREVIOUS` contains this input for row 0.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
@@ -82,7 +82,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    `rows` is `walk.places`, in which 0 replaces each negative place, because the ring has no row for such a place.
+    `rows` equals `walk.places`, but contains 0 for each extra observation, which belongs to no row of the ring.
 
     Returns:
         Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.

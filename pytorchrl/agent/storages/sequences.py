@@ -43,10 +43,12 @@ class _Window(NamedTuple):
 class Episode:
     """Windows (sequences that can be drawn) of one episode, found incrementally as the steps arrive.
 
-    The trained steps of window k begin k * `period` steps after the first step of the episode; the `burn_in` steps
-    before them, or fewer at the start of the episode, are the burn-in. The first window that reaches the end of the
-    episode is the last window. If the start of the episode is unknown, trained steps begin `burn_in` steps later, so
-    that every burn-in is complete.
+    The trained steps of window k begin k * `period` steps after the first step of the episode. The `burn_in` steps
+    before them are the burn-in of the window, which is shorter near the start of the episode. No window follows the
+    first window that reaches the end of the episode.
+
+    If the start of the episode is unknown, steps are counted from the first known step, and the trained steps of each
+    window begin `burn_in` steps later, so that every burn-in is complete.
 
     Args:
         options: Options of the storage.
@@ -135,9 +137,9 @@ class SequenceBuffer(PERBuffer):
     where d are the absolute TD errors of the window's trained steps, and eta is `priority_eta`. In all other respects,
     this storage is a `PERBuffer`.
 
-    A window can be drawn as soon as the steps of its n-step targets have arrived or its episode has ended; in the
-    latter case, a shorter window is padded. A window is evicted with its first step. A window that stays incomplete,
-    because its worker was lost, is never drawn.
+    A window can be drawn as soon as all steps of its n-step targets have arrived, or its episode has ended. A window
+    that the end of its episode has shortened is padded when it is drawn. A window is evicted when its first step is
+    evicted. A window that stays incomplete, because its worker was lost, is never drawn.
     """
 
     provides = DataKind.SEQUENCES
@@ -206,7 +208,7 @@ class SequenceBuffer(PERBuffer):
             raise ConfigError(
                 f"a replay of sequences must store at least burn_in + length = {least} steps, got {size}; raise size, "
                 "or lower burn_in or length")
-        # This is the largest number of rollouts that can contain the steps of one window and its n-step targets.
+        # The steps of one window and of its n-step targets are spread over at most this many rollouts.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
@@ -326,9 +328,8 @@ class SequenceBuffer(PERBuffer):
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
         """Return the steps of windows, in arrays with axes for time and window.
 
-        `starts` contains the index in the ring of each window's first trained step; this step gets the time index
-        `burn_in`. If a burn-in is shorter, because its episode starts within it, it is padded in front; the padding
-        does not affect the memory.
+        `starts` contains the index in the ring of each window's first trained step. In the arrays, this step has the
+        time index `burn_in`. Shorter burn-ins are padded in front; the padding does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
@@ -361,11 +362,12 @@ class SequenceBuffer(PERBuffer):
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
         """Return one error for each sequence, from which its priority is computed.
 
-        It is eta max d + (1 - eta) mean d: d are the absolute TD errors of the valid steps, and eta is `priority_eta`.
+        The error is eta max d + (1 - eta) mean d, where d are the absolute TD errors of the valid steps, and eta is
+        `priority_eta`.
 
         Args:
             batch: The drawn batch.
-            errors: (L, B) signed TD errors.
+            errors: (L, B) TD errors, signed or absolute.
 
         Returns:
             One error for each sequence, (B,) float.
@@ -376,7 +378,7 @@ class SequenceBuffer(PERBuffer):
         return eta * absolute.max(0) + (1.0 - eta) * mean
 
     def reset(self) -> None:
-        """Discard all steps and memory states, and the windows of steps that could be drawn; see `PERBuffer`."""
+        """Discard all steps, memory states and windows; see `PERBuffer`."""
         super().reset()
         self.state_slots, self._episodes = SlotPool(), {}
         self.__dict__.pop("windows", None)

@@ -60,7 +60,7 @@ def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, objec
 def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
     """Return an error message for each given option that another kind has and the chosen kind lacks.
 
-    An option that has its default value is accepted.
+    An option that is given with its default value is accepted.
 
     Args:
         given: Values of flat keywords, by name.
@@ -113,15 +113,15 @@ class Reader:
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Record a problem if any of the flat keywords `names` is given, because `level` was given as one object."""
+        """Record a problem if any flat keyword in `names` is given although `level=` already sets these options."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
     def with_execution(self, options: Any, level: str) -> Any:  # `options` is an object of any kind, or None
-        """Return `options`; if `{level}_execution` is None, fill in parallel for several workers, or central for one.
+        """Return `options`, with a default for `{level}_execution`: "Parallel" for several workers, "Central" for one.
 
-        A value that contradicts the number of workers is recorded as a problem.
+        If the option was given and contradicts the number of workers, a problem is recorded.
         """
         if options is None:
             return None

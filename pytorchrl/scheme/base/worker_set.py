@@ -120,7 +120,7 @@ class WorkerSet(Generic[W]):
 
         Args:
             num_workers: New number of remote workers.
-            resources: Resources of each worker that this or a later call starts; None: the present resources.
+            resources: Resources of each worker that is started from now on; None: the resources do not change.
         """
         if resources is not None:
             self.remote_config = dict(resources)

@@ -78,10 +78,10 @@ class RolloutBuilder:
         self._running = {}
 
     def count_unfinished(self) -> int:
-        """Add the env steps in the storage to `collected_steps`, because no rollout will contain them.
+        """Count the env steps in the storage as collected, although no rollout will contain them.
 
         Returns:
-            The number of these env steps.
+            The number of env steps in the storage.
         """
         num_steps = int(self.storage.get_all_buffer_data(copy=False).num_valid()) if self.storage.num_steps else 0
         self.collected_steps += num_steps
@@ -96,8 +96,8 @@ class RolloutBuilder:
             episodes: Episodes that ended in these steps.
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether collection ended before the storage was full.
-            elapsed_s: Function that returns the seconds since the rollout was started. The time that `watch` has not
-                recorded counts as time for storing. None: `watch` has recorded all times.
+            elapsed_s: Function that returns the seconds since the start of the rollout. The part of this time that
+                `watch` has not measured is recorded as "store". None: `watch` has measured everything.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
 
@@ -181,7 +181,7 @@ class CWorker(Worker):
         self.storage: UserPart = self._make_storage(path)
         self._make_envs = recipe.env_maker(path, num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts in the vectors of environments that `reseed` has closed
+        self._envs_restarted = 0  # number of restarted environments before the latest `reseed`
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()
@@ -346,7 +346,7 @@ class CWorker(Worker):
     def reseed(self, seed: int, incarnation: int | None = None) -> None:
         """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
-        The parameters and collected data do not change. Resetting the environments would not be enough, because they
+        The parameters and collected data do not change. The environments are replaced and not only reset, because they
         may keep state across episodes.
 
         Args:
@@ -422,7 +422,8 @@ class CWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and how many of these steps `collect` has not returned.
+            The number of env steps since the worker was built, and the number of these steps that `collect` has not
+            returned.
         """
         if self.envs is not None:
             self.envs.close()

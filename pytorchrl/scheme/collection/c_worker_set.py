@@ -38,9 +38,9 @@ _LEAVE_TIMEOUT_S = 5.0
 class CWorkerSet(WorkerSet[CWorker]):
     """The collection workers of one gradient worker.
 
-    The local worker collects only if collection is central and synchronous. For central asynchronous collection, the
-    set has a second worker, which runs in a thread of the same process with its own copy of the actor. With central
-    inference, the remote workers only step environments, and `inference` chooses their actions.
+    If collection is central and synchronous, the local worker collects. If collection is central and asynchronous, a
+    second worker collects in a thread of the same process, with its own copy of the actor. Otherwise, the remote
+    workers collect. With central inference, they only step environments, and `inference` chooses their actions.
 
     Args:
         factory: Recipe of the set.
@@ -135,7 +135,8 @@ class CWorkerSet(WorkerSet[CWorker]):
     def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Start or kill remote workers until there are as many as `num_col_workers` requires; see `resize`.
 
-        Each remaining worker receives its new index among all collection workers, which may affect its exploration.
+        Each remaining worker receives its new index among all collection workers, because its exploration may depend on
+        the index.
         """
         recipe = self.recipe_for(num_col_workers)
         self.worker_params["recipe"], number = recipe, recipe.num_workers_of(self.index_parent)

@@ -1,7 +1,7 @@
 """Central inference: workers step environments, and one actor chooses the actions for all of them in batches.
 
-The design follows SEED RL (Espeholt et al. 2020). Observations arrive in the process of the gradient worker anyway, so
-rollouts are put together there, and never sent. Each request is for one step, and each worker has at most one request
+The design follows SEED RL (Espeholt et al. 2020). The workers send each step to the process of the gradient worker,
+where rollouts are built, so no rollout is sent. Each request is for one step, and each worker has at most one request
 at a time. As soon as enough workers wait for actions, the actor chooses their actions together, while the other
 workers step.
 """
@@ -54,11 +54,11 @@ class Inference:
 
 
 class _Stream:
-    """Collector of the steps of one incarnation of an environment worker; `take` makes a rollout of them."""
+    """Collects the steps of one incarnation of an environment worker, and builds rollouts from the steps."""
 
     def __init__(self, builder: RolloutBuilder, now: Callable[[], float]) -> None:
         self.builder, self._now = builder, now
-        self._acting: Decisions | None = None  # the worker executes the actions of these decisions
+        self._acting: Decisions | None = None  # the decisions whose step has not arrived yet
         self._envs_restarted = 0
         self._begin()
 
@@ -92,7 +92,7 @@ class _Stream:
         return acting.clipped_action
 
     def add(self, answer: EnvAnswer) -> None:
-        """Add the step in an answer to the storage or, after a reset, start the storage with the first observations."""
+        """Add the step in an answer to the storage; after a reset, start the storage with the observations instead."""
         start = self._now()
         with torch.inference_mode():
             if answer.first is not None:
@@ -118,14 +118,14 @@ class _Stream:
 class CentralInference:
     """Asynchronous collection in which one actor chooses the actions of all workers; see the module's docstring.
 
-    The weights of the actor may change within a rollout; the version of a rollout is that of its oldest weights.
+    The weights of the actor may change within a rollout; the version of the rollout is then the oldest version.
 
     Args:
         workers: Handles of the environment workers; each replacement is stored at the index of the lost worker.
         runtime: Runtime of the workers.
         supervisor: Supervisor that replaces lost workers.
         ledger: The gradient worker's ledger.
-        weights: The object that decides when the actor receives new weights; it sends weights to no other worker.
+        weights: The object that sends new weights to the actor; the environment workers need no weights.
         inference: The actor and the builders of rollouts.
 
     Attributes:
@@ -240,11 +240,11 @@ class CentralInference:
     # Changes of the number of workers
 
     def limit(self, number: int) -> None:
-        """Ask workers from index `number` on only for steps that complete a rollout; see `ElasticStrategy`."""
+        """Let workers from index `number` on complete their rollouts, but begin no new ones; see `ElasticStrategy`."""
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Stop using workers `number` and above when they have delivered all steps; return whether all have left."""
+        """Let workers from index `number` on leave once their rollouts are complete; return whether all have left."""
         self._num_asked = number
         self._let_go()
         return all(place < number for place in self._streams)
@@ -292,7 +292,7 @@ class CentralInference:
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for all answers, and count the steps of unfinished rollouts as in flight."""
+        """Wait at most `timeout_s` seconds for all answers; count the steps of unfinished rollouts as collected."""
         places = self._in_flight.owners()
         for place, outcome in zip(places, self._in_flight.finish(timeout_s), strict=True):
             if outcome.value is not None:
@@ -315,7 +315,7 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the number of inference batches, their total size, and the total lag of their weights to `counters`."""
+        """Add the number of inference batches, their total size, and the sum of the lags of their weights."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag

@@ -35,7 +35,7 @@ _QUEUE_SIZE = 16
 
 
 class DrainingError(StoppedError):
-    """An error that ends the learner's wait for data because the gradient worker is about to be drained."""
+    """The gradient worker is about to be drained, so the learner must not wait for more data."""
 
 
 class RolloutQueue:
@@ -95,8 +95,8 @@ class CollectorThread(threading.Thread):
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
         collection: Options of collection; their class inherits from `Options` and from either `Barrier.Options` or
-            `OnArrival.Options`. They replace `col_fraction_workers`, `col_communication`, `col_execution` and
-            `broadcast_interval`. None: built from these four arguments, with defaults for all other options.
+            `OnArrival.Options`. If given, the previous four arguments have no effect. None: the options are built from
+            these arguments, with defaults for all other options.
         destination: Receiver of the rollouts: a sample queue, or replay; None: a new queue.
         closing: Event that is set to end collection; None: a new event.
         runtime: Runtime of the remote workers; None: threads.
@@ -167,8 +167,8 @@ class CollectorThread(threading.Thread):
         self.resizing: Resizing | None = None
         self.failure: BaseException | None = None
         self._pause_point = PausePoint(self._runtime)
-        # Numbers of the latest announced drain and of the latest completed drain. An announcement may arrive after its
-        # drain is complete.
+        # Numbers of the latest announced drain and of the latest completed drain. Drains are numbered, because an
+        # announcement may arrive late, when its drain is already complete.
         self._drain_announced = self._drains = 0
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
@@ -353,8 +353,8 @@ class CollectorThread(threading.Thread):
         """End the thread; wait at most `timeout_s` seconds for the rollouts in flight, and discard them."""
         self.interrupt()
         self._runtime.join_thread(self, timeout_s)
-        # A worker that was given up because it hung may still be alive, but its steps are counted as those of a lost
-        # worker, so it must not report them once more.
+        # A worker that hung counts as lost, but it may still be alive. The steps of lost workers are already counted,
+        # so kill the worker before it can report them again.
         for index in sorted(self.supervisor.gone):
             self._runtime.kill(self.remote_workers[index], 0.0)
         self.strategy.finish(timeout_s)

@@ -40,9 +40,9 @@ class EnvAnswer:
         return int(np.count_nonzero(self.step.valid))
 
     def numbers(self) -> tuple[int, ...]:
-        """Return numbers that describe the answer and must be identical in a replayed run.
+        """Return the number of env steps, and a checksum of the rewards and of the next observations.
 
-        They are the number of env steps, and a checksum of the rewards and of the next observations.
+        In a replayed run, these numbers must be identical to those of the recorded run.
         """
         return self.num_env_steps, functools.reduce(_add_to_checksum, self._arrays(), 0)
 
@@ -79,7 +79,7 @@ class EnvWorker(Worker):
         runtime = runtime or ThreadRuntime()
         self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
         self._envs = self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # number of restarts in the vector environments that `reseed` has replaced
+        self._envs_restarted = 0  # number of restarted environments before the latest `reseed`
         self._reset_pending, self._is_closed = True, False
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
@@ -90,8 +90,8 @@ class EnvWorker(Worker):
 
         Args:
             action: Actions (E, ...) for the E environments. With several policies, a mapping from each policy to its
-                actions (C, ...), which have one row for each agent of the policy in each environment. Not used for a
-                reset.
+                actions (C, ...), which have one row for each agent of the policy in each environment. A reset ignores
+                this argument.
 
         Raises:
             EnvError: An environment raised an exception, and is not restarted.
@@ -119,7 +119,7 @@ class EnvWorker(Worker):
         self._reset_pending = True
 
     def interrupt(self) -> None:
-        """Do nothing: collection workers are interrupted to end their rollouts, but a single step ends soon anyway."""
+        """Do nothing, because every request asks for a single step, which ends soon."""
 
     def close(self) -> tuple[int, int]:
         """Close the environments, if they are open.

@@ -6,10 +6,10 @@ from pytorchrl.scheme.transport.messages import RolloutHeader
 
 
 class OwedSteps:
-    """Counts the steps that each worker owes: it must still collect them, because its latest rollout was preempted.
+    """Counts the steps that each worker owes because its latest rollout was preempted.
 
     In the next round, a worker first collects the steps that it owes, in an additional rollout that cannot be
-    preempted. After n rounds, each worker has therefore collected n full rollouts minus the steps that it still owes.
+    preempted. Over many rounds, all workers therefore collect equally many steps.
 
     Args:
         rollout_size: Number of steps of the vector of environments in a full rollout.
@@ -27,8 +27,8 @@ class OwedSteps:
     def receive(self, index: int, header: RolloutHeader) -> bool:
         """Record a rollout; return whether it contains the steps that were missing from the worker's previous rollout.
 
-        Such a rollout cannot be preempted. If it is too short, its worker was interrupted and will collect no further
-        steps, so the worker owes nothing.
+        A rollout of missing steps cannot be preempted. If it is too short, the worker was interrupted and will collect
+        nothing more, so the worker owes nothing.
         """
         is_rest = self._owed.pop(index, None) is not None
         if self._is_kept and header.preempted and not is_rest:
@@ -36,5 +36,5 @@ class OwedSteps:
         return is_rest
 
     def cancel(self, first: int = 0) -> None:
-        """Forget the steps that the workers from index `first` on still had to collect."""
+        """Forget the steps that the workers from index `first` on owe."""
         self._owed = {index: steps for index, steps in self._owed.items() if index < first}

@@ -52,7 +52,8 @@ class ElasticStrategy(Protocol):
     def limit(self, number: int) -> None:
         """Make no more requests to workers from index `number` on, until the next call of `release`.
 
-        Any thread may call this method, because the collecting thread may be waiting for space in the sample queue.
+        Any thread may call this method. It takes effect even while the collecting thread waits for space in the sample
+        queue.
         """
 
     def release(self, number: int) -> bool:
@@ -77,9 +78,9 @@ class RoundStrategy(CollectionStrategy, Protocol):
         """
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds in advance to collect at least `num_steps` steps, as counted by `Rollout.size`.
+        """Start enough rounds in advance to collect at least `num_steps` steps, including resets (`Rollout.size`).
 
-        Only remote workers collect in advance.
+        If the local worker collects, this method does nothing.
         """
 
 
@@ -110,7 +111,10 @@ class Destination(Protocol):
         """Handle pending responses of replay shards, if there are any, without blocking."""
 
     def begin_drain(self) -> None:
-        """Make room for the rollouts that arrive during a drain, while the learner takes no data. Idempotent."""
+        """Make room for the rollouts that arrive during a drain, because the learner takes no data then.
+
+        This method may be called repeatedly during a drain.
+        """
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""

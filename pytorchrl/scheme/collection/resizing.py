@@ -74,7 +74,7 @@ class Resizing:
 
         Args:
             num_col_workers: The option `num_col_workers` of all gradient workers.
-            resources: Resources of each new worker; None: those of the earlier workers.
+            resources: Resources of each new worker; None: the resources of the earlier workers.
         """
         request = _Request(num_col_workers, resources)
         self._requests.append(request)
@@ -84,7 +84,7 @@ class Resizing:
         return self._workers.recipe_for(request.num_col_workers).num_workers_of(self._workers.index_parent)
 
     def apply(self) -> None:
-        """Apply the requested changes in order. A change waits until the workers that it removes have no more requests.
+        """Apply the requested changes in order; stop before a change that removes workers with unfinished requests.
 
         The collecting thread calls this method between two polls or, if collection is synchronous, between two train
         batches.
@@ -146,7 +146,7 @@ class Elastic(ABC):
 
 
 def book_closed(ledger: Ledger, delivered: int, counts: Closed) -> int:
-    """Record undelivered steps of a closed worker as dropped; return the number of all steps that the worker has made.
+    """Count the undelivered steps of a closed worker as dropped; return how many steps the worker has collected.
 
     Args:
         ledger: The gradient worker's ledger.

@@ -1,8 +1,8 @@
 """Strategies of collection by remote workers.
 
 The local worker collects in the learner's thread (`LocalCollection`). Remote workers collect in synchronous rounds, or
-asynchronously. An asynchronous strategy requests a rollout either as soon as another rollout arrives (`OnArrival`), or
-only when the new rollout is expected to be recent enough at its first use (`OnDemand`).
+asynchronously. There are two asynchronous strategies: `OnArrival` requests a new rollout whenever a rollout arrives;
+`OnDemand` requests a new rollout only if the learner is expected to use it before it is too old.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return an object that counts how many of the `rollout_size` steps of a rollout each worker still owes."""
+            """Return an object that counts the steps that each worker owes of its rollouts of `rollout_size` steps."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # by worker: the owed steps of its previous rollout, if they arrived
+        self._rests: dict[int, Rollout] = {}  # by worker: the arrived rollout of the steps that it owed
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -247,7 +247,7 @@ class Barrier(_RemoteCollection):
         return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
-        """Store an arrived rollout; if it only contains owed steps, request the worker's rollout for this round."""
+        """Store an arrived rollout; if it contains the owed steps, request the worker's rollout for this round."""
         if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
@@ -270,7 +270,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rollouts in `_rests` to `_arrived`, because the base class takes rollouts only from there."""
+        """Move the rollouts of owed steps to `_arrived`, the only place where the base class looks for rollouts."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
@@ -283,7 +283,8 @@ class Barrier(_RemoteCollection):
     def take_send_s(self) -> float:
         """Return the transit time, in seconds, of the messages of rounds since the last call.
 
-        Rounds that were started in advance are excluded, because their messages are in transit during other work.
+        Rounds that were started in advance are excluded: their messages are in transit while the learner does other
+        work.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
@@ -338,7 +339,7 @@ class OnArrival(_RemoteCollection):
 
         @property
         def longest_interval(self) -> int:
-            """Largest number of updates after which a worker receives new weights."""
+            """Number of updates after which a worker receives new weights; a subclass may limit this number."""
             return self.broadcast_interval
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -371,7 +372,8 @@ class OnArrival(_RemoteCollection):
 class OnDemand(_RemoteCollection):
     """Asynchronous collection in which rollouts are requested only if they will not be too old at their first use.
 
-    The time of each request depends on the learner's progress, so each request is recorded for a replay.
+    The learner's progress determines when a request is made. If the run is recorded, the journal therefore contains
+    each request, so that a replay can make the same requests.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
@@ -393,7 +395,7 @@ class OnDemand(_RemoteCollection):
             self._make_requests()
 
     def _make_requests(self) -> bool:
-        """Request rollouts as long as requests are allowed; return whether a free worker has to wait for a request."""
+        """Make all allowed requests; return whether a worker is free, but must wait until a request is allowed."""
         while free := self._free():
             index = self._next_in_record() if self._journal.upcoming() else free[0]
             if index is None or (not self._journal.upcoming() and not self._may_request(len(self._in_flight))):
@@ -403,7 +405,7 @@ class OnDemand(_RemoteCollection):
         return False
 
     def _next_in_record(self) -> int | None:
-        """Return the worker index that the next recorded event contains; None if this event is not a request."""
+        """Return the index of the worker to which the recorded run made its next request; None for another event."""
         event = self._journal.upcoming()
         return event[1] if event is not None and event[0] == "ask" else None
 

@@ -62,10 +62,10 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
 
 
 def plan_passes(collection: CollectorThread.Options, worker: CWorker, num_remote: int) -> None:
-    """Prepare the storage for passes over train batches; the arguments are those of `plan_batches`.
+    """Tell the storage how many rollouts a train batch contains; see `plan_batches` for the arguments.
 
-    In synchronous collection, the size of a train batch depends on the number of workers, so this function is called
-    again after the number has changed.
+    In synchronous collection, this number depends on the number of workers, so this function is called again when the
+    number of workers changes.
     """
     train = options_of(GWorkerOptions, collection).train_batch_size
     size = options_of(GradAccumulator.Options, collection).microbatch_size

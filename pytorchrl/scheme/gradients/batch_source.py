@@ -63,7 +63,8 @@ class RoundSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps to collect between two checks of whether `goal` is reached; None: `goal`.
+        microbatch: Least number of steps in a microbatch. The train batch ends with the microbatch that reaches `goal`.
+            None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -104,8 +105,8 @@ class RoundSource:
                 return self._by_hand.take(0.0)
             if not self._collector.stopped:
                 rollouts = rounds.collect()
-            # If collection was stopped during the round, the ledger counts the round's rollouts as in flight until they
-            # are dropped.
+            # If collection was stopped during the round, its rollouts are discarded. The ledger counts their steps as
+            # in flight until `GWorker.stop` drops them.
             if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
         self._ledger.move(sum(rollout.header.num_env_steps for rollout in rollouts), "in_flight", "queued")
@@ -175,8 +176,8 @@ class QueueSource:
                 return self._samples.take(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
-            # A thread that has failed adds no data, so no data can arrive between this check and the error. The error
-            # is raised outside the handler of `queue.Empty`, which would otherwise become the error's context.
+            # A thread that has failed adds no data, so an empty queue stays empty. The error is raised outside the
+            # `except` block, so that its traceback does not show `queue.Empty`.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -227,8 +228,8 @@ class BatchSource:
         is_local: Whether the local worker collects. If so, rollouts already contain tensors.
         loader: Loads train batches onto the learner's device in advance; None: they stay in host memory.
         staging: See the attribute `staging`.
-        draws_ahead: Whether each batch is drawn, and its copy to the device is started, before the gradient of the
-            previous batch is computed.
+        draws_ahead: Whether to draw the next batch, and to start copying it to the device, before the gradient of the
+            current batch is computed.
 
     Attributes:
         staging: Copies batches to the learner's device; None if nothing is copied in advance.
@@ -353,7 +354,7 @@ class BatchSource:
     def skip_remaining(self, reason: DropReason) -> None:
         """Discard the rest of the current train batch; the ledger counts its unused steps as dropped.
 
-        If the train batch has not been divided into batches yet, only its remaining uses are canceled.
+        If the pass over the train batch has not started yet, it still takes place; only later passes are canceled.
         """
         self.cancel_uses()
         if self._batches is not None:
@@ -361,9 +362,9 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """Discard the current train batch, and count its unused steps as dropped.
+        """Discard the current train batch, and count its unused steps as dropped, if a pass over it has started.
 
-        Do nothing while the train batch is in the storage and has not been divided into batches.
+        Otherwise, keep the train batch: it is still complete in the storage.
         """
         if not self.is_loaded:
             self.cancel_uses()
@@ -380,7 +381,7 @@ class BatchSource:
         self.is_loaded, self._unused_steps = False, 0
 
     def restored(self) -> None:
-        """Copy the number of evicted steps from the storage, which was just restored from a checkpoint."""
+        """Take over the number of evicted steps from the storage, after it was restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
     def count(self, counters: WorkerCounters) -> None:

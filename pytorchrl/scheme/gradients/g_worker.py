@@ -115,7 +115,7 @@ class GWorker(Worker):
         self.ledger, self.stats, self._group, self._plan = parts.ledger, parts.stats, parts.group, parts.plan
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
-        self._collected_before = 0  # env steps that the restored ledger counts as collected
+        self._collected_before = 0  # env steps that were collected before the checkpoint
         self._preparing = 0  # the argument `number` of the latest call of `prepare`
         self._final: LedgerSnapshot | None = None
 
@@ -222,8 +222,8 @@ class GWorker(Worker):
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Load the next train batch, unless an unused train batch is already loaded.
 
-        With the returned moments, synchronous gradient workers normalize advantages over all their train batches, as a
-        single worker would. During this call, `preempt(number)` ends a rollout that this worker collects itself.
+        With the moments of all synchronous gradient workers, `collect_and_grad` normalizes advantages over all train
+        batches. During this call, `preempt(number)` ends a rollout that this worker collects itself.
 
         Returns:
             The `advantage_moments` of the storage that contains the train batch, and the result of `take_part`.
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            The answer's `vectors` ([] if no rank had data, else None), and statistics (None if the update was skipped).
+            `Gradients.vectors` ([] if no rank had data, else None), and statistics (None if the update was skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
@@ -333,7 +333,7 @@ class GWorker(Worker):
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Do the same as `leave_group`, discard the train batch in use, and return what a new group must know."""
+        """Leave the group (see `leave_group`), discard the train batch in use, and return a `Candidate`."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)

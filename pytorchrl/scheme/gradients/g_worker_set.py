@@ -238,7 +238,7 @@ class GWorkerSetFactory:
                               "same factories of algorithm, actor and storage")
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
-        """Return a copy of this factory with actual values in place of default devices, resources and options."""
+        """Return a copy of this factory in which all devices, resources and options that were left out have values."""
         collection, _ = resolve_defaults(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())

@@ -66,10 +66,9 @@ class GradientComputer:
 
         Args:
             distribute_gradients: Whether to average the gradients over all gradient workers.
-            get_data: Function that returns the next microbatch. It is the gradient worker's method, because a subclass
-                may override it.
-            compute: Function that computes the gradients of a batch. It is also a method of the gradient worker that a
-                subclass may override.
+            get_data: Function that returns the next microbatch: `GWorker.get_data`, which a subclass may override.
+            compute: Function that computes the gradients of a batch: `GWorker.compute_gradients`, which a subclass may
+                override.
         """
         assert self.batch is not None
         batch = self.batch
@@ -120,7 +119,7 @@ class GradientComputer:
         self.used = micro.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            self._source.used(-num_new)  # the steps count as used once the ranks have averaged their gradients
+            self._source.used(-num_new)  # if the ranks fail to average their gradients, the steps count as unused
             grads = self._mean_of_ranks(grads, total.samples, True)
             self._source.used(num_new)
         return grads, micro.decided(self._algo, total.info())

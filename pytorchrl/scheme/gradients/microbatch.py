@@ -92,8 +92,8 @@ class GradAccumulator:
 
         Args:
             batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is not changed. In a
-                `MultiBatch`, the batches of all policies are divided into the same number of slices, which follows from
-                the number of env steps.
+                `MultiBatch`, the batch of each policy is divided into the same number of slices: the number of env
+                steps divided by `microbatch_size`, rounded up.
             device: Device of the slices. If the batch is on another device, the slices are moved one at a time. None:
                 the slices share the memory of the batch.
         """
@@ -221,7 +221,7 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Return the averaged statistics `info`, with the decision to stop early recomputed from the averages."""
+    """Return the averaged statistics `info`; decide from the averages whether to stop early (`skip_remaining`)."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
@@ -241,7 +241,7 @@ def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, in
 
 
 def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device | None) -> BatchOfKind:
-    """Return the samples [start, stop) of a batch along an axis; the initial memory `rhs` is cut along axis 0."""
+    """Return the samples [start, stop) of a batch along `axis` or, for `rhs`, which has no time axis, along axis 0."""
     def cut(value: Tensor, axis: int) -> Tensor:
         part = value.narrow(axis, start, stop - start)
         return part if device is None else part.to(device)

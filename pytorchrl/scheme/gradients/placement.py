@@ -71,7 +71,7 @@ class Placement:
 
     @property
     def _acts_by_itself(self) -> bool:
-        """Whether collection workers have their own copy of the actor."""
+        """Whether actions are chosen by copies of the gradient worker's actor, not by this actor itself."""
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     @property

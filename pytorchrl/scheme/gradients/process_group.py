@@ -120,8 +120,9 @@ class Candidate:
 class ProcessGroup:
     """A gradient worker's membership in groups of ranks, and the moments that it has not yet sent to the other ranks.
 
-    A signal to leave a group contains the generation number of the group. The signal may arrive late, or before the
-    worker joins the group, but it does not affect later groups.
+    Groups are numbered by generation, and a signal to leave a group contains the number. If the signal arrives before
+    the worker joins the group, the worker leaves the group immediately; if it arrives late, it does not affect later
+    groups.
 
     Args:
         device: Device of the worker's gradients; None: the CPU.
@@ -168,7 +169,7 @@ class ProcessGroup:
     def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
         """Return the mean over all ranks; see `GradientGroup.mean`.
 
-        If any rank passes `shares=True`, all ranks must call `shared` next.
+        A rank passes `shares=True` if it has moments to send. If any rank does so, all ranks must call `shared` next.
         """
         return self._joined().mean(gradients, weights, sizes, shares)
 

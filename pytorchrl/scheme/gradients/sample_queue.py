@@ -96,8 +96,8 @@ class RingBuffer:
         size: Number of slots.
         num_passes: Number of uses of a train batch.
         init_passes: Number of uses of the first train batch. Each later train batch has one more use than the train
-            batch before it, up to `num_passes`. If `init_passes` is 1, slots become empty one at a time, so new train
-            batches are needed at equal intervals.
+            batch before it, up to `num_passes`. If `init_passes` is 1, the slots become empty at different times, so
+            new train batches are needed at equal intervals.
     """
 
     def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:
@@ -177,7 +177,11 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; if it evicts the oldest one, return that one and how many uses it had left, else None."""
+        """Add a train batch, which evicts the oldest train batch if the buffer is full.
+
+        Returns:
+            The evicted train batch and the number of its remaining uses; None if no train batch was evicted.
+        """
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -297,7 +301,7 @@ class SampleQueue:
         self._ledger.drop(batch.num_new_steps, "queued", DropReason.QUEUE_FULL)
 
     def clear(self) -> None:
-        """Discard all train batches; the ledger counts their steps as queued until the caller drops them there.
+        """Discard all train batches, without changing the ledger: the caller must count their steps as dropped.
 
         The learner must not take train batches at the same time.
         """
@@ -328,13 +332,13 @@ class SampleQueue:
     def may_request(self, num_in_flight: int) -> bool:
         """Return whether the lag of a rollout requested now would be at most `max_policy_lag` at its first use.
 
-        The lag is the number of updates that the learner will make with all train batches ahead of the rollout,
-        including train batches of the `num_in_flight` rollouts that were requested earlier.
+        The lag is the number of updates that the learner will make before it uses the rollout. It first uses all queued
+        train batches, and the `num_in_flight` rollouts that were requested earlier.
         """
         if self._options.max_policy_lag is None:
             return True
         with self._journal.lock:
-            # The rollout will be part of the incomplete train batch, so only complete train batches are ahead of it.
+            # Round down, because the rollout itself becomes part of the last, incomplete train batch.
             coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
             ahead = math.floor(coming + 1e-9) + self.queue.qsize()
             updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use

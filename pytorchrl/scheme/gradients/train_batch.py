@@ -42,7 +42,7 @@ class TrainBatch:
         return sum(queued.rollout.header.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return the number of new env steps to count when a batch uses steps `start` to `end` of a pass.
+        """Return how many new env steps to count for a batch that contains the steps `start` to `end` of a pass.
 
         A batch may mix steps of new and old rollouts, so each batch of the first pass counts a proportional share of
         the new steps. Batches of later passes count none.

@@ -117,7 +117,7 @@ class WorkerStats:
         self.counters.bytes_raw += sent.raw
         self.counters.bytes_sent += sent.sent
         self.traffic[GRADS] += Traffic.of(sent)
-        # A vector that was not encoded shares memory with the algorithm, so it is copied.
+        # Copy each vector that was not encoded, because it shares memory with the algorithm.
         return [np.array(vector) if vector is array and vector is not None else vector
                 for vector, array in zip(vectors, arrays, strict=True)]
 

@@ -4,7 +4,7 @@ Each line is a JSON object with a checksum; see `pytorchrl.sealed_lines`. The fi
 line states how the run ended. If the run was killed, the last line is missing. The lines in between are written after
 updates, at most four per second. Each of them contains the entries that were added to the workers' journals since the
 previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see `pytorchrl.runtime.journal.Part`. In the
-older format, each line in between contains only the outer list, and no line has a checksum.
+older format, these lines contain only the list of parts, without `{"parts": ...}`, and no line has a checksum.
 """
 
 from __future__ import annotations

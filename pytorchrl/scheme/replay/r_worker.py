@@ -132,7 +132,7 @@ class RWorker(Worker):
         the largest weight in this shard.
         """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.min_priority  # may be less than `smallest`, which comes from earlier states of shards
+            own = self._storage.min_priority  # may be less than `smallest`, which may be out of date
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 

@@ -36,7 +36,7 @@ class RWorkerSet(WorkerSet[RWorker]):
         factory: Options of the set, and factories of the agent's parts.
         index_parent: Index of the gradient worker.
         runtime: Runtime of the remote shards; None: threads.
-        first_incarnation: First incarnation of the shards, above 0 if their gradient worker is a replacement.
+        first_incarnation: First incarnation of the shards; above 0 if their gradient worker is itself a replacement.
     """
 
     kind = "replay shards"

@@ -60,9 +60,9 @@ class _Kept:
 class RolloutReplay:
     """A replay buffer of the newest whole rollouts, which are sampled uniformly with replacement.
 
-    Shards use this storage if the agent's own storage, such as `VTraceBuffer`, is not a replay buffer. The learner's
-    `VTraceBuffer` then makes batches from the sampled rollouts. Collection workers do not use `RolloutReplay`, and it
-    needs neither the actor nor the algorithm.
+    Shards use this storage if the agent's own storage, such as `VTraceBuffer`, is not a replay buffer. Collection
+    workers and the learner still use the agent's own storage: the learner makes batches from the sampled rollouts with
+    it. `RolloutReplay` needs neither the actor nor the algorithm.
 
     Args:
         options: Checked options.

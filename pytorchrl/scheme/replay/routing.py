@@ -31,12 +31,14 @@ class Router:
     def choose(self, worker: int, free: Sequence[int], staying: Sequence[int]) -> int | None:
         """Return the index of the shard to which a rollout is added now, or None if the rollout must wait.
 
+        With "by_stream", all rollouts of a collection worker go to the same shard, and wait while this shard is being
+        replaced. If a shard is lost and will not be replaced, all collection workers are assigned to the remaining
+        shards anew.
+
         Args:
             worker: Index of the collection worker that collected the rollout.
             free: Indices of the shards that can accept another rollout.
-            staying: Indices of the shards that are running or being replaced. With "by_stream", a rollout waits while
-                its shard is being replaced. If a shard is lost and not replaced, its collection workers are distributed
-                over the other shards.
+            staying: Indices of the shards that are running or being replaced.
         """
         if self._routing == "by_stream":
             own = staying[worker % len(staying)]

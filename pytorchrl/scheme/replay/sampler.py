@@ -42,8 +42,8 @@ class Sampler:
         states: The states of the shards, shared with the `Inserter` of rollouts.
         batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total `RolloutData.size` that
             a batch must reach.
-        num_passes: Number of passes of the learner over a batch. Each pass adds the env steps of the batch to
-            `states.trained`.
+        num_passes: Number of passes of the learner over a batch. `states.trained` counts the env steps of a batch once
+            for each pass.
         max_requests: Largest number of batches in flight or waiting.
         may_request: Function that returns whether one more batch may be requested, given the number of env steps added
             and the number of batches requested.

@@ -47,14 +47,16 @@ class ShardState(NamedTuple):
 
 
 class ShardStates:
-    """A thread-safe record of each shard's last known state, and of counts that the inserter and the sampler share.
+    """A thread-safe record of each shard's last known state, and of counts that `Inserter` and `Sampler` share.
+
+    The `Inserter` sends rollouts to the shards, and the `Sampler` receives batches from the shards.
 
     Args:
         num_shards: Number of shards.
         changed: Event that the inserter sets whenever a shard confirms a rollout or is reset.
 
     Attributes:
-        changed: The event; a waiting sampler clears it.
+        changed: The event `changed`. The sampler waits for the event, and then clears it.
         added: Number of env steps in the rollouts that shards have added and confirmed. The inserter updates it.
         trained: Number of env steps sampled, multiplied by the number of passes over a batch. The sampler updates it.
         lost: (shard, incarnation, error) for each shard that the sampler found to be lost, until the inserter has
@@ -113,7 +115,8 @@ class ShardStates:
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
         """Stop sampling from a lost shard, and add the loss to `lost`, so that the inserter handles it."""
         with self._lock:
-            if incarnation == self._incarnations[index]:  # `update` ignores later responses, which have fewer `answers`
+            if incarnation == self._incarnations[index]:
+                # This number of answers is so large that `update` ignores responses of the lost shard that arrive late.
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 

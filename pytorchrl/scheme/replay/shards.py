@@ -29,8 +29,9 @@ _PREFETCH = 4
 class Shards:
     """The connection of a gradient worker to its replay shards.
 
-    The collector thread inserts rollouts, and the learning thread samples batches; either thread waits if a limit of
-    the replay ratio requires it to. The ledger counts env steps as resident once their shard has confirmed them.
+    The collector thread inserts rollouts, and waits while the replay ratio is below `min_replay_ratio`. The learning
+    thread samples batches, and waits while another batch would exceed `max_replay_ratio`. The ledger counts env steps
+    as resident once their shard has confirmed them.
 
     Args:
         workers: The shards.
@@ -40,8 +41,8 @@ class Shards:
         batch_size: Number of transitions or sequences in a batch; for whole rollouts, the total `RolloutData.size` that
             a batch must reach.
         batch_steps: Largest number of env steps in a batch; None: `batch_size`.
-        num_passes: Number of passes of the learner over a batch. Each pass adds the env steps of the batch to
-            `trained`.
+        num_passes: Number of passes of the learner over a batch. `trained` counts the env steps of a batch once for
+            each pass.
         timeout_s: Time limit in seconds for the arrival of a batch, and for all shards to return their contents for a
             checkpoint.
         seed: Seed for drawing the shards from which batches are sampled, and for random routing.
@@ -94,9 +95,9 @@ class Shards:
             self.poll(POLL_INTERVAL_S)
 
     def _learning_lags(self) -> bool:
-        """Return whether collection must wait for learning.
+        """Return whether collection must wait until learning has caught up.
 
-        If no shard can be sampled, collection must not wait for learning, because learning itself waits for collection.
+        The result is False if all shards are empty, because learning then waits for collection.
         """
         counted = self._states.added - self._learning_starts
         return (not self.is_draining and counted > 0
@@ -264,7 +265,7 @@ class Shards:
         return {"shards": contents, "added": self.added, "trained": self.trained}
 
     def restore(self, state: StateDict) -> None:
-        """Load a `state()` that was saved in a checkpoint; no rollout may have been added before."""
+        """Restore a result of `state` from a checkpoint; call this method before any rollout is added."""
         self._states.added, self._states.trained = state["added"], state["trained"]
         calls = {index: self._handles[index].submit(RWorker.restore, own)
                  for index, own in enumerate(state["shards"]) if own is not None}

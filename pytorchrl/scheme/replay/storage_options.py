@@ -53,7 +53,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage: that of a `RolloutReplay` if `factory` builds no replay buffer."""
+    """Return the factory of the shards' storage: `factory` for a replay buffer, else one of `RolloutReplay`."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
@@ -63,19 +63,20 @@ def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
 
 
 def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
-    """Return whether a storage samples by priority once the options in `given` have replaced its own options."""
+    """Return whether a storage samples by priority; `given["prioritized"]` decides, unless it is missing or None."""
     prioritized = given.get("prioritized")
     return bool(getattr(getattr(factory, "cls", None), "has_priorities", False) if prioritized is None else prioritized)
 
 
 def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Factory[UserPart]:
-    """Return a copy of the factory of the agent's storage in which the options in `given` replace the earlier values.
+    """Return a copy of the factory of the agent's storage, with the values in `given` instead of the earlier values.
 
     Args:
         factory: Factory of a replay storage.
         given: Mapping from option names to values. None keeps the storage's value, and names that are not storage
-            options are ignored. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. A storage of
-            rollouts keeps its own `size`, which is the length of a rollout and not the capacity of the shards.
+            options are ignored. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. `size` is
+            the capacity of the shards. It is ignored if the storage is not a replay buffer, because the `size` of such
+            a storage is the length of a rollout.
 
     Raises:
         ConfigError: The storage lacks one of the options, or a value is not allowed.
@@ -101,8 +102,8 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
 
 
 def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
-    """Return the value of each storage option that was given to a scheme, by name; None for each other option."""
+    """Return the storage options of a scheme by name; the value of an option that was not given is None."""
     options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
-    if options["beta"] is not None:  # the storage has converted a function or a list of points to a schedule
+    if options["beta"] is not None:  # the value in the storage is already converted to a schedule
         options["beta"] = getattr(factory.options, "beta", None)
     return {name: str(value) if isinstance(value, Schedule) else value for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""Versions of the weights with which the contents of a shard were collected."""
+"""Versions of the rows in a replay shard, from which the policy lag of sampled data is computed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _FEWEST = 16
 
 
 class Versions:
-    """The versions of each row in a shard: that of the weights that collected it, and the learner's when it was sent.
+    """The versions of the rows in a shard.
 
-    A row is one stored step of one environment. Rows are numbered from 0 in the order in which they are added, and the
-    rows of a rollout are consecutive.
+    Each row has two versions: the version of the weights with which it was collected, and the learner's version when
+    it was sent to the shard. A row is one stored step of one environment. Rows are numbered from 0 in the order in
+    which they are added, and the rows of a rollout are consecutive.
     """
 
     def __init__(self) -> None:

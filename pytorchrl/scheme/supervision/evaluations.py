@@ -12,19 +12,20 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.terminal import get_logger
 
 _MAX_RETRIES = 2
-# Seconds to wait for the call stack of a worker that hangs. After that, the worker has as many seconds to end.
+# Seconds to wait for the call stack of a worker that hangs, and again for the worker to end.
 _STACK_TIMEOUT_S = 1.0
 
 logger = get_logger(__name__)
 
 
 class Evaluations:
-    """Runs evaluations, and repeats an evaluation on a new worker if its worker is lost.
+    """Runs evaluations, one at a time, on a separate worker.
 
     Args:
         runtime: The runtime in which the evaluation worker runs.
         parameters: Keyword arguments of `Evaluator`.
-        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, the loss raises an error.
+        retries: Whether an evaluation whose worker is lost is repeated on a new worker, at most twice. Otherwise, the
+            loss raises an error.
 
     Attributes:
         worker: The evaluation worker; None before the first evaluation.

@@ -25,9 +25,10 @@ FAILURE_POLICIES = ("restart", "ignore", "raise")
 
 # Largest number of replacements of one worker, and the number of seconds within which they are counted.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
-# If a worker is lost this many times in a row, with no result in between, it is in a crash loop.
+# A worker that is lost this many times in a row, without a result in between, is in a crash loop, which ends the run.
 _MAX_FRUITLESS = 3
-# The same is true if it is lost `_MAX_SHORT_LIVES` times in a row, each time after fewer than `_FEW_RESULTS` results.
+# A worker that is lost `_MAX_SHORT_LIVES` times in a row, each time after fewer than `_FEW_RESULTS` results, is also in
+# a crash loop.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
 # The error about a crash loop lists at most this number of earlier losses of the worker.
 _MAX_SHOWN = 3
@@ -35,21 +36,26 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
-# A worker is considered hung only if its call takes more than `_HANG_FACTOR` times as long as the longest call so far.
-# A worker's first call includes the start of the worker. The timeout of a first call is therefore multiplied by
-# `_FIRST_CALL_FACTOR`, and a first call may also take `_HANG_FACTOR` times as long as the longest first call so far.
+# A worker is considered hung if its call exceeds both the timeout and `_HANG_FACTOR` times the longest call so far. For
+# a worker's first call, which includes the start of the worker, the timeout is multiplied by `_FIRST_CALL_FACTOR`, and
+# the longest first call so far also counts.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
 
 
 class Supervisor:
-    """Supervision of the workers of one set, on behalf of the thread that sends requests to them.
+    """Finds hung workers in one set of workers, and replaces lost workers.
 
-    A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. Each worker
-    has a budget of ten replacements in ten minutes. The run ends if a worker is lost three times in a row without a
-    result in between, or five times in a row after fewer than five results each time. It also ends if a worker exceeds
-    its budget, or waits too long for free resources.
+    A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. The run
+    ends if a worker is lost too often:
+
+    - three times in a row without a result in between,
+    - five times in a row, each time after fewer than five results, or
+    - more than ten times in ten minutes.
+
+    The run also ends if a replacement waits too long for free resources. The thread that
+    sends requests to the workers uses the supervisor.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
@@ -108,7 +114,7 @@ class Supervisor:
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
+        """Return the seconds since a worker began its oldest pending call: since this call or its previous answer."""
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
@@ -214,7 +220,7 @@ class Supervisor:
         self.restarts_by_index[index] += 1
 
     def resized(self) -> None:
-        """Adapt to the list of workers after workers were added or removed at its end."""
+        """Adapt to the new length of `workers`, after workers were added or removed at the end of the list."""
         before, number = len(self._history), len(self._workers)
         self._untried.update(range(before, number))
         self._history = [*self._history[:number], *(deque() for _ in range(before, number))]

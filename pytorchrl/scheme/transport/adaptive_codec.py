@@ -9,10 +9,10 @@ from collections import deque
 # Number of messages at the start that are encoded to time the codec. One message is not enough, because the first
 # encoding may be slower than later ones.
 _FIRST_ENCODINGS = 3
-# Number of timings whose median is used, so that a single delay does not change the decision.
+# Number of latest timings of the codec. Their median is used, so that a single delay does not change the decision.
 _WINDOW = 5
-# While the codec saves no time, it is timed at most once in `_MIN_INTERVAL` messages, and timing takes at most the
-# fraction `_BUDGET` of the time that messages spend on the link.
+# While the codec saves no time, at least `_MIN_INTERVAL` messages are sent without encoding before the codec is timed
+# again. Timing may take up to the fraction `_BUDGET` of the time that messages spend on the link.
 _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
@@ -20,10 +20,12 @@ class AdaptiveCodec:
     """Decides for each message whether to encode it, depending on the speeds of the codec and of the link.
 
     The link is the connection to the reader of the messages; see `pytorchrl.scheme.transport.link`. Encoding saves time
-    if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are seconds, and s is the
-    seconds per byte of the link. The first three messages are encoded to time the codec. Later, if encoding saves no
-    time, messages are encoded only to time the codec again, which takes at most one percent of the time on the link.
-    Decisions depend only on `link_s` and the calls of `record`, not on a clock or random numbers.
+    if (raw - sent) * s > encode + decode. Here, raw and sent are the bytes before and after encoding, s is the seconds
+    per byte of the link, and encode and decode are the seconds that the codec needs.
+
+    The first three messages are encoded, to time the codec. After that, messages are encoded as long as this saves
+    time. Otherwise, only a few messages are encoded, to time the codec again. This takes at most one percent of the
+    time on the link. Decisions depend only on `link_s` and the calls of `record`, not on a clock or random numbers.
 
     Attributes:
         link_s: Seconds per byte of the link; 0.0 before the link is measured, and if sending takes no time.
@@ -48,7 +50,7 @@ class AdaptiveCodec:
 
     @property
     def _interval(self) -> float:
-        """Number of messages after which the codec is timed again, as long as encoding saves no time."""
+        """Number of messages that are sent without encoding before the codec is timed again."""
         lost_s = statistics.median(self._codec_s) - self._saved_share * self.link_s if self._codec_s else 0.0
         return max(_MIN_INTERVAL, lost_s / (_BUDGET * self.link_s)) if self.link_s else math.inf
 

@@ -1,7 +1,7 @@
-"""Codecs for the arrays in messages between workers. A codec has a name, and encodes raw buffers.
+"""Codecs, which compress the arrays in messages between workers.
 
 A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array includes its
-codec, so a reader needs only the message.
+codec, so the reader of a message needs no other information to decode it.
 """
 
 from __future__ import annotations
@@ -199,8 +199,9 @@ def _encode_topk(flat: np.ndarray) -> Arrays | None:
     """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
     See Lin et al. 2018, Deep gradient compression. The bits of a float, without the sign bit, form an integer that
-    increases with the float's magnitude and is largest for NaN. A histogram of the upper 16 bits therefore shows which
-    bin contains the smallest value to keep, and only the values in that bin are partitioned.
+    increases with the float's magnitude and is largest for NaN. A histogram of the upper 16 bits of these integers
+    shows which bin contains the smallest value to keep. All values in higher bins are kept, so `np.argpartition` has
+    to select only among the values in this bin.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None

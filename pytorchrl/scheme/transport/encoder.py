@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return an array that is sent without encoding, plus the encoding error that is kept for its index `place`."""
+        """Return the array plus the remainder that was kept for its index `place`; the sum is sent without encoding."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

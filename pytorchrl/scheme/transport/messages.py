@@ -122,8 +122,8 @@ class Rollout:
     def numbers(self) -> tuple[int, ...]:
         """Numbers that must be identical in a replayed run.
 
-        They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and, if the
-        rollout was stopped before it was full, the number of steps of the vector of environments (otherwise 0).
+        They are the number of env steps, the version of the weights, and a checksum of the actions and rewards. The
+        last number is the number of steps of the vector of environments if the rollout was preempted, otherwise 0.
         """
         checksum = 0
         for array in (array for part in self.data.parts.values() for array in (part.action, part.reward)):

@@ -31,7 +31,7 @@ class Watch(Protocol):
         """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker was called, or since its latest answer if this answer came later."""
+        """Return the seconds since a worker began its oldest pending call: since this call or its previous answer."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
         """Record a result for which a worker needed `seconds`; `more` says whether other calls to it are pending."""
@@ -62,8 +62,8 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
         journal: Records the order in which answers are taken; if a recorded run is repeated, it enforces this order.
-        seconds_of: Function that takes a result and returns the seconds that the worker needed for it and for earlier
-            calls whose results contain no time; None if this result contains no time.
+        seconds_of: Function that returns the worker's own time in seconds, given a result; None if the result does not
+            contain a time. The next result with a time then includes the time of this call.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
         on_lost: Called with the index of a lost worker after the pending calls of this worker have been discarded.
         on_replaced: Called with the index of a worker that was replaced.
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # Seconds spent waiting for each worker since its last result that said how long the worker had needed.
+        # For each worker: seconds of waiting for its answers, since an answer last contained the worker's own time.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -109,7 +109,7 @@ class Requests(Generic[R]):
                 self._lose(index, outcome.error)
                 continue
             if self._journal.is_kept:
-                # If the result differs from the record, `_note` raises an error, and `finish` still returns the result.
+                # If the result differs from the record, `_note` raises an error. The call stays pending for `finish`.
                 self._note(index, outcome)
             del self._open[future]
             if outcome.error is not None:
@@ -125,13 +125,14 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Leave requests whose results did not contain the worker's own time out of the result of `take_send_s`."""
+        """Discard the waits for answers without the worker's own time, so that `take_send_s` does not count them."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
-        """Return the seconds from requests to answers since the last call of this method, minus the workers' own time.
+        """Return the seconds that requests and answers spent in transit since the last call of this method.
 
-        The result is the time in transit if each worker has one call at a time, and the caller waits for its answer.
+        The time in transit is the time from a request to its answer, minus the worker's own time. The result is correct
+        only if each worker has one call at a time, and the caller waits for the answer.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds

@@ -45,11 +45,14 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Discard the stored weights: `has` then returns False, so the caller stores weights again before a request."""
+        """Discard the stored weights, so that `has` returns False until the next call of `put`."""
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Store weights for all workers. The first call may time messages to the workers, which must then be idle."""
+        """Store weights for all workers.
+
+        With "auto" compression, the first call also measures the speed of the links, so the workers must be idle.
+        """
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)

@@ -22,9 +22,10 @@ LAG_POLICIES = ("apply", "scale", "drop")
 class AsynchronousUpdates(RemoteUpdates):
     """Updates from the gradients that have arrived so far. Requests stay in flight between two calls of `step`.
 
-    All gradients that are ready are taken together and handled in the order of their requests. Then all workers whose
-    gradient was applied or dropped receive new requests, with the same weights. A worker whose gradient waits for an
-    update receives no request before this update, so its next gradient is computed with the updated weights.
+    Gradients are handled in the order of their requests. Each gradient is dropped, or waits until enough gradients for
+    an update have arrived. Before `step` waits for further gradients, all workers whose gradients were applied or
+    dropped receive new requests with the newest weights. A worker whose gradient waits for an update receives no
+    request before this update, so its next gradient is computed with the updated weights.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -129,7 +130,7 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # Without this event, a replay would not know that the next answers arrived only after these requests.
+            # A replay needs this event to know that it must send these requests before it takes the next answers.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():
@@ -178,7 +179,7 @@ class AsynchronousUpdates(RemoteUpdates):
     def _update(self) -> None:
         """Apply the mean of the waiting gradients, which are summed in worker order.
 
-        The workers will receive new requests in the order in which they received the requests for these gradients.
+        Plan new requests to the workers of these gradients, in the order of their previous requests.
         """
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)
@@ -229,5 +230,5 @@ class AsynchronousUpdates(RemoteUpdates):
             self._statistics.drop(gradients, DropReason.SHUTDOWN)
         self._ready.clear()
         self._waiting.clear()
-        for pending in self._moments:  # their train batches will not be used up, because the workers drop them
+        for pending in self._moments:  # the workers drop the train batches to which these moments belong
             pending.discard()

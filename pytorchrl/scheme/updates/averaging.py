@@ -41,7 +41,8 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
     """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    Gradients may lack statistics of a policy. Each mean is computed over the gradients that contain the statistic.
+    If there are several policies, a gradient may lack the statistics of a policy. Each mean is computed only over the
+    gradients that contain the statistic.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):

@@ -17,7 +17,7 @@ class CentralUpdates:
         local_worker: The local gradient worker.
         statistics: The object that records the updates.
         in_thread: Whether a separate thread makes the updates. If so, each gradient contains a report of the worker's
-            statistics; if not, such a report is requested only when it is needed.
+            statistics. Otherwise, `statistics` requests a report only when it needs one.
     """
 
     def __init__(self, local_worker: GWorker, statistics: Statistics, *, in_thread: bool = False) -> None:

@@ -19,7 +19,8 @@ from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
 from pytorchrl.terminal import get_logger
 
-# Number of groups in a row that may break up without a lost rank. One more breakup ends the run with an error.
+# Number of times in a row that the group may break up although no rank was lost. The next such breakup ends the run
+# with an error.
 _MAX_BREAKUPS = 3
 
 R = TypeVar("R")
@@ -30,10 +31,10 @@ logger = get_logger(__name__)
 class DecentralisedUpdates(RemoteUpdates):
     """Updates by the remote gradient workers (ranks) themselves: they average gradients, and each applies the mean.
 
-    In the end, either all ranks have made an update, or none has. If a rank is lost, the remaining ranks abort the
-    update and drop their train batches. They then form the next group, with a replacement if there is one, and all load
-    the whole state of the rank that has made the most updates. An update that only some ranks had made thus reaches all
-    ranks.
+    An update is made either by all ranks or by none. If a rank is lost, the remaining ranks abort the update and drop
+    their train batches. They then form a new group, which includes the replacement of the lost rank if there is one.
+    All ranks of the new group load the state of the rank that has made the most updates. If some ranks had already made
+    the aborted update, all ranks receive it in this way.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -50,8 +51,8 @@ class DecentralisedUpdates(RemoteUpdates):
         self._skip, self._used_up, self._num_prepared = False, True, 0
         self._updates = 0
         self._pulled = True  # whether the local worker has the state of the ranks
-        # Sorted indices of the ranks in the current group, without lost ranks. Between two calls of `step`, these
-        # ranks have made the same updates, unless the group is broken. `step` first replaces a broken group.
+        # Sorted indices of the live ranks in the current group. Between two calls of `step`, these ranks have made the
+        # same updates, unless the group is broken.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
         self._aborted: list[Gradients] = []  # gradients of an aborted update; some ranks may have applied it
@@ -148,7 +149,7 @@ class DecentralisedUpdates(RemoteUpdates):
         info = mean_info(gradients)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._pulled = False  # even if the update is skipped, normalizers may have changed
-        # The ranks' statistics already include the statistics of applying the update.
+        # The ranks applied the update themselves, so `info` already contains the statistics of applying it.
         applied: dict[str, float] | None = None if gradients[0].skipped else {}
         self._updates += applied is not None
         record_update(self._statistics, gradients, self._updates - (applied is not None), info, applied)
@@ -253,7 +254,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return answers if len(answers) == len(calls) else None
 
     def _book_aborted(self, was_made: bool) -> None:
-        """Count the data of the aborted update as used if all ranks have the update, and otherwise as dropped.
+        """Record the env steps of the aborted update as used if the new group has the update, and otherwise as dropped.
 
         Args:
             was_made: Whether the state that all ranks have loaded contains the update.
@@ -294,7 +295,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing: if a parameter such as the learning rate was changed, the next request contains its new value."""
+        """Do nothing, because every request contains the current values of parameters such as the learning rate."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""

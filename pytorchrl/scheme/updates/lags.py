@@ -18,7 +18,8 @@ class Lags:
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
-        self._phases: Counter[str] = Counter()  # for each phase in `_PHASES`, the sum of the lags that arose in it
+        # For each phase in `_PHASES`: number of updates made while data were in this phase, summed over the data.
+        self._phases: Counter[str] = Counter()
         self._gradients: Counter[int] = Counter()
         # Key: gradient worker and collection worker. Data from replay are not counted here.
         self._by_worker: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)

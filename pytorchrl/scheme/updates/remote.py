@@ -74,7 +74,7 @@ class RemoteUpdates:
             self._runtime, tree.compress_weights, getattr(self._local.algo, "groups", ()), self._workers)
         self._versions = [-1] * len(self._workers)
         self._num_drains, self._is_draining = 0, False
-        # Only the thread that makes updates uses the requests; after it has ended, another thread may use them.
+        # Not thread-safe: other threads may use the requests only after the thread that makes updates has ended.
         self.in_flight: Requests[Any] = Requests(  # the result type depends on the method
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 

@@ -70,8 +70,8 @@ class Statistics:
 
     This class is thread-safe: the thread that makes updates writes while the user's thread reads.
 
-    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`. The ledger
-    records what happened to the env steps that this gradient was the first to use.
+    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`. Each of these
+    methods also records in the ledger what happened to the gradient's new env steps, which no earlier gradient used.
 
     Args:
         now: The clock.
@@ -81,9 +81,9 @@ class Statistics:
         counters: The update worker's own counters, written by the thread that makes updates.
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
-        local_report: Function that returns a report of the local gradient worker; None: its gradients contain reports.
-        local_episodes: Function that returns the finished episodes of the local worker, without waiting for a report;
-            the next report omits these episodes.
+        local_report: Function that returns a report of the local gradient worker; None: gradients contain reports.
+        local_episodes: Function that returns the newly finished episodes of the local worker immediately; the next
+            report then omits these episodes.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
@@ -117,7 +117,8 @@ class Statistics:
     def receive(self, gradients: Gradients) -> None:
         """Record a gradient that arrived.
 
-        The env steps that no earlier gradient used are in flight until this gradient is applied or dropped.
+        The gradient's new env steps, which no earlier gradient used, are in flight until the gradient is applied or
+        dropped.
         """
         self.add_journal_part(gradients.part)
         sender = (gradients.worker, gradients.incarnation)
@@ -145,11 +146,11 @@ class Statistics:
             self._episodes.extend(report.episodes)
 
     def request_report(self) -> None:
-        """Request a report of the local gradient worker if its gradients arrive without reports.
+        """Request a report of the local gradient worker, unless its gradients contain reports.
 
-        Making a report takes as long as all other bookkeeping for a gradient. Therefore, a report is requested only at
-        intervals, and before the thread that makes updates reads statistics. Other threads read the statistics of the
-        latest report.
+        Making a report takes as long as all other bookkeeping for a gradient. Therefore, the thread that makes updates
+        requests a report only at intervals, and before it reads statistics. In other threads, this method does nothing,
+        so these threads read the statistics of the latest report.
         """
         if self._reads_local:
             assert self.local_report is not None
@@ -377,7 +378,7 @@ class Statistics:
     def _by_worker(self) -> list[dict[str, object]]:
         """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
-        Lists are not written to TensorBoard, so this list does not add a curve for each worker there.
+        The rows are a list because lists are not written to TensorBoard, where each worker would add several curves.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()

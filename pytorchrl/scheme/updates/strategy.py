@@ -33,10 +33,10 @@ class UpdateStrategy(Protocol):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all workers start the next step with new train batches.
+        """Whether all workers have used up their train batches, and thus start the next step with new ones.
 
-        With asynchronous gradients, there is no such step, because each worker starts its train batches independently.
-        The value is then always True, so no caller waits for such a step.
+        With asynchronous gradients, each worker starts its train batches at its own time. The value is then always
+        True, so that no caller waits for a moment that may never come.
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
@@ -93,7 +93,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Moments that arrived with gradients. Normalizers receive them only when the train batch is used up."""
+    """Moments that arrived with gradients. They are used to update normalizers once the train batch is used up."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []

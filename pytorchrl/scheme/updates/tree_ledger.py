@@ -49,7 +49,9 @@ class TreeLedger:
     def consume(self, num_new_steps: int, num_samples: int) -> None:
         """Record the steps of a gradient as consumed.
 
-        `num_new_steps` is the number of steps that no earlier gradient used; `num_samples` counts all steps.
+        Args:
+            num_new_steps: Number of steps of the gradient that no earlier gradient used.
+            num_samples: Number of all steps of the gradient.
         """
         self._own.move(num_new_steps, "in_flight", "consumed_unique")
         self._own.consume(num_samples)
@@ -96,7 +98,7 @@ class TreeLedger:
 
     @property
     def env_steps(self) -> int:
-        """Number of env steps that updates have used, or could have used because they were added to replay."""
+        """Number of env steps that have reached the learner: updates have used them, or they were added to replay."""
         own = self._own.total("consumed_unique", "resident", "evicted")
         with self._lock:  # this property is read at every update, so it adds up only the required counts
             return own + sum([part.resident + part.evicted for part in self._snapshots.values()])

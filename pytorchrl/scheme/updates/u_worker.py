@@ -263,7 +263,7 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates, or wait until a thread has made this many since the last call.
+        """Make `updates_per_step` updates, or wait until a separate thread has made them since the last call.
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
@@ -408,8 +408,8 @@ class UWorker(Worker):
         """Change a parameter of the algorithm in every worker; the value replaces any schedule of the parameter.
 
         Raises:
-            ConfigError: A thread makes the updates, and the run is recorded or replayed; a record could not state
-                between which gradients the change was made.
+            ConfigError: The run is recorded or replayed, and a separate thread makes the updates. The record could not
+                state between which two updates the parameter was changed.
         """
         if self._journal.is_kept:
             if self._in_thread:
