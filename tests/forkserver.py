@@ -281,6 +281,6 @@ if __name__ == "__main__":
     for package in OF_RAY + OF_RUNS + OF_RESULTS:
         with contextlib.suppress(ImportError):  # another version of Ray may need other packages; others are optional
             importlib.import_module(package)
-    gc.freeze()  # exclude these objects from garbage collection, which would write to their memory pages and so copy them
+    gc.freeze()  # garbage collection would write to these objects, and so copy memory that the workers share
     if (todo := Forking(socket.socket(fileno=int(sys.argv[1]))).serve()) is not None:
         run_and_exit(*todo)

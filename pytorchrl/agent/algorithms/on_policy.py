@@ -124,8 +124,8 @@ class OnPolicyAlgorithm(Algorithm):
         self._term_names: tuple[str, ...] = ()
         # With V-trace, the learner computes values with its own weights, so collectors compute none.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
-        # Further arguments of `act`. `with_value` is passed only if it is False: a user's `act` may not have it.
-        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
+        # `with_value` is passed only if it is False: a user's `act` may not have it.
+        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         # If `mini_batch_size` is not None, the storage derives `num_mini_batch` from it.

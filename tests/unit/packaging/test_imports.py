@@ -107,32 +107,21 @@ def test_constants_equal_their_strings():
     assert (pytorchrl.CENTRAL, pytorchrl.PARALLEL) == ("Central", "Parallel")
 
 
-def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
-    """Check that importing everything adds at most half the time of `import torch`, and does not load Ray or extras."""
+def test_importing_everything_loads_only_what_training_needs(run_python):
+    """Check that importing everything loads no optional package, and no module of torch that `import torch` does not.
+
+    Such modules, for example `torch._dynamo`, take seconds. `benchmarks/start.py` measures times.
+    """
     script = (
-        "import sys, time\n"
-        "start = time.perf_counter()\n"
-        "import torch\n"
-        "torch_s = time.perf_counter() - start\n"
-        "import pytorchrl\n"
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import pytorchrl, pytorchrl.analysis, pytorchrl.cli.compare, pytorchrl.cli.train\n"
         "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
-        "ratio = (time.perf_counter() - start) / torch_s\n"
-        "import pytorchrl.analysis, pytorchrl.cli.compare, pytorchrl.cli.train\n"
-        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', "
-        "'pettingzoo', 'onnx', 'onnxscript', 'onnxruntime', 'safetensors', "
-        "'minari', 'h5py')\n"
-        "print(ratio, [name for name in names if name in sys.modules])\n")
-    ratios = []
-    # Three attempts are made, because a slow disk may affect a single attempt.
-    for _ in range(3):
-        result = run_python("-c", script)
-        assert result.returncode == 0, result.stderr
-        ratio, loaded = result.stdout.split(maxsplit=1)
-        assert loaded == "[]\n"
-        ratios.append(float(ratio))
-        if ratios[-1] <= 1.5:
-            return
-    pytest.fail(f"importing everything takes {ratios} times what torch takes")
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)\n")
+    result = run_python("-c", script)
+    assert result.returncode == 0, result.stderr
+    loaded = {name for name in result.stdout.split() if "cython" not in name}
+    assert loaded == {"pytorchrl", "gymnasium", "numpy", "cloudpickle", "farama_notifications"}
 
 
 def test_every_module_imports_by_itself():
