@@ -110,8 +110,8 @@ class Connection:
         seen = list[str]()
         while True:
             began = now()
-            # The name of the directory is short, because paths of sockets are limited to 107 bytes. The reaper removes
-            # the directory.
+            # The name of the directory is short, because paths of sockets are limited to 107 bytes. The process
+            # that `start_reaper` starts removes the directory.
             connection = cls(tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None))
             try:
                 connection._start(ray)

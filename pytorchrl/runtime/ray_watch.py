@@ -69,7 +69,7 @@ class Watch:
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.problem = ""
         self._on_lost = on_lost
-        self._files: dict[int, tuple[int, str]] = {}  # process id and name of each part, by its pidfd
+        self._files: dict[int, tuple[int, str]] = {}  # process id and name of each part of Ray, by its pidfd
         self._stopped: dict[int, int] = {}
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="ray-watch", daemon=True)
