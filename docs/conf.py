@@ -30,8 +30,8 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 # The nested `Options` classes are excluded, because the options page lists all options.
 autodoc_default_options = {"exclude-members": "Options"}
-# A reference to a name without an entry in the API reference is an error, except for names of other packages, options
-# (which have a page of their own), sets of keywords, and aliases of types.
+# A reference to a name that the API reference lacks is an error. Exceptions are names of other packages, options (which
+# have their own page), the `TypedDict` classes of keywords, and type aliases.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
@@ -76,7 +76,7 @@ _attribute_docstrings = {}
 
 
 def save_attribute_docstring(app, what, name, obj, options, lines):
-    """Save the docstring of an attribute before napoleon changes it: napoleon takes text before a colon for a type."""
+    """Save the docstring of an attribute, because napoleon would read the text before a colon as a type."""
     if what in ("attribute", "data", "property"):
         _attribute_docstrings[name] = list(lines)
 
@@ -88,7 +88,7 @@ def restore_attribute_docstring(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    """Connect the functions above, to run before napoleon (its priority is 500) or after it."""
+    """Register the functions above. The first two run before napoleon (priority 500), and the last one after it."""
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)
     app.connect("autodoc-process-docstring", save_attribute_docstring, priority=450)
     app.connect("autodoc-process-docstring", restore_attribute_docstring, priority=550)

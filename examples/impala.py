@@ -32,7 +32,7 @@ def main() -> None:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()
-        if not args.smoke:  # the process of the evaluation takes seconds to start, and training continues meanwhile
+        if not args.smoke:  # the worker that evaluates takes seconds to start
             evaluation = learner.evaluate(num_episodes=100)
             print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 

@@ -1,7 +1,7 @@
 """Train PPO with updates that use more steps than fit in one backward pass: batches are split into microbatches.
 
 Each update uses `train_batch_size` steps, and each backward pass at most `microbatch_size` of them. Advantages are
-normalized over each microbatch, so that a microbatch can be discarded after its backward pass.
+normalized over each microbatch. (To normalize them over the whole batch, all its steps would have to be in memory.)
 
     python examples/microbatch.py --train-batch-size 8000 --microbatch-size 500
     python examples/microbatch.py --num-col-workers 2

@@ -1,7 +1,7 @@
-"""Train CartPole with Rapid: several learners average their gradients without a server; their collectors never wait.
+"""Train CartPole with Rapid: several learners average their gradients among themselves, while collection continues.
 
-Each learner has its own collectors, and applies the averaged gradients itself, as in DD-PPO. As in IMPALA, the data is
-several updates old, so the algorithm must correct for the age of the data.
+Each learner has its own collection workers, and applies the averaged gradients itself, as in DD-PPO. As in IMPALA, the
+data are several updates old, so the algorithm must correct for the policy lag.
 
     python examples/rapid.py --num-grad-workers 2 --num-col-workers 4
 """

@@ -103,7 +103,7 @@ class Player:
         self._start = action_start(parts.spaces.action)
 
     def initial_memory(self, count: int) -> Arrays:
-        """Return the initial memory of `count` episodes, as arrays (count, H) by name; empty without memory."""
+        """Return the initial memory of `count` episodes, name -> (count, H); empty if the policy has no memory."""
         return {name: state.numpy() for name, state in self._algorithm.actor.initial_states(count).items()}
 
     def choose(
@@ -128,7 +128,10 @@ class Player:
         return self.for_environment(step.clipped_action)[0], step.rhs
 
     def for_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Convert the policy's actions (E, ...) to the dtype of the action space; add `start` to discrete actions."""
+        """Convert the policy's actions (E, ...) to actions of the environment, in the dtype of the action space.
+
+        A policy counts discrete actions from 0, so the `start` of the space is added to them.
+        """
         actions = actions if self._start is None else actions + self._start
         return actions.astype(self._spaces.action.dtype, copy=False)
 

@@ -3,7 +3,7 @@
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
 best.json               the env steps and mean return of the best checkpoint (only with `keep_best_checkpoint`)
 
-Files are written and read as `sealed_files` describes.
+The module `sealed_files` writes and reads the `.pt` files, and detects damage.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Rated(NamedTuple):
 class CheckpointFiles:
     """The checkpoint files of one run. The newest files, the best one, and one file per interval of env steps are kept.
 
-    An evaluation rates the newest checkpoint or, if the evaluated weights are newer than that, the next checkpoint.
-    Only one process at a time may use the directory. One thread may call `write` while another thread calls `rate`.
+    The best checkpoint is the one with the best evaluation. An evaluation counts for the newest checkpoint or, if the
+    evaluated weights are newer than this checkpoint, for the next one. Only one process at a time may use the
+    directory. One thread may call `write` while another thread calls `rate`.
 
     Args:
         directory: Directory of the checkpoints, created when the first one is written.
@@ -144,7 +145,7 @@ def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> s
     """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
     kept = set(newest_first[:num_newest])
     if every is not None:
-        first = {env_steps_of(path) // every: path for path in newest_first}  # of equal keys, the last path wins
+        first = {env_steps_of(path) // every: path for path in newest_first}  # of equal keys, the oldest path wins
         kept.update(path for multiple, path in first.items() if multiple)
     return kept
 
@@ -209,7 +210,7 @@ def newest(directory: Path) -> Newest | None:
         try:
             found = cast("StateDict", read(path))
         except CheckpointError as error:  # noqa: PERF203 - there are few checkpoints
-            if not os.path.lexists(path):  # the run goes on in another process, which has removed its old checkpoint
+            if not os.path.lexists(path):  # another process continues the run, and has removed this file
                 continue
             problem = problem or error
             damaged.append(path)

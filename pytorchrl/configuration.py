@@ -67,7 +67,10 @@ class ConfigFile:
         return bool(self._sweep)
 
     def where(self, name: str, *, swept: bool = False) -> str:
-        """Return the path of the file and, if it is known, the line that sets an option (in `sweep` if `swept`)."""
+        """Return the path of the file and, if the line is known, the number of the line that sets an option.
+
+        If `swept` is true, this is the line in the table `sweep`.
+        """
         key = re.compile(rf"""\s*(?P<quote>["']?){re.escape(name)}(?P=quote)\s*=|\s*\[\s*{re.escape(name)}\s*\]""")
         in_sweep = False
         for number, line in enumerate(self._lines, start=1):

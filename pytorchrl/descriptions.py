@@ -61,8 +61,8 @@ def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False)
     Args:
         value: A value of an option, or a factory.
         spaces: Spaces that are described by their names; None: no spaces.
-        exact: Whether tuples are described as tuples. If not, they are described as lists, which options accept in
-            place of tuples. Inside mappings, tuples are always described as tuples.
+        exact: Whether to describe tuples as tuples. Otherwise, they are described as lists, which options accept in
+            place of tuples. Tuples in mappings are always described as tuples.
     """
     described = functools.partial(to_json, spaces=spaces, exact=exact)
     if isinstance(value, Factory):
@@ -141,7 +141,7 @@ def from_json(value: object, find: Find | None = None, spaces: Spaces | None = N
         value: The description.
         find: Function that finds a class or function by its reference; None means `find_imported`.
         spaces: Spaces to which the description may refer.
-        exact: Whether lists stay lists instead of becoming tuples. Inside mappings, lists always stay lists.
+        exact: Whether lists stay lists. Otherwise, they become tuples. Lists in mappings always stay lists.
 
     Raises:
         CheckpointError: The code is not found, or no value can be built from the description.

@@ -18,8 +18,8 @@ class Evaluations:
 
     Args:
         scheme: The scheme.
-        timeout_s: Longest time of an evaluation in seconds. None: no limit, but `wait` and `play` wait for at most ten
-            minutes.
+        timeout_s: Longest time of an evaluation in seconds. None: ten minutes in `wait` and `play`, otherwise
+            unlimited.
 
     Attributes:
         last: The newest result; None before the first evaluation has finished.

@@ -158,8 +158,8 @@ class Learner:
     def done(self) -> bool:
         """Return whether the run has reached `target_steps`, without changing anything.
 
-        If collection and learning take turns, the run is done only after the last rollout has been used as often as the
-        earlier rollouts. A replayed run is done at the end of its record, and every run is done after `request_stop`.
+        If collection and learning take turns, the learner must also have used the last rollout as often as the earlier
+        rollouts. A replayed run is done at the end of its record. After `request_stop`, every run is done.
         """
         if self._callbacks.stop_reason is not None:
             return True
@@ -171,11 +171,11 @@ class Learner:
     def train(self) -> MetricsDict:
         """Make updates until `done()`, then save the model if there is a `log_dir`.
 
-        With `eval_every`, evaluations start at multiples of it and never block training: an evaluation that is due
-        while another evaluation is running is skipped. The last evaluation starts after the final model is saved.
+        With `eval_every`, an evaluation is due every `eval_every` env steps. It runs while training continues, and is
+        skipped if another evaluation is still running. The last evaluation runs after the final model is saved.
 
-        The first Ctrl-C or SIGTERM ends training cleanly: the model is saved, and a checkpoint is written if
-        `checkpoint_on_exit` or `checkpoint_every` is given; then the scheme is stopped, and
+        The first Ctrl-C or SIGTERM ends training cleanly. The model is saved, a checkpoint is written if the option
+        `checkpoint_on_exit` (by default, if `checkpoint_every`) is set, and the scheme is stopped. Then
         `KeyboardInterrupt` (after SIGTERM, `SystemExit(143)`) is raised. A second signal, or a signal while workers
         start, ends training immediately. The previous signal handlers are restored.
 
@@ -226,7 +226,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # The signal may cause `error`: native code may turn `Unblocked` into another error, and workers may die.
+            # The signal may be the cause of `error`: native code may replace `Unblocked` by it, or workers have died.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -234,7 +234,7 @@ class Learner:
             interrupts.raise_received(self.env_steps, self.log_dir)
 
     def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
-        """After a signal, save the model and, if this is configured, a checkpoint; then stop."""
+        """Save the model after a signal, write a checkpoint if the options ask for it, and stop."""
         if self._started:
             self._save()
             if self.options.checkpoints_on_exit:
@@ -293,8 +293,8 @@ class Learner:
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now; the page about statistics describes them.
 
-        `algorithm` contains the means of the algorithm's statistics since the last record. If there was no update since
-        then, it contains the means in the last record. Before `start()`, all numbers are zero.
+        `algorithm` contains the means of the algorithm's statistics over the updates since the last record or, if there
+        were none, the means in the last record. Before `start()`, all numbers are zero.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 
@@ -350,8 +350,8 @@ class Learner:
     def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues.
 
-        At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
-        that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is only logged.
+        The scheme is drained, environments start new episodes, and random generators are reseeded, so that this run and
+        a resumed run continue in the same way; see `Scheme.checkpoint`. A failure to write is only logged.
 
         Args:
             timeout_s: Seconds after which workers that have not answered are considered lost.

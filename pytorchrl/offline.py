@@ -273,11 +273,11 @@ class _Recorder(AnyWrapper):
 
 
 def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -> EnvFactory:
-    """Return a factory of one test environment that records the observations which the policy receives."""
+    """Return a factory of one test environment with the wrapper `recorder`, which sees what the policy sees."""
     factory = single_environment(agent, lambda env: env, None)
     options: VecEnv.Options = factory.options
     stack = [functools.partial(FrameStack, num_frames=options.frame_stack)] if options.frame_stack > 1 else []
-    # Errors are raised, because an environment that is restarted in an episode would leave that episode without an end.
+    # Errors are raised, because restarting the environment would leave the current episode without an end.
     return dataclasses.replace(factory, options=dataclasses.replace(
         options, frame_stack=1, wrappers=(*options.wrappers, *stack, recorder), on_env_error="raise",
         max_env_restarts=VecEnv.Options.max_env_restarts))

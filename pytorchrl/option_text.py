@@ -81,7 +81,7 @@ def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special for
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # The value of an enum stays a string here. The `Options` class converts it, and reports all errors at once.
+            # Leave the text of an enum unparsed: the `Options` class converts it, and reports all errors at once.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else

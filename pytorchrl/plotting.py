@@ -36,7 +36,7 @@ def plot_groups(
         x: Name of a number in the records, for the horizontal axis.
         y: Name of another number in the records, for the vertical axis.
         statistic: The statistic over runs that the line shows.
-        smoothing: Width of the window in which each run is smoothed, as a fraction of the curve.
+        smoothing: Width of the window that smooths the curve of each run, as a fraction of the curve's length.
         confidence: Confidence level of the intervals, in (0, 1).
 
     Raises:

@@ -45,8 +45,8 @@ _REPLAY_PRESETS |= {
     ("dqn", "atari"): {
         **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
         "target_steps": 10_000_000, **_ATARI},
-    # Each step is used 8 to 16 times. With many collectors, `max_replay_ratio` can reduce this to one use, as in
-    # Kapturowski et al. 2019.
+    # On average, each collected step is used 8 to 16 times. With many collectors, `max_replay_ratio` can limit this to
+    # one use, as in Kapturowski et al. 2019.
     ("r2d2", "classic"): {
         **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32,
         "num_updates": 1,

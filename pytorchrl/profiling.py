@@ -170,7 +170,7 @@ class Finding:
 
     Attributes:
         part: "level/part", such as "collection/environment".
-        share: The share of time that the part takes, in [0, 1]; `sentence` says of which time.
+        share: The part's share, in [0, 1], of the time that `sentence` names.
         sentence: The bottleneck as a sentence for the user.
         option: The option that would remove the bottleneck.
         advice: Instruction to change the option.

@@ -63,7 +63,7 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
 
     Raises:
         ConfigError: `algorithm` is not an algorithm, or the environments cannot be built.
-        CheckpointError: The directory contains no run, the run's file is damaged, or the run needs code that is not
+        CheckpointError: The directory contains no run, `run.json` is damaged, or the run needs code that is not
             imported.
     """
     given = None if algorithm is None else registration_of(algorithm)

@@ -170,9 +170,9 @@ def _flat(record: Mapping[str, object], prefix: str = "") -> list[tuple[str, flo
 class RateWindow:
     """Steps per second over the last `seconds` seconds, or over the whole run if the run is shorter.
 
-    If rollouts arrive rarely, the window is longer, because a window without arrivals would give a rate of 0. It spans
-    at least three times the longest of the last five intervals between arrivals. If a run stalls, the rate becomes 0
-    after one window.
+    If rollouts arrive rarely, the window is longer, because a window without arrivals would give a rate of 0: the
+    window spans at least three times the longest of the last five intervals between arrivals. If a run stalls, the rate
+    becomes 0 after one window.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -330,7 +330,10 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """The progress line on stderr: redrawn in a terminal (by rich, if available), printed as new lines elsewhere."""
+    """The progress line on stderr.
+
+    In a terminal, the line is redrawn in place, by rich if that is installed. Elsewhere, new lines are printed.
+    """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream: IO[str] | None = stream if stream is not None else sys.stderr
@@ -401,7 +404,7 @@ class Progress:
 
 
 class _RichLine:
-    """The progress line with a bar, which rich redraws only in `update`, not in a background thread."""
+    """The progress line with a bar. Only `update` redraws the line, because rich's background thread is turned off."""
 
     def __init__(self, progress: RichProgress) -> None:
         self._progress = progress
@@ -433,8 +436,8 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
     """Tell the user what happens before the first update, and return a new progress line.
 
-    If the directory of the run, `log_dir`, is not the path `given` by the user, show the directory. If `compiles` is
-    true, say that the first updates take longer.
+    If the path of the run's directory, `log_dir`, differs from `given`, the path that the user named, show `log_dir`.
+    If `compiles` is true, say that the first updates take longer.
     """
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():

@@ -61,7 +61,10 @@ class RunFiles:
         return self._current_traces() != self._traces
 
     def _current_traces(self) -> list[tuple[str, int, int]]:
-        """Return (name, inode, modification time) of `run.json` and of each checkpoint; another run changes these."""
+        """Return (name, inode, modification time) of `run.json` and of each checkpoint.
+
+        If these values change, another run has used the directory.
+        """
         if self._log_dir is None:
             return []
         files = [self._log_dir / RUN_FILE, *checkpoints.paths(self._log_dir / CHECKPOINTS)]
@@ -130,7 +133,7 @@ class RunFiles:
         settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
                     "learner": describe_learner(options)}
         write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
-        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result of a resumed run is outdated
+        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # an earlier part of this run may have written a result
         self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
                                   after=None if resumed is None else resumed["env_steps"],
                                   resumed=None if resumed is None else resumed.get("records"))

@@ -1,8 +1,8 @@
-"""Write files completely or not at all, and read texts and JSON that may be damaged or come from a stranger.
+"""Write files completely or not at all, and read texts and JSON that may be damaged or untrusted.
 
 Only regular files of a limited size are read. The entry `sha256` of a JSON object, if there is one, is the checksum of
-its other entries, and shows whether the file was damaged. This module must not import torch, because it is used by
-commands that only show runs, and these should start quickly.
+its other entries, and shows whether the file was damaged. This module must not import torch, so that commands that only
+show runs start quickly.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def parse_json(text: str | bytes, name: str) -> object:
         return value
     has_checksum = _SHA256 in value
     found = value.pop(_SHA256, None)
-    # If the key `sha256` itself was damaged, the correct checksum is the value of some other key.
+    # If the key `sha256` itself was damaged, the file contains the correct checksum under another key.
     is_damaged = any(
         item == _checksum({name: other for name, other in value.items() if name != key})
         for key, item in value.items() if isinstance(item, str) and len(item) == _DIGITS

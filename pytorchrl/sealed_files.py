@@ -31,8 +31,8 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 class _HashedFile:
     """A file for `torch.save` that hashes what is written.
 
-    The last two bytes that `torch.save` writes are the length of the archive's comment, which is 0. They are held back,
-    because `finish` adds a comment, and writes its length instead.
+    The last two bytes that `torch.save` writes are the length of the archive's comment, which is 0. The latest two
+    bytes are therefore always held back, and `finish` replaces them by the length of the comment that it adds.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

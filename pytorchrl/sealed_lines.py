@@ -1,9 +1,10 @@
 """Add checksums to the JSON lines of a file, so that a reader detects changed, missing, additional and swapped lines.
 
-The last entry of a sealed line, `"sha256"`, is the line's checksum: the SHA-256 of the previous line's checksum,
-followed by the text of the line before this entry. For the first sealed line, the previous checksum is empty. Missing
-lines at the end of a file are not detected, because a killed run may end after any line. Commands that only show runs
-import this module, so it must not import torch.
+The last entry of a sealed line, `"sha256"`, is the line's checksum. It is the SHA-256 of two concatenated texts: the
+checksum of the previous line (empty for the first sealed line), and the text of the line before this entry. Missing
+lines at the end of a file are not detected, because a killed run may end after any line.
+
+Commands that only show runs import this module, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def _digest(previous: str, start: bytes) -> str:
 
 
 class LineChecker:
-    """Checker of the checksums of consecutive lines of a file.
+    """Checks the checksums of consecutive lines of a file.
 
-    Earlier versions wrote lines without checksums. These lines are accepted before the first line with a checksum.
+    Lines without a checksum, which earlier versions wrote, are accepted only before the first line with a checksum.
 
     Args:
         at_start: Whether the check starts at the first line of the file. Otherwise, the first line is accepted without

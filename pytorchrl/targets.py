@@ -31,9 +31,10 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Record the number of env steps collected so far, and keep the smallest number that reaches the target.
+        """Record the number of env steps collected so far.
 
-        If more env steps are collected later, a further rollout has begun, so `is_reached` considers the run done.
+        The first number that reaches the target is the number at the end of the last rollout. If it increases further,
+        another rollout has begun, and `is_reached` considers the run done.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
@@ -56,7 +57,7 @@ class Target:
 
 
 def _passes_of(scheme: Scheme) -> int:
-    """Return the number of passes over each rollout: `num_epochs`, or 1 if `target_kl` may end the passes early."""
+    """Return how many passes over a rollout are due: `num_epochs`, or 1 if `target_kl` may end the passes early."""
     options = scheme.agent.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 

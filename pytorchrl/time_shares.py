@@ -1,8 +1,8 @@
 """Find the part of a run's work that updates wait for, given the seconds that each part takes.
 
 `metrics()["time_s"]` has the seconds of each part by level: collection, gradients and update. If two levels take turns,
-each update costs the time of both levels, and the parts of both are compared. If the levels run concurrently, only the
-parts of the slower level count.
+updates wait for both, so the parts of both are compared. If two levels run concurrently, updates wait for the slower
+level, so only its parts are compared.
 
 This module imports no torch, so that a program that only reads the files of a run starts quickly.
 """
@@ -17,7 +17,7 @@ TimeS = Mapping[str, Mapping[str, float]]
 Settings = Mapping[str, OptionValue]
 """Values of options, or of metrics, by name."""
 
-# The level below another level limits the run only if the upper level waits for more than this share of its time.
+# Of two concurrent levels, the lower can limit the run only if the upper waits for more than this share of its time.
 _MIN_WAIT_SHARE = 0.1
 
 WORK: Mapping[str, str] = {

@@ -29,9 +29,9 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
-    The message of a `ConfigError` is sufficient, so the frames of the check are removed. Earlier errors in the chain
-    are also removed, except the latest that the user's own code raised. The error is not changed if its traceback
-    contains a frame of the user's own code, for example in an environment.
+    The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. Of the
+    earlier errors in the chain, only the latest that the user's own code raised is kept. If the traceback of the
+    `ConfigError` itself contains a frame of the user's own code, for example of an environment, nothing is removed.
 
     A `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same
     way.
@@ -83,7 +83,7 @@ def stack_of(thread: threading.Thread) -> str:
 
 
 def ends_in_users_code(error: BaseException) -> bool:
-    """Return whether a function that is neither in a library nor in Python itself raised the error."""
+    """Return whether the user's own code raised the error, and not a library or Python's standard library."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -91,7 +91,7 @@ def ends_in_users_code(error: BaseException) -> bool:
 
 
 def _has_users_frame(trace: TracebackType | None) -> bool:
-    """Return whether a frame belongs to a function that is neither in a library nor in Python itself."""
+    """Return whether a frame of the traceback belongs to the user's own code; see `_LIBRARIES`."""
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
         if package not in _LIBRARIES and package not in sys.stdlib_module_names:

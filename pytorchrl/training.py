@@ -35,8 +35,8 @@ from pytorchrl.untyped import MetricsDict, OptionValue
 
 # Options that are not written to `run.json`, because callbacks are code.
 _OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
-# Limit of the size of a model file: this factor (for tensors in another precision) times the size of the tensors that
-# the agent expects, plus a constant.
+# A larger model file is refused. The limit is the size of the tensors that the agent expects, times `_MODEL_FACTOR`
+# (the file may have tensors of another precision), plus `_MODEL_BYTES`.
 _MODEL_FACTOR = 2
 _MODEL_BYTES = 1 << 20
 
@@ -73,7 +73,7 @@ def _constructor(preset: str | None) -> Callable[..., Scheme]:
 
 
 def named_settings(preset: str) -> dict[str, object]:
-    """Return the settings of the architecture called `preset`; empty if there is none."""
+    """Return the settings of the architecture called `preset`; empty if no architecture has this name."""
     return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
 
 
@@ -150,7 +150,7 @@ def load(
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
     except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
-        # For example, the networks need more memory than there is. Torch may add its own stack below the first line.
+        # For example, there is not enough memory. Keep only the first line, because torch may add its own stack below.
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
                               f"{type(error).__name__}: {reason}") from error

@@ -13,12 +13,12 @@ R = TypeVar("R")
 
 
 def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Return a decorator of methods: calls from other threads wait until a running call has returned.
+    """Return a decorator that makes calls of a method wait while another thread runs a decorated method of the object.
 
     A running call may call other decorated methods of the same object.
 
     Args:
-        lock_name: Attribute that stores the lock. Methods with the same `lock_name` wait for each other.
+        lock_name: Attribute that stores the lock. Only methods with the same `lock_name` wait for each other.
     """
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)

@@ -29,8 +29,8 @@ _Env = gym.Env[Any, Any]  # observations and actions of any type
 _Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment. A single game also has the settings in `_OF_GAMES`. The settings in
-# `_OF_LEARNING` are left out for a single game, because they do not affect the frames.
+# Settings of ale-py's vector environment. Those in `_OF_GAMES` also apply to a single game. Those in `_OF_LEARNING` are
+# ignored for a single game, because they do not affect the frames.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
@@ -147,7 +147,7 @@ def single_environment(
         render_mode: Render mode of the environment; None: the environment is not rendered.
 
     Raises:
-        ConfigError: The environments have a setting that a single Atari game lacks.
+        ConfigError: The vector of Atari games has a setting that a single game does not support.
     """
     factory = agent.agent.test_envs
     options = factory.options
@@ -176,7 +176,7 @@ def _single_game(
     """Return options for a single Atari game, preprocessed by Gymnasium's wrappers as in ale-py's vector environment.
 
     Raises:
-        ConfigError: Gymnasium's wrappers lack a setting of the vector environment.
+        ConfigError: The vector environment has a setting that Gymnasium's wrappers do not support.
     """
     settings = {"noop_max": 30, "use_fire_reset": True, **options.env_kwargs, **options.test_env_kwargs}
     preprocessed = functools.partial(

@@ -36,7 +36,7 @@ _FILES = {
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Kind of work of the functions of other packages, by prefix of the path of the file that calls them.
+# Kind of work of functions of other packages, by prefix of the path of the file in this package that calls them.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")
@@ -47,7 +47,7 @@ class _Role:
 
     Attributes:
         kind: Kind of work that the function does, regardless of its caller; None: the kind of its caller.
-        calls: Kind of work of the functions outside this package that the function calls; None: the function's kind.
+        calls: Kind of work of functions of other packages when this function calls them; None: the function's own kind.
         is_own: Whether the function belongs to this package.
         is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
     """

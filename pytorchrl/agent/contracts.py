@@ -167,10 +167,10 @@ def overrides(part: object, base: type, *methods: str) -> bool:
 
 @contextmanager
 def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
-    """Refuse options that the user set, but that the networks do not use; the `with` block builds the networks.
+    """Refuse options that the user set, but that the networks built in the `with` block do not use.
 
-    An option counts as used if the block reads it. If the block reads `feature_extractor`, no option is refused: the
-    block then builds networks of this library, and some of them, such as those for images, ignore some options.
+    An option counts as used if the block reads it. If the block reads `feature_extractor`, no option is refused,
+    because the block then builds networks of this library, and it is normal that some of them ignore some options.
 
     Args:
         actor: The actor whose options are watched.
@@ -192,7 +192,7 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        object.__setattr__(watched, "__class__", kind)  # stop watching; networks may keep `watched`
+        object.__setattr__(watched, "__class__", kind)  # networks may keep this object, so stop watching it
         actor.options = options
     if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, which contains all options
         return

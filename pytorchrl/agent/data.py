@@ -36,7 +36,7 @@ Parameters = Mapping[str, Any]
 class DataKind(Enum):
     """The kind of data that an algorithm learns from, or that a storage provides; in an agent, both must be the same.
 
-    The members are ordered from the kind whose data must be freshest to kinds whose data may have any age.
+    Earlier members need fresher data; the last two members accept data of any age.
     """
 
     ROLLOUTS = "rollouts with advantages"
@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards (E,) of a step into `rhs`, the memory for the next step, if it has an entry for rewards."""
+    """Write a step's rewards (E,) into `rhs`, the memory for the next step, if the memory has a place for rewards."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -133,7 +133,8 @@ class ActingStep(NamedTuple):
 class RolloutData:
     """The transitions of one rollout, on the CPU.
 
-    K is the number of transitions whose next observation is not in `obs`, because `obs` continues with a new episode.
+    K is the number of transitions whose next observation is in `final_obs`, because the next row of `obs` contains the
+    first observation of a new episode instead.
     """
 
     obs: Obs
@@ -219,7 +220,7 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return the weight of each gradient of a batch in the mean over the gradients of several batches.
+    """Return the weights with which the gradients of a batch are averaged with the gradients of other batches.
 
     The weight of a gradient is the number of valid samples of its policy. An agent with one policy has one gradient for
     each parameter group; an agent with several policies has one gradient for each policy.
@@ -277,9 +278,9 @@ class Batch(OnePolicyBatch):
     """Whether `advantage` is already normalized, over this batch or over a larger batch that contains it."""
 
     def split(self, num_parts: int) -> Iterator[Batch]:
-        """Yield `num_parts` batches of views, whose sizes differ by at most 1.
+        """Yield `num_parts` batches, whose tensors are views of this batch's tensors.
 
-        This batch must have neither invalid samples nor memory states.
+        The sizes of the parts differ by at most 1. This batch must have neither invalid samples nor memory states.
         """
         def cut(tensor: Tensor) -> tuple[Tensor, ...]:
             return torch.tensor_split(tensor, num_parts)

@@ -142,8 +142,8 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # A member of an enum, or a function, is allowed if its type is right. It is not compared with `choices`, which
-        # for an enum contains the values of the members.
+        # An enum's `choices` are the values of its members, so a member is not compared with them. A member or a
+        # function is allowed if its type is right.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))

@@ -265,7 +265,7 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
 
 
 def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
-    """Return the actor's name, and the options to set because the algorithm does not support their defaults."""
+    """Return the actor's name, and supported values of the options whose defaults the algorithm does not support."""
     options = getattr(actor, "Options", None)
     defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
@@ -281,8 +281,8 @@ def _algorithms_for(actor: type[nn.Module], options: object) -> list[type[Algori
             and (space is None or not _unusable(cls, space))]
 
 
-# Known classes are all imported classes that are not abstract and have the required declarations. The algorithms,
-# actors and storages of this library are always known, because the library imports each of these kinds as a whole.
+# A class is known if it has been imported, is not abstract, and has the required declarations. This library's own
+# algorithms, actors and storages are always known, because importing one of them imports all of the same kind.
 
 
 def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
@@ -296,7 +296,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
-    """Return all imported, non-abstract classes of the given kinds of parts; `Part.home` is the kind of a part."""
+    """Return all imported, non-abstract classes of parts whose `home` is one of `homes`, such as "algorithm"."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 

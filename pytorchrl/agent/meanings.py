@@ -17,8 +17,9 @@ class Here:
     """The option or options of this package that a name from another library may mean.
 
     Attributes:
-        at: The option as `home.name`, where `home` is a key of `HOMES`. For two options, `a + b` means that both are
-            needed together, and `a | b` that one of them is enough. Empty if there is no such option.
+        at: The option as `home.name`, where `home` is a key of `HOMES`, such as "algorithm.lr". `a + b` names two
+            options that are needed together, and `a | b` two options of which one is enough. Empty if there is no
+            such option.
         note: The difference in unit or meaning or, if there is no option, what to do instead. Names of options are in
             backticks.
     """

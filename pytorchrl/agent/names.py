@@ -26,8 +26,8 @@ Known = Mapping[str, tuple[str, str]]
 The two names differ for options that `train` and the command line rename.
 """
 
-# Names that are less similar than this are not suggested. With difflib's default of 0.6, the suggestion for `config`
-# would be `col_in_flight`.
+# Smallest similarity of a suggested name to the unknown name. With difflib's default of 0.6, `col_in_flight` would be
+# suggested for `config`.
 _NEAR = 0.75
 # If an owner has more options than this, error messages do not list them.
 _MOST_LISTED = 30
@@ -61,9 +61,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names that the options in `here` have in `known`.
+    """Return the names in `known` of the options in `here`; leave out options that are not in `known`.
 
-    If all options in `here` are needed together, but `known` lacks one of them, return an empty list.
+    If all options in `here` are needed together, but one of them is not in `known`, return an empty list.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -75,12 +75,12 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint for a name from another library if the equivalent option belongs to a different part.
+    """Return a hint for a name from another library whose equivalent is an option of a different part.
 
-    The hint names the option and its part or, if there is no such option, says what to do instead.
+    The hint names this option and its part. If no option is equivalent, the hint says what to do instead.
 
     Args:
-        meanings: What the name may mean.
+        meanings: The possible meanings of the name.
         homes: The kinds of parts (keys of `HOMES`) whose options exist where the user gave the name.
     """
     *others, last = meanings
@@ -125,7 +125,7 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
 def options_of(owner: object) -> Known:
     """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class.
 
-    An owner whose options are declared in several classes has a method `known_keywords`, which returns all of them.
+    If `owner` has a method `known_keywords`, because its options are declared in several classes, return its result.
     """
     if hasattr(owner, "known_keywords"):
         known: Known = owner.known_keywords()

@@ -59,9 +59,9 @@ def option(
 class Options:
     """The base class of all `Options` classes; an instance checks the types, ranges and choices of its fields.
 
-    For an option that may be a `Schedule`, two other types of values are also accepted and converted to a schedule: a
-    function of the remaining share of the experiment, and a list of points (env step, value). An option annotated with
-    an enum accepts the value of a member.
+    Some values are converted. An option that may be a `Schedule` also accepts a function of the remaining share of the
+    experiment, or a list of points (env step, value). An option that is annotated with an enum also accepts the value
+    of a member.
 
     A class may inherit the options of several classes. The `__post_init__` of each class must then call
     `super().__post_init__()` first.
@@ -206,10 +206,10 @@ def check_declaration(owner: type) -> None:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options of an agent's parts, and other values that determine whether the options contradict each other.
+    """The values with which `Part.contradiction` checks the options of an agent's parts against each other.
 
     Each part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A value that is
-    not known yet is None; the check then skips the rules that depend on it.
+    not known at that time is None, and the rules that depend on it are skipped.
     """
 
     algorithm: Any = None  # an instance of `Options` of the algorithm's class
@@ -233,7 +233,7 @@ class Part:
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message that names a remedy if options of this part contradict other options; otherwise None.
+        """Return an error message with a remedy if options of this part contradict other options; otherwise None.
 
         A subclass overrides this method if its own options may contradict others.
         """

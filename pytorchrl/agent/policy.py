@@ -32,7 +32,7 @@ class Policy(nn.Module):
     Attributes:
         actor: The actor.
         spaces: Spaces of the environment.
-        has_memory: Whether the policy has memory, which `forward` then takes and returns.
+        has_memory: Whether the policy has memory; if so, `forward` takes the memory and returns the new memory.
     """
 
     start: Tensor | None

@@ -48,10 +48,10 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
 
 @dataclass(frozen=True)
 class Ramp(Schedule):
-    """A value that moves from `start` to `end` over `steps` env steps of the whole experiment, and then stays at `end`.
+    """A value that moves from `start` to `end` over the first `steps` env steps of the experiment, and stays at `end`.
 
-    With `steps=None`, the value reaches `end` at the experiment's target. `shape` is "linear", "cosine" (half a period,
-    flat at both ends) or "exponential" (a constant factor in each step).
+    With `steps=None`, the value reaches `end` at the experiment's target. `shape` is "linear", "cosine" (half a period
+    of a cosine, which is flat at both ends) or "exponential" (the value changes by the same factor in each step).
     """
 
     shape: str
@@ -60,7 +60,7 @@ class Ramp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a `start` or `end` that is not finite (or is <= 0 if exponential), and `steps` below 1."""
+        """Refuse a `start` or `end` that is not finite or, if exponential, not positive; refuse `steps` below 1."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
             raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
@@ -248,7 +248,7 @@ def as_schedule(value: object, option: str, low: float | None, high: float | Non
         option: Name of the option.
         low: Smallest allowed value.
         high: Largest allowed value.
-        exclusive: Whether `low` itself is refused, except at the end of the schedule.
+        exclusive: Whether `low` itself is refused. At the end of the schedule, the value may nevertheless be `low`.
 
     Raises:
         ConfigError: The points are not valid, or the function does not return numbers within the range.

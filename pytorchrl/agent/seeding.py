@@ -112,7 +112,7 @@ def with_own_draws(state: object, own: object) -> object:
     """Return a copy of `state` with the random generators and the exploration noise of `own`.
 
     Use this to load the algorithm state of another worker (`state`) into a worker whose own algorithm state is `own`.
-    With equal random generators, both workers would collect the same data.
+    If the generators were copied, too, both workers would collect the same data.
 
     Raises:
         TypeError: A value in `state` has a different kind than in `own`, such as a text instead of a number.

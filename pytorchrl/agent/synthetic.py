@@ -1,7 +1,7 @@
-"""An agent without real environments and networks, with which the work of a scheme can be observed and counted.
+"""A synthetic agent, which has no real environments and networks. It serves to observe and count the work of a scheme.
 
-Every env step is only a unique number, and the only parameter is the number of updates. With the simulated runtime, and
-with costs that were measured in a real run, this agent predicts how a scheme of any size behaves.
+An env step is only a unique number, the step number. The only parameter is the number of updates. With the simulated
+runtime, and with costs that were measured in a real run, this agent predicts how a scheme of any size behaves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NONE = torch.zeros(0)
 class SyntheticEnvs(VecEnv):
     """Environments whose episodes never end.
 
-    The reward of a step is a unique number, which is derived from the indices of the worker and a count of steps.
+    The reward of a step is its step number, which is computed from the indices of the worker and a count of steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -330,8 +330,8 @@ class SyntheticReplay(SyntheticStorage):
                          num_epochs: int = 1) -> Iterator[Batch]:
         """Yield the same batch `num_mini_batch` times.
 
-        The batch contains all stored steps or, if `mini_batch_size` is given, the oldest `mini_batch_size` steps; if
-        fewer steps are stored, they are repeated.
+        If `mini_batch_size` is None, the batch contains all stored steps. Otherwise, it contains the oldest
+        `mini_batch_size` steps; if fewer are stored, the stored steps are repeated.
         """
         if self.counters["inserted"] < self.options.learning_starts:
             return

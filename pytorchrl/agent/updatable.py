@@ -39,11 +39,13 @@ class Updatable:
             self._set_parameter(name, getattr(self.options, name))
 
     def _update_option(self, name: str, value: object) -> None:
-        """Set an option; a number ends a schedule, and a `Schedule` or a list of points (env step, value) starts one.
+        """Set an option to a number or a schedule, which replaces the option's previous number or schedule.
+
+        A schedule is a `Schedule` or a list of points (env step, value).
 
         Raises:
             KeyError: There is no such option, or it cannot change.
-            ConfigError: The value is not allowed, or is a function; nothing was changed.
+            ConfigError: The value is not allowed, or it is a function; the option keeps its previous value.
         """
         names = self.updatable
         if name not in names:
@@ -72,7 +74,7 @@ class Updatable:
                 raise WeightsError(f"the parameter {name} in the state is {value!r:.100}, not a number")
         declarations = self.options.declarations()
         for name in self.parameters.keys() - saved.keys():
-            if name not in declarations or declarations[name].problem(None):  # an option that is None is not saved
+            if name not in declarations or declarations[name].problem(None):  # None values are not saved
                 raise WeightsError(f"the state lacks the parameter {name}")
         self.parameters = dict(saved)
 

@@ -42,10 +42,10 @@ def on_grid(curves: Sequence[Curve], points: int = 200) -> tuple[Array, Array]:
 
 
 def without_steps(curve: Curve) -> Curve:
-    """Return a curve without records that repeat the previous value because no episode has ended since.
+    """Return a curve without records that only repeat the previous value.
 
-    Several updates are recorded while the same rollout is used, so a curve of mean returns has stretches of constant
-    value. Of each stretch, only the first record is kept. If a stretch is longer than five times the median length, its
+    The mean return stays the same until the next episode ends, so a curve of mean returns has stretches of constant
+    value. Only the first record of each stretch is kept. If a stretch is longer than five times the median length, its
     last record is kept, too, because such a plateau is real, for example at the highest possible return. The last
     record of the curve is always kept.
     """
@@ -93,7 +93,7 @@ def summarize_curves(
         curves: The curves of runs of one task.
         statistic: A statistic such as `iqm`.
         smoothing: Width of the window in which each curve is smoothed; see `smooth`.
-        confidence: The fraction of intervals that contain the true value, at each position separately.
+        confidence: Confidence level of the interval at each position; it does not hold for the curve as a whole.
         points: Number of positions.
 
     Returns:

@@ -112,8 +112,8 @@ def _settings_of_parts(agent: Mapping[str, object]) -> dict[str, object]:
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
     """Group runs by algorithm and by the settings in which they differ; the keys are labels such as "ppo lr=0.001".
 
-    Runs on different environments can be in the same group. Only runs of the same algorithm on the same environment are
-    compared to find settings in which runs differ, because other algorithms and environments have other presets.
+    Runs on different environments can be in the same group. To find the settings in which runs differ, only runs of the
+    same algorithm on the same environment are compared, because presets depend on both.
 
     Args:
         runs: The runs.
@@ -170,8 +170,7 @@ def read_scores(
 
     Raises:
         ConfigError: Groups have different tasks, tasks of a group have different numbers of runs, runs have no records,
-            or a run ends before `at`. If `at` is None: the runs on a task end at positions that differ by more than
-            10 %.
+            a run ends before `at`, or (without `at`) the lengths of the runs on a task differ by more than 10 %.
     """
     if score not in SCORES:
         raise ConfigError(f"score must be one of {', '.join(SCORES)}; got {score!r}")

@@ -48,7 +48,7 @@ class Callback:
     """Code that a learner calls when certain events occur in a run; a subclass overrides the methods that it needs.
 
     All methods are called in the thread that calls `Learner.step`, between two updates. The first argument is the
-    learner, which a callback may ask to stop, or to change a parameter of the algorithm.
+    learner. Through it, a callback can end training, or change a parameter of the algorithm.
     """
 
     def check(self, run: TrainingRun) -> None:
@@ -119,7 +119,7 @@ class Callbacks:
         timeout_s: Longest time of one call in seconds; a longer call counts as an error. None: no limit.
 
     Attributes:
-        stop_reason: The reason that a callback or the user gave for a request to stop; None: no request.
+        stop_reason: The reason given in the first call of `request_stop`; None if there was no call.
     """
 
     def __init__(self, callbacks: Sequence[Callback], is_fatal: bool, run: TrainingRun,
@@ -139,7 +139,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def respond_to(self, hook: str) -> bool:
-        """Return whether any callback overrides the method that `hook` names."""
+        """Return whether any callback overrides the method with the name `hook`."""
         return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
                    for callback in self._callbacks)
 
@@ -214,7 +214,7 @@ class Callbacks:
 
 @contextlib.contextmanager
 def _exits_named(callback: Callback, method: str) -> Iterator[None]:
-    """Convert a `SystemExit` that a callback's method raises in the `with` block to a `CallbackError`."""
+    """If the `with` block, which calls `method` of a callback, raises `SystemExit`, raise a `CallbackError` instead."""
     try:
         yield
     except SystemExit as error:

@@ -46,7 +46,7 @@ def time_limit(timeout_s: float | None, name: str) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if text:
             raise TimeoutError(text)
-        if callable(found):  # the alarm belongs to another library, so call its handler
+        if callable(found):  # the alarm is not from `expire`, so call the earlier handler
             found(number, frame)
 
     found = signal.signal(signal.SIGALRM, interrupt) if is_main else None

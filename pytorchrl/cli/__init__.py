@@ -115,8 +115,9 @@ def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
     """Install signal handlers that end the command; `train` replaces them while there is something to save.
 
     Args:
-        end_at_once: Whether to end the process immediately instead of raising `SystemExit`, which imports and native
-            code could suppress. Use this only if the process runs nothing but the command and has nothing to save.
+        end_at_once: Whether to end the process immediately. Otherwise, `SystemExit` is raised, which modules could
+            suppress while they are imported. Set this only if the process runs nothing but the command and has nothing
+            to save.
 
     Returns:
         Map from each signal to its previous handler. Outside the main thread, where Python allows no handlers to be

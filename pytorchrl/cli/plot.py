@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _by_task(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Path]]:
-    """Return the directories of each group's runs, by label; if there are several tasks, split the groups by task."""
+    """Return the directories of the runs by label of their group; with several tasks, add the task to the label."""
     tasks = {run.task for runs in groups.values() for run in runs}
     found: dict[str, list[Path]] = {}
     for label, runs in groups.items():

@@ -90,7 +90,7 @@ def options_of(given: argparse.Namespace) -> dict[str, object]:
 
 @contextlib.contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
-    """Convert an `EnvError` before the first update to a `StartError`, because the environment has never worked."""
+    """Convert an `EnvError` that the `with` block raises before the first update to a `StartError`."""
     try:
         yield
     except EnvError as error:
@@ -182,7 +182,8 @@ def make_importable() -> None:
 
 def _algorithm_in(arguments: Sequence[str]) -> str | None:
     """Return the word that names the algorithm; None if there is none."""
-    # Search the values of flags last, because they may look like an algorithm: `--preset impala`, `--env my_envs:Maze`.
+    # First search the words that are not values of flags, because a value may look like an algorithm, as in
+    # `--preset impala` or `--env my_envs:Maze`.
     free = [word for before, word in zip(["", *arguments], arguments, strict=False)
             if not before.startswith("--") or "=" in before or before.startswith("--no-") or before in _WITHOUT_VALUE]
     return next((word for word in free if word in registered() or is_reference(word)),

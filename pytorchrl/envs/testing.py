@@ -31,7 +31,8 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
     """Environment with unique observations and rewards, so that tests can identify and count its steps.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, last action), with t = 0 at reset. Reward: the number of
-    steps since the environment was built, counted from 1, plus `offset`. Numbers below 2**24 are exact in float32.
+    steps since the environment was built, counted from 1, plus `offset`. All these numbers are exact in float32 if
+    they are below 2**24.
 
     Args:
         episode_length: Number of steps of an episode.
@@ -230,7 +231,7 @@ class HangingEnv(CountingEnv):
 
 
 class RaisingEnv(AnyWrapper):
-    """Wrapper that raises an error at random steps of any environment; the seed passed to `reset` determines the steps.
+    """Wrapper of any environment that raises an error at random steps, which depend on the seed passed to `reset`.
 
     Args:
         env: The environment. In `VecEnv`, set `wrappers=(functools.partial(RaisingEnv, probability=0.001),)`.

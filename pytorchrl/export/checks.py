@@ -40,7 +40,7 @@ class Observed:
         mask: (B, n) bool, if `info` contains masks; else None.
         first: (B,) bool, whether an observation is the first of its episode.
         action: (B, ...), the best actions of the agent, as the environment accepts them.
-        reward: (B,), the rewards of these actions, if the rewards are an input of the memory; else None.
+        reward: (B,), the rewards of these actions, if the policy's memory receives rewards as inputs; else None.
     """
 
     obs: Observation
@@ -195,7 +195,7 @@ def played_steps(
 
 
 def restored(reader: ObservationReader, leaves: Arrays, mask: np.ndarray | None) -> Observation:
-    """Rebuild the observations (B, ...) from which `reader` has read `leaves` and `mask`; return them as copies."""
+    """Return copies of the environment's observations (B, ...), rebuilt from the parts that `reader` has read."""
     readings = {leaf.path: leaf for leaf in reader.readings}
 
     def restore(space: AnySpace, path: Path) -> Observation:

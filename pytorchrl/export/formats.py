@@ -55,7 +55,7 @@ def trace(name: str, policy: Policy) -> Traced:
             program = torch.export.export(
                 policy, args, kwargs, dynamic_shapes=inputs.dynamic_shapes(), strict=False).run_decompositions({})
         except Exception as error:
-            reason = str(error).partition("\n")[0].rstrip(". ")  # the cause contains the other lines
+            reason = str(error).partition("\n")[0].rstrip(". ")  # `from error` keeps the other lines
             raise ExportError(f"torch.export cannot trace the policy {name!r}: {reason}; its networks must not use the "
                               "values of tensors in Python, and must accept batches of any size") from error
         return Traced(program, tuple(inputs.named()), tuple(output_names(policy)), describe(name, policy, inputs))
@@ -168,7 +168,7 @@ def format_of(name: str) -> Format:
 
 
 def write(traced: Traced, form: Format, path: Path) -> OpenPolicy:
-    """Write a policy to a file, and return the policy as read from this file."""
+    """Write a policy to a file, read the file, and return the policy that it contains."""
     # Torch's exporters emit warnings about which users can do nothing.
     with silenced("torch.onnx"):
         form.write(traced, path)

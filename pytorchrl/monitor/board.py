@@ -1,9 +1,9 @@
 """Serve a read-only web page on 127.0.0.1 that lists runs; the report of a run is made when it is requested.
 
 A request names a run by its path below the directory of runs. The server looks the path up in the list of runs that it
-found, and never joins the path to a directory, so a request cannot reach other files. The server refuses a request
-unless its Host header names 127.0.0.1 or localhost. Otherwise, a foreign web page could read this server through a host
-name that resolves to 127.0.0.1 (DNS rebinding).
+found, and never joins the path to a directory, so a request cannot reach other files. The server accepts only
+requests whose Host header names 127.0.0.1 or localhost. Otherwise, another web page in the user's browser could read
+this server through a host name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations

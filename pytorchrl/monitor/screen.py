@@ -36,7 +36,7 @@ def check_rich() -> None:
 def frame(view: RunView, width: int, height: int) -> RenderableType:
     """Return the contents of a terminal with `width` columns and `height` lines.
 
-    If not all workers fit, replaced workers and the slowest workers are preferred.
+    If not all workers fit, gradient workers are preferred, then replaced workers, then the slowest workers.
     """
     from rich.console import Group
     from rich.table import Table

@@ -191,7 +191,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """The queue's number of train batches, its size, and its mean number of train batches (None if unknown)."""
+        """The current number of queued train batches, the largest allowed number, and the mean (None if unknown)."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 

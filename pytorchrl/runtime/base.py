@@ -42,7 +42,7 @@ CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
 
 
 def is_default(resources: Mapping[str, float]) -> bool:
-    """Return whether a request is one of the defaults; only these may be reduced to the available resources."""
+    """Return whether the resources are default resources; only these may be reduced to the available resources."""
     return dict(resources) in (dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES))
 
 
@@ -186,7 +186,7 @@ class Runtime(ABC):
         return [dict(resources) for _, _, resources in requests]
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources as text if a worker lacks resources to start; otherwise ""."""
+        """Return the requested and free resources as text if a worker cannot start for lack of resources, else ""."""
         return ""
 
     def in_process(self) -> Runtime:
@@ -247,7 +247,7 @@ class Runtime(ABC):
         return propose_address(is_local=True)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """Return the function that a worker calls at each named point of its work; faults are injected there.
+        """Return a function that the worker calls at each named point of its work, and that injects faults there.
 
         Points of collection and gradient workers are "step" (the environments took a step), "grad" (a gradient was
         computed) and "update" (an update is about to be applied); replay shards have "add", "sample" and "priorities".
@@ -257,8 +257,8 @@ class Runtime(ABC):
             incarnation: Number of earlier workers at the same place in the tree.
 
         Returns:
-            A function that takes the name of a point, and returns whether the worker must corrupt its current result.
-            None: nothing happens at any point, so the worker need not call a function.
+            A function that takes the name of a point, and returns whether the worker must corrupt its current result;
+            None if nothing happens at any point.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
 

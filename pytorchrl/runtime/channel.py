@@ -1,8 +1,8 @@
 """Send values between two processes on this machine over a socket and shared memory.
 
-A message is one packet of the socket. The packet contains the scalars of the value, and either the bytes of its arrays
-or, if they are large, the number of a block of shared memory. The file descriptor of a block accompanies the first
-packet that uses the block.
+A message is one packet of the socket. The packet contains the scalars of the value, and the bytes of its arrays. If the
+arrays are large, they are written into a block of shared memory, and the packet contains only the number of this block.
+The file descriptor of a block accompanies the first packet that uses the block.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LARGEST_ENCLOSED = 4096
 # Packets of more than this number of bytes are written into a block. The kernel's own limit for a packet is
 # `net.core.wmem_default`, usually 212,992 bytes.
 _LARGEST_PACKET = 32768
-# A channel numbers at most this many structures of values (see `wire`). It sends the definition of a numbered structure
-# once, and then only its number. The definition of any other structure is part of each message.
+# A channel gives numbers to at most this many structures of values (see `wire`). It sends the definition of a numbered
+# structure only once, and afterwards only the number. All other structures are sent with each message.
 _MOST_STRUCTURES = 1000
 _UNNUMBERED = -1
 _MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel sends at most 253 descriptors with a packet
@@ -80,7 +80,9 @@ def _each(stored: list[tuple[ScalarList, np.ndarray]]) -> Iterator[Stored]:
 
 
 class Shared(StoredValue):
-    """A value that is stored once for many readers. A message that contains this object delivers the value.
+    """A value that is encoded and stored once, and can then be sent to many readers.
+
+    If this object is part of a message, the reader receives the value in its place.
 
     Args:
         value: The value; later changes of its arrays have no effect.

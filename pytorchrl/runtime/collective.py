@@ -24,7 +24,8 @@ _options: FromTorch = distributed_c10d
 _MEETING_TIMEOUT_S = 30.0
 # Interval at which a waiting rank checks whether `close` was called; an answer from another rank wakes it immediately.
 _LOOK_INTERVAL = timedelta(seconds=0.05)
-# Interval at which a rank checks whether a sum over GPUs is complete; such a sum takes from 0.05 to a few milliseconds.
+# Seconds between two checks whether a sum over GPUs is complete. A sum takes between 50 microseconds and a few
+# milliseconds.
 _NCCL_LOOK_INTERVAL_S = 2e-5
 _CPU = torch.device("cpu")
 _LOOPBACK = "127.0.0.1"
@@ -60,7 +61,8 @@ class GlooCollective:
         rank: Rank of the caller, from 0 to size - 1.
         size: Number of ranks.
         timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
-        in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
+        in_order: Whether to add tensors in rank order, as a replay in the simulated runtime does, so that the sums are
+            equal; gloo's own order is faster.
         generation: Number of this group among the groups that use the same port, counted from 1.
         gpu: Identity of the caller's GPU; "" without a GPU.
 
@@ -94,7 +96,7 @@ class GlooCollective:
             raise RankLostError(f"rank {rank} could not connect to the other ranks: {_first_line(error)}") from error
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors; unless `in_order` is set, all-reduce computes the sum in place."""
+        """Return the sum of all ranks' tensors; unless `in_order` is set, the sum overwrites `tensor`."""
         if self._in_order:
             return torch.stack(self.gather(tensor)).sum(0)
         options = _options.AllreduceOptions()
@@ -121,9 +123,9 @@ class GlooCollective:
             except RuntimeError as error:
                 problem = _first_line(error)
             self._left.set()
-            # While a reference to the group exists, its connections stay open and other ranks wait for this rank.
-            # Releasing the group during an operation blocks until the operation ends, that is, until the other ranks
-            # have left or died.
+            # Other ranks wait for this rank until its connections close, that is, until no reference to the group is
+            # left. During an operation, releasing the last reference blocks until the other ranks have left or died,
+            # so a thread releases it.
             is_running, references = work is not None, [work, self._group]
             del work
             self._group = None
@@ -183,7 +185,7 @@ class NcclCollective:
         raise RankLostError(f"a sum over the GPUs of {self.size} gradient workers was aborted: {problem}")
 
     def _add(self, tensor: Tensor) -> str:
-        """Sum the ranks' tensors; return the reason if the sum could not be completed, and otherwise ""."""
+        """Sum the ranks' tensors in place; return why the sum could not be completed, or "" if it is complete."""
         work, deadline = self._group.allreduce([tensor]), time.monotonic() + self._timeout_s
         while not work.is_completed():
             if self._left.is_set():
@@ -191,8 +193,8 @@ class NcclCollective:
             if time.monotonic() > deadline:
                 return f"it is not complete after {self._timeout_s:g} s"
             time.sleep(_NCCL_LOOK_INTERVAL_S)
-        # Make the current CUDA stream wait for the sum. The call has a timeout, because it raises the error of a failed
-        # sum only with a timeout.
+        # Make the current CUDA stream wait for the sum. Without a timeout, this call would not raise the error of a
+        # failed sum.
         work.wait(timedelta(seconds=self._timeout_s))
         return ""
 
@@ -286,7 +288,7 @@ def gloo_options(address: str, timeout: timedelta) -> FromTorch:
 
 
 def suits_nccl(gpus: Sequence[str]) -> bool:
-    """Return whether there are several ranks, each with a GPU of its own; `gpus`: see `GlooCollective.gpus`."""
+    """Return whether `gpus` contains several identities, all of them different; see `GlooCollective.gpus`."""
     return len(gpus) > 1 and len(set(gpus)) == len(gpus)
 
 

@@ -46,11 +46,11 @@ class Fault:
     A worker counts how often it reaches `point`, for example how often its environments have taken a step.
 
     Without a `probability`, a fault happens once in each worker: when the worker reaches the point for the `count`-th
-    time (None: the first time). The fault does not happen in replacements of the worker. A `delay` without a `count` is
-    an exception: it happens every time, and also in replacements.
+    time (None: the first time). It does not happen in replacements of the worker. There is one exception: a `delay`
+    without a `count` happens every time, in replacements, too.
 
-    With a `probability`, each time that a worker or its replacement reaches the point, a random draw decides whether
-    the fault happens. If `count` is given, only the `count`-th time is drawn.
+    With a `probability`, a random draw decides whether the fault happens, each time that a worker or its replacement
+    reaches the point (with a `count`: only the `count`-th time).
     """
 
     action: str

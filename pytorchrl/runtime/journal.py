@@ -81,7 +81,7 @@ class Journal:
 class Recording(Journal):
     """Journal that records the order of events.
 
-    One thread adds events. The learning thread takes the entries, possibly at the same time; see `_take_all`.
+    The learning thread may take the entries while another thread adds events; see `_take_all`.
     """
 
     is_kept = True
@@ -130,7 +130,8 @@ class Recording(Journal):
 class _Read:
     """Context manager of one read access by the collector thread.
 
-    Every update contains reads, so speed matters: a generator-based context manager would be several times slower.
+    This is a class, because every update contains reads, and a generator-based context manager would be several times
+    slower.
     """
 
     def __init__(self, journal: Recording) -> None:
@@ -201,8 +202,8 @@ class Replaying(Journal):
     def writing(self) -> Iterator[None]:
         """Wait for the reads that precede this write in the record, then run the `with` block.
 
-        If all recorded writes have been repeated, a further write waits until all recorded events have been repeated,
-        because they happened before it in the recorded run.
+        A write that is not in the record waits until all recorded events have been repeated, because all of them
+        happened before it.
         """
         if not self._depth:
             self._wait(lambda: self._reads == self._turns[0] if self._turns else not self._events, "write")

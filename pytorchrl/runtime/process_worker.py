@@ -44,7 +44,7 @@ class Start:
 
 
 class _Host:
-    """Holder of the worker of this process; the first message to the process builds the worker."""
+    """Container of the worker of this process. The worker is built when the first message arrives."""
 
     def __init__(self) -> None:
         self._worker: object = None
@@ -54,7 +54,7 @@ class _Host:
         self._lock = threading.Lock()
 
     def build(self, start: Start) -> None:
-        """Build the worker; if its constructor fails, the error is the outcome of every call."""
+        """Build the worker. If its constructor raises an error, every call of the worker raises this error."""
         try:
             sys.path[:] = start.sys_path
             os.chdir(start.folder)

@@ -182,9 +182,10 @@ same server returns the runtime in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Return the runtime with which this process uses the fork server at the address `server`, or a new runtime.
+    """Return the runtime that a pickled runtime becomes in this process.
 
-    Unpickling a runtime calls this function. `server` is None if the pickled runtime used no fork server yet.
+    All runtimes that use the fork server at the address `server` become the same runtime in this process, which is
+    built if there is none yet. `server` is None if the pickled runtime used no fork server yet.
     """
     runtime = _runtimes.get(server or "")
     if runtime is None:

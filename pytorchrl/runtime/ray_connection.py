@@ -42,7 +42,7 @@ _LOG_LINES, _LOG_WIDTH = 3, 300
 
 
 class Connection:
-    """A Ray instance that this process has joined, or that it has started in a directory of its own.
+    """The connection of this process to a Ray instance, which it has joined, or has started in a new directory.
 
     Args:
         directory: Directory of a Ray instance that this process starts; None: the process joins a cluster.
@@ -141,12 +141,12 @@ class Connection:
             replaced(getattr(ray._private, "worker", None), "print_to_stdstream", _log_message))
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
-        # If the program ends without leaving Ray, `_close` must end the watch before Ray's own exit function ends the
-        # processes that the watch observes. `atexit` calls `_close` first, because it was registered last.
+        # If the program ends without leaving Ray, Ray's own exit function ends the processes that the watch observes.
+        # `_close` must end the watch before that. `atexit` calls `_close` first, because it was registered last.
         atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:
-        """Tell the reaper about `problem`. If Ray's native code ends this process, the reaper prints the text."""
+        """Send `problem` to the reaper, which prints it if Ray's native code ends this process."""
         if self._reaper is not None and self._reaper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._reaper.stdin.write(problem.encode() + b"\n")

@@ -1,7 +1,7 @@
 """The Ray actor that contains a worker, and the answers that it sends.
 
-This module does not import Ray. The processes of the actors import this module, because a pickled actor class refers to
-`Host` by name.
+The pickled class of an actor refers to `Host` by name, so the process of each actor imports this module. The module
+does not import Ray; `make_host` receives it as an argument.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ logger = get_logger(__name__)
 FromRay: TypeAlias = Untyped
 """An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
-# Shared values up to this size are part of each request. Reading a larger value from the object store takes 0.7 ms, ten
-# times as long. The limit is below 100 KiB, from which Ray itself moves an argument to the object store.
+# Shared values up to this size are sent with each request. Reading a larger value from the object store takes 0.7 ms,
+# ten times as long. The limit must be below 100 KiB, because Ray moves larger arguments to the object store by itself.
 _MAX_ENCLOSED_BYTES = 90_000
 # Interval in seconds at which a wait checks whether a process of Ray has ended.
 _LOOK_INTERVAL_S = 0.25
@@ -84,7 +84,7 @@ class RayRuntime(Runtime):
         self._connection: Connection | None = None  # None: the user has connected this process to Ray
         # For each actor, its requested resources, and a reference that is ready once the actor's process runs.
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
-        # Resources that a gradient worker and the workers that it starts need together; empty if not colocated.
+        # With "colocate", the total resources of a gradient worker and the workers that it starts; otherwise empty.
         self._bundle: dict[str, float] = {}
         # The placement group of each gradient worker, by the worker's name. A replacement of the worker reuses it.
         self._groups: dict[str, FromRay] = {}
@@ -134,7 +134,7 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if the options name a cluster other than `running`, which this process uses."""
+        """Raise `RayConnectionError` if `address` is not the cluster `running`, which this process already uses."""
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return
@@ -186,7 +186,7 @@ class RayRuntime(Runtime):
         return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources as text if an actor has not started and fits on no node; else ""."""
+        """Return the requested and free resources as text if an actor waits because no node has room; else ""."""
         if self._problem:
             return ""
         asked, up = self._actors[handle.native]
@@ -201,7 +201,7 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on an actor; for an argument that `put` returned, the actor gets the stored value."""
+        """Enqueue a method call on an actor, which receives the stored values in place of references from `put`."""
         return Future(handle.name, None if self._problem else handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -241,7 +241,7 @@ class RayRuntime(Runtime):
 
     @property
     def _look_interval_s(self) -> float:
-        """Seconds between two checks of whether a process of Ray has ended; infinite if there are no such checks."""
+        """Seconds between two checks that the processes of Ray are alive; infinite if they are not checked."""
         return math.inf if self._connection is None or not self._connection.is_watched else _LOOK_INTERVAL_S
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
@@ -282,7 +282,7 @@ class RayRuntime(Runtime):
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: T) -> T:
-        """Store a value in this node's object store; a small value is pickled instead, and is part of each request."""
+        """Store a value in this node's object store; a small value is only pickled, and sent with each request."""
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:

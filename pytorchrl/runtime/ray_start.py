@@ -25,14 +25,15 @@ _UMASK = "PYTORCHRL_UMASK"
 def private_start(ray: ModuleType) -> Iterator[None]:
     """Make `ray.init` in the `with` block start only the processes that a run needs, and make them private.
 
-    Other users cannot reach these processes: the processes inherit a umask that makes their files private, and the
-    token that authenticates calls is private, too. Ray's folders are an exception: each worker makes them accessible to
-    all users, so the directory that contains them must be private. Other machines cannot reach the processes, because
-    Ray uses the loopback address. Ray's function `resolve_ip_for_localhost` is replaced, because it would return the
-    address of this machine in the network instead.
+    Other users cannot reach these processes. The processes inherit a umask that makes their files private, and the
+    token that authenticates calls is private, too. Only Ray's folders are not private: each worker makes them
+    accessible to all users, so the directory that contains them must be private.
+
+    Other machines cannot reach the processes, because Ray uses the loopback address. By default, Ray would replace this
+    address with the machine's address in the network; `resolve_ip_for_localhost` is replaced to prevent this.
 
     Args:
-        ray: The module `ray`. If a version of Ray lacks one of the replaced functions, the function is ignored.
+        ray: The module `ray`. A function that this version of Ray lacks is not replaced.
     """
     make_private(token_path())
     before = os.umask(_PRIVATE)

@@ -1,7 +1,7 @@
 """Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
 Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store) and the
-agents of the raylet. If a part ends, all calls to workers fail. If a part was stopped (SIGSTOP), it receives SIGCONT.
+agents of the raylet. If a part ends, all calls to workers fail. If a part is stopped (SIGSTOP), the watch continues it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
-# Name of a process (Linux keeps only its first 15 bytes) -> name of the part of Ray. Only a child of the driver called
-# "raylet" is the raylet: the raylet's own children have the same name until they execute Python.
+# Name of a process (Linux keeps only its first 15 bytes) -> name of the part of Ray. A process named "raylet" is the
+# raylet only if its parent is the driver: the raylet's children have the same name until they execute Python.
 _OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
 _OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5
@@ -29,7 +29,7 @@ _MAX_STOPPED = 4
 
 
 def parts_of(driver: int) -> dict[int, str]:
-    """Return the process id and the name of each part of the Ray instance that the process `driver` has started."""
+    """Return the parts of the Ray instance that the process `driver` has started: process id -> name of the part."""
     found = _named_children(driver, _OF_DRIVER)
     for raylet in [pid for pid, name in found.items() if name == "raylet"]:
         found |= _named_children(raylet, _OF_RAYLET)

@@ -4,9 +4,9 @@
 Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. A reaper
 has to start quickly, so this module imports only the standard library.
 
-When the driver leaves Ray in an orderly way, it writes an empty last line to the reaper. If this line is missing, the
-driver was killed, or Ray's native code has ended the driver, because the raylet (which contains the object store) had
-ended. If Ray has ended the driver, the reaper prints the reason, because the driver itself cannot.
+When the driver leaves Ray in an orderly way, it writes an empty last line to the reaper. If this line is missing, there
+are two cases: the driver was killed, or Ray's native code has ended the driver. Ray does this when its raylet, which
+contains the object store, has ended. The reaper then prints the reason, because the driver itself cannot.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def reason_of_end(told: str, directory: str) -> str:
     """Return why Ray has ended the driver; "" if the driver left Ray in an orderly way, or was killed.
 
     Args:
-        told: Lines that the driver has written to this process: a sentence if a process of Ray has ended, and finally
-            an empty line if the driver left Ray in an orderly way.
+        told: The lines that the driver has written to this process. If a process of Ray has ended, a line states this.
+            If the driver left Ray in an orderly way, the last line is empty.
         directory: Directory of the Ray instance, with the logs of the driver.
     """
     if lines := told.split("\n")[:-1]:

@@ -26,7 +26,7 @@ from pytorchrl.runtime.wire import Value
 _FULL_TIMEOUT_S = 5.0
 _FULL_INTERVAL_S = 0.01
 _LONGEST_WAIT_S = 3600.0
-# While no other thread reads answers, a waiting thread tries to read them itself, at intervals of this many seconds.
+# If no other thread is reading answers, a waiting thread tries to become the reader after this many seconds.
 _TURN_INTERVAL_S = 0.001
 
 

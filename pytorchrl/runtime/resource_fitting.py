@@ -23,7 +23,8 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
              per_place: float) -> float:
     """Return the largest share of a resource that each default request can get.
 
-    There are `num_places` groups of `per_place` requests, and each group must fit on one node.
+    There are `num_places` groups of `per_place` requests, and each group must fit on one node. `spare` contains the
+    amounts, on all nodes together, that are left for default requests.
 
     If there are several nodes, the largest node is not counted, so that all workers still fit if this node is lost.
     There are two exceptions:
@@ -96,7 +97,7 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return, by kind, the number of workers whose default request contains the resource `key`, which they share."""
+    """Return, by kind, the number of workers that share the resource `key`: their default requests contain it."""
     return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
 
 

@@ -135,14 +135,14 @@ class SimulatedCollective:
             self._schedule.notify(meeting.changed)
         found = self._schedule.wait_until(
             lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
-        # A rank that has left the group raises an error, even if all ranks have answered in the meantime. With real
-        # processes, too, some ranks may continue while others fail.
+        # A rank that has left the group raises an error, even if all ranks have answered in the meantime. The other
+        # ranks may continue, as they may with real processes.
         if self._left or not found:
             missing = sorted(set(range(self.size)) - parts.keys())
             what = ("this rank has left the group" if self._left else
                     f"ranks {missing} did not answer within {self._timeout_s:.1f} s")
             raise RankLostError(f"an exchange among {self.size} gradient workers was aborted: {what}")
-        # Every rank has made this call, so every rank has finished the previous call.
+        # Every rank has made this call, so no rank needs the tensors of the previous call.
         meeting.tensors.pop(self._num_calls - 1, None)
         return [parts[rank].clone() for rank in range(self.size)]
 
@@ -157,7 +157,7 @@ class SimulatedCollective:
 
 
 class _Meeting:
-    """Tensors that the ranks of one group exchange, by number of the call and by rank."""
+    """The tensors that the ranks of one group exchange, as a mapping: number of the call -> rank -> tensor."""
 
     def __init__(self) -> None:
         self.tensors: dict[int, dict[int, Tensor]] = {}
@@ -319,8 +319,8 @@ class SimulatedRuntime(Runtime):
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
-        # A repeated run delivers messages immediately. With a latency, a message that arrived in the recorded run could
-        # be lost in the repeated run if its sender died before the delivery.
+        # A replay delivers messages immediately. Otherwise, a sender that dies could lose a message that arrived in the
+        # recorded run.
         if self._replay is not None:
             deliver()
             return

@@ -191,7 +191,7 @@ def _take_tensor(value: Tensor, parts: Parts) -> Structure:
 
 
 def _take_constant(value: object, parts: Parts) -> Structure:
-    return ("constant", type(value), value)  # the type distinguishes equal members of different enums
+    return ("constant", type(value), value)  # with the type, because members of different enums can be equal
 
 
 def _take_stored(value: StoredValue, parts: Parts) -> Structure:

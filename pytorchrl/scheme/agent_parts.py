@@ -38,7 +38,7 @@ _BFLOAT16_CAPABILITY = 8
 
 @dataclass(frozen=True)
 class AgentParts:
-    """The factories of an agent's components, and of its training and test environments."""
+    """The factories of an agent's algorithm, actor and storage, and of its training and test environments."""
 
     algo_factory: Factory[Algorithm]
     actor_factory: Factory[Actor]
@@ -191,7 +191,7 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_inference(agent: AgentParts, settings: Settings) -> None:
-    """Refuse `epsilon_per_worker=True` if one actor, and so one epsilon, acts for all workers."""
+    """Refuse `epsilon_per_worker=True` with central inference, where one actor and one epsilon serve all workers."""
     options = agent.algo_factory.options
     factories = [agent.algo_factory, *getattr(options, "policies", {}).values()]
     if settings.collection.infers_centrally and any(
@@ -213,9 +213,11 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Raise `ConfigError` if the train batch is smaller than `num_mini_batch` or `mini_batch_size`.
+    """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
 
-    Also raise it unless `replay_slots` rollouts together contain more steps than one train batch.
+    Raises:
+        ConfigError: `num_mini_batch` or `mini_batch_size` is larger than this number, or `replay_slots` rollouts
+            together do not contain more steps than one train batch.
     """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs

@@ -33,10 +33,10 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Name of a setting -> (smallest allowed value, reason for this limit).
-        learner: Whether the default of `grad_communication` depends on the number of gradient workers. If True, it is
-            asynchronous for a single gradient worker, which then learns in a separate thread, and synchronous for
-            several gradient workers. If False, it is the default of `Scheme`.
-        kinds: Kinds of data from which the algorithm may learn.
+        learner: Whether a single gradient worker learns in a separate thread by default. If True, the default of
+            `grad_communication` is asynchronous for one gradient worker, and synchronous for several. If False, it is
+            the default of `Scheme`.
+        kinds: Kinds of data that the architecture can provide; the algorithm must learn from one of them.
     """
 
     name: str

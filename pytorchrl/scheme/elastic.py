@@ -71,7 +71,7 @@ def resize(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[i
         runtime: The runtime of the workers; None: the tree has not been built.
 
     Raises:
-        ConfigError: The number is invalid, fixed, or contradicts other settings. The message lists all problems.
+        ConfigError: The number is invalid, contradicts other settings, or cannot change in this scheme.
         InsufficientResourcesError: The machines lack resources that the new workers request.
     """
     changed = _resized(settings, agent, num_col_workers)
@@ -102,7 +102,7 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
 def _resources_of_more(settings: Settings, changed: Settings, runtime: Runtime) -> Mapping[str, float] | None:
     """Return the resources of each additional collection worker; None if there are no additional workers.
 
-    If the workers run on Ray and request the default resources, the request is reduced if it does not fit.
+    On Ray, a request for the default resources is reduced if the cluster has less.
     """
     num_grad_workers = settings.gradients.num_grad_workers
     before, after = (each.collection.numbers(num_grad_workers) for each in (settings, changed))

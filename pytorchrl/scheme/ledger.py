@@ -3,7 +3,7 @@
     collected = in flight + queued + consumed (unique) + resident + evicted + sum of dropped[reason]
 
 A worker that moves steps between places records the move in its own `Ledger` and sends a snapshot with its next
-message. Snapshots are totals, not changes, so a repeated or late snapshot is harmless.
+message. A snapshot contains totals, not changes, so it does no harm if a message is late or arrives twice.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ class Ledger:
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
     """Return the ledger of the whole tree.
 
-    When a gradient worker sends a gradient, its ledger counts the steps of the gradient as `sent`. When the gradient
-    arrives, the update worker's ledger subtracts these steps from its own `sent`, which is therefore negative. It
-    counts the steps as in flight until the gradient is applied or dropped. The sum of `sent` over all ledgers is the
-    number of steps in transit; the result counts these steps as in flight, too.
+    When a gradient worker sends a gradient, it moves the steps of the gradient to `sent` in its own ledger. When the
+    gradient arrives, the update worker moves these steps from `sent` to `in_flight` in its own ledger, where `sent` is
+    therefore negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way. The
+    result counts these steps as in flight.
 
     Args:
         snapshots: The gradient workers' ledgers.

@@ -186,7 +186,7 @@ class Settings:
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
                       supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
-        """Build settings from flat keywords; each other argument, if given, replaces the flat keywords of one level.
+        """Build settings from flat keywords; an options object for a level replaces the level's flat keywords.
 
         Args:
             given: Flat keywords and their values.

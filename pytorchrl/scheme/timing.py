@@ -32,7 +32,7 @@ def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None
 
 
 def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[str, float]) -> Seconds:
-    """Return the seconds of each part of each level, and as the part "idle" the remaining time of the level's workers.
+    """Return the seconds of each part of each level, with the remaining time of the level's workers as part "idle".
 
     Args:
         total: For each level, the seconds of each part, summed over all workers of the level.
@@ -67,7 +67,7 @@ class Stopwatch:
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Add seconds to the total of `part`; they do not count for another part that is being timed now."""
+        """Add seconds to the total of `part`, and exclude them from the part that is being timed now, if any."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
 
@@ -87,7 +87,7 @@ class Stopwatch:
         return found
 
     def part(self, part: str) -> _Block:
-        """Return a context manager that times the block of a `with` statement as this part."""
+        """Return a context manager that adds the time of its `with` block to `part`."""
         return _Block(self, part)
 
 

@@ -17,9 +17,8 @@ GRACE_S = 2.0
 class _Delay:
     """Handler of SIGINT that delays `KeyboardInterrupt` until the end of a call that must not be interrupted.
 
-    A second signal during the call raises `KeyboardInterrupt` at once. It comes from the user, or from a timer that
-    starts at the first signal and ends after `GRACE_S` seconds. Outside such a call, this handler does the same as
-    Python's default handler.
+    A second signal during the call raises `KeyboardInterrupt` at once. If the user sends no second signal, a timer
+    sends it `GRACE_S` seconds after the first. Outside such a call, this handler acts like Python's default handler.
     """
 
     def __init__(self) -> None:
@@ -40,9 +39,9 @@ _DELAY = _Delay()
 def undivided(call: Callable[[], R]) -> R:
     """Call a function. If Ctrl-C is pressed meanwhile, raise `KeyboardInterrupt` as soon as the function has ended.
 
-    If the function has not ended `GRACE_S` seconds later, or if Ctrl-C is pressed again, `KeyboardInterrupt` is raised
-    at once. In two cases, nothing is delayed: outside the main thread, because only the main thread receives signals;
-    and if SIGINT does not have Python's default handler, for example because `Learner.train` has installed its own.
+    `KeyboardInterrupt` is raised in the middle of the function if it has not ended `GRACE_S` seconds later, or if
+    Ctrl-C is pressed again. Nothing is delayed in two cases: if this is not the main thread, because only the main
+    thread receives signals, or if SIGINT has another handler than Python's default, such as that of `Learner.train`.
 
     The handler stays installed until `interrupt_as_usual` is called, because installing it again for each call would
     take longer than checking that it is installed.

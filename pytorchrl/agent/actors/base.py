@@ -105,8 +105,9 @@ class Actor(Part, nn.Module, ABC):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build all networks and set them as attributes; a subclass defines this method.
 
-        All attributes that are modules or parameters are saved and sent to workers; algorithms with a single parameter
-        group also train all of them. The attributes that `__init__` sets, such as `options`, can be used here.
+        All attributes that are modules or parameters are saved, and sent to workers. Algorithms with a single parameter
+        group, such as PPO, also train all of them. The attributes that `__init__` sets, such as `options`, can be used
+        here.
 
         Args:
             generator: CPU generator for initial weights. PyTorch's own layers draw from the global generator instead,
@@ -246,7 +247,7 @@ class Actor(Part, nn.Module, ABC):
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return the inputs of the networks for observations from the environments.
+        """Convert observations from the environments to inputs of the networks.
 
         If `normalize_obs` is set, all leaves of Box spaces except images are normalized. Float64 is converted to
         float32. If no leaf changes, the result is `obs` itself.
@@ -277,8 +278,8 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # Any, be
 def load_checkpoint(actor: Loadable, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
-    The state contains one vector for each acting network: its parameters, concatenated in order. All other entries are
-    buffers, by name.
+    For each acting network, the state contains one vector: all parameters of the network, concatenated. The other
+    entries of the state are buffers, by name.
 
     Raises:
         CheckpointError: The file cannot be read, is damaged, or belongs to an actor with other networks.

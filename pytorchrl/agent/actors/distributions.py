@@ -1,9 +1,10 @@
-"""Action distributions. An actor has one `Distribution`, whose methods receive the parameters of a batch as one tensor.
+"""Action distributions, which draw actions and compute log-probabilities, entropies and KL divergences.
 
-The action space determines the distribution of an actor; the distribution determines the number of outputs of the
-policy head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks
-are (..., n) bool, true where an action is allowed. The logit of a forbidden action is replaced by the lowest finite
-float. The action's probability p is then exactly 0, and p log p is 0; with minus infinity, p log p would be NaN.
+An actor has one `Distribution` object, which the action space determines. Its methods take the parameters of a whole
+batch of distributions as one tensor, `params` (..., P): logits, or means and log standard deviations.
+
+Masks are (..., n) bool, true where an action is allowed. The logit of a forbidden action is replaced by the lowest
+finite float. The action's probability p is then exactly 0, and p log p is 0; with minus infinity, p log p would be NaN.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Categorical(Distribution):
-    """A choice of one of n actions, which are numbered from 0; environments add the `start` of a Discrete space.
+    """A distribution over n actions, which are numbered from 0. Params: logits (..., n).
 
-    Params: logits (..., n).
+    If a Discrete space has a `start` other than 0, the environments add it to these numbers.
     """
 
     def __init__(self, n: int) -> None:

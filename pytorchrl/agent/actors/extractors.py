@@ -139,14 +139,14 @@ def encode(space: gym.Space[object], x: Tensor) -> Tensor:
 
 
 def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return `F.linear(x, weight, bias)` in the form that is fastest for the numbers of inputs and outputs.
+    """Return `F.linear(x, weight, bias)`, computed in the form that is fastest for the size of the layer.
 
-    Layers with few outputs, such as heads, are computed as sums in float32. The compiler fuses these sums with the
-    activation before them, and their gradients need no matrix products. A matrix product would be slow in bfloat16,
-    where a matrix of one column takes as long as a matrix of 16 columns.
+    A layer with few outputs, such as a head, is computed in float32, by elementwise products and sums. The compiler
+    fuses them with the preceding activation, and their gradients need no matrix products, either. In bfloat16, a
+    matrix product with one output column would take as long as a product with 16 columns.
 
-    Layers with more outputs than inputs use a transposed, contiguous copy of the weight, which makes the gradient of
-    the weight faster: with MKL, 5 us instead of 24 us for 256 rows, 64 outputs and 4 inputs.
+    A layer with more outputs than inputs multiplies by a transposed, contiguous copy of the weight. The copy makes the
+    gradient of the weight faster: with MKL, 5 us instead of 24 us for 256 rows, 64 outputs and 4 inputs.
     """
     if x.dim() == 2 and weight.shape[0] <= _FEW_OUTPUTS:
         return (x.float().unsqueeze(1) * weight).sum(-1) + bias
@@ -156,7 +156,7 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _LayerWeights:
-    """Iterable of (weight, bias), one pair per layer; each iteration looks the tensors up in the layers."""
+    """Iterable over the pairs (weight, bias) of the layers, which reads the current tensors from the layers."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._layers = layers

@@ -1,8 +1,7 @@
 """Recurrent memory between the extractor and the heads. B = environments, L = steps, F = features, H = state size.
 
-The state of each network is one flat vector, whatever the class of the memory, so storages handle all states in the
-same way. If an observation is the first of its episode, the state is set to zero before that observation is processed.
-Single steps and sequences are computed by the same code.
+The state of each memory is one flat vector, for a GRU and for an LSTM, so storages handle all states in the same way.
+If an observation is the first of its episode, the state is set to zero before that observation is processed.
 """
 
 from __future__ import annotations

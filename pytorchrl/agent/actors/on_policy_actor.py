@@ -109,10 +109,13 @@ class OnPolicyActor(Actor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build extractors, memories and heads from the options; a subclass may build other networks.
 
-        The method sets `policy_head`, a module that maps features (B, F) to (B, `distribution.num_outputs`);
-        `value_head`, a module that maps features to (B, 1); and the modules that `policy_features` and `value_features`
-        use. If the value head is applied to the policy's features, the method sets `is_shared` to True. If the networks
-        have memory, the method sets `is_recurrent` to True, and the subclass defines `initial_states`.
+        The method sets these attributes:
+
+        - `policy_head`, a module that maps features (B, F) to (B, `distribution.num_outputs`);
+        - `value_head`, a module that maps features (B, F) to (B, 1);
+        - the modules that `policy_features` and `value_features` use;
+        - `is_shared = True` if the value head is applied to the policy's features;
+        - `is_recurrent = True` if the networks have memory; the subclass then also defines `initial_states`.
         """
         options, shared = self.options, self.options.shared_policy_value_network
         self.is_recurrent = options.recurrent_net is not None
@@ -133,13 +136,13 @@ class OnPolicyActor(Actor):
                 row.
 
         Returns:
-            Features (B, F) or (L, B, F), and the memory after the last row; {} without memory.
+            Features (B, F) or (L, B, F), and the memory after the last row, by name; {} without memory.
         """
         features, state = self._trunks[0].forward(obs, rhs.get("policy"), done)
         return features, {} if state is None else {"policy": state}
 
     def value_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the input of the value head; see `policy_features` for the arguments and the result.
+        """Return the input of the value head, and the memory of the value network; see `policy_features`.
 
         The method is not called if `is_shared` is True.
         """
@@ -205,8 +208,8 @@ class OnPolicyActor(Actor):
         Returns:
             Actions (E, ...) as drawn; actions for the environment; `dist_params` (E, P), from which
             `log_prob_from_params` computes log-probabilities later; values (E,), or None; and the memory after
-            these observations. Values are None if `with_value` is false. They are also None if a separate network
-            without memory computes values, because it can compute them later.
+            these observations. Values are None if `with_value` is false, or if the value network is separate and has no
+            memory, because its values can be computed later for the whole rollout at once.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -227,7 +230,7 @@ class OnPolicyActor(Actor):
         return action, distribution.clip(action), params, value, rhs_next
 
     def policy_states(self, num_envs: int) -> Obs:
-        """Return the memory of the policy network, without that of a separate value network; see `Actor`."""
+        """Return the initial memory of the policy network, but not that of a separate value network; see `Actor`."""
         states = self.initial_states(num_envs)
         if overrides(self, OnPolicyActor, "act", "policy_features", "initial_states"):
             return states
@@ -314,7 +317,10 @@ class OnPolicyActor(Actor):
         return logp, entropy, params, {**rhs, **rhs_next}
 
     def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
-        """Return {"value": (B,) or (L, B)}, and `rhs` with the next state of the network that computes values."""
+        """Return {"value": (B,) or (L, B)}, and `rhs` after the last row.
+
+        In the returned `rhs`, only the memory of the network that computes the values is updated.
+        """
         features_of = self.policy_features if self.is_shared else self.value_features
         latent, states = features_of(self.normalise(obs), rhs, done)
         return {"value": self._value_of(latent)}, {**rhs, **states} if states else rhs

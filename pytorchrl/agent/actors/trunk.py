@@ -131,8 +131,8 @@ class Trunk(nn.Module):
 def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
     """Check, before any worker is built, that an extractor exists and fits the spaces.
 
-    With `auto`, warn about a leaf that has the shape of an image but is not an image by the rules of `is_image`:
-    fully connected layers will process this leaf.
+    With `auto`, fully connected layers process a leaf that has the shape of an image but does not satisfy `is_image`.
+    This function warns of such a leaf.
 
     Raises:
         ConfigError: No extractor has this name.
@@ -158,7 +158,7 @@ def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
-    # Require two long axes, in any position, because the axes of an image may be in an unsupported order.
+    # Any two of the axes may be the long ones, because the axes of an image may be in an unsupported order.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(

@@ -180,8 +180,9 @@ class Algorithm(Part, Updatable, ABC):
 
         Args:
             rollout: The rollout; only its valid steps are counted.
-            running: State that the collector keeps between rollouts. Its entry `returns` (E,) contains the discounted
-                return G of each environment; each step updates it in place: G <- gamma * G + r.
+            running: State that the collector keeps between rollouts. If rewards are normalized, its entry `returns`
+                (E,) contains the discounted return G of each environment. This method updates G in place for each step
+                of the rollout: G <- gamma * G + r.
 
         Returns:
             A tuple (count, mean, M2) for each normalizer, by name. M2 is the sum of squared deviations from the mean.
@@ -198,7 +199,7 @@ class Algorithm(Part, Updatable, ABC):
         """Return the batches that are due after the storage has received new data, one batch for each update."""
 
     def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
-        """Return the batch with all values that depend on the whole batch, such as normalized advantages.
+        """Compute values that depend on all samples of a batch, such as normalized advantages; return the new batch.
 
         If gradients are accumulated over parts of a batch, this method is called before the batch is split. By default,
         it returns `batch` itself.
@@ -213,12 +214,12 @@ class Algorithm(Part, Updatable, ABC):
 
         Returns:
             A flat gradient for each group, (P,) float32, valid until the next call; and the loss and its terms by name.
-            If the loss is not finite, all elements of the gradient are NaN. `apply_gradients` then refuses the
-            gradient, and also refuses the mean of this gradient and the gradients of other workers.
+            If the loss is not finite, all elements of the gradient are NaN, so `apply_gradients` refuses this gradient,
+            and every mean over workers that includes it.
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Clip the gradient of each group by its global norm, and take an optimizer step for each group that is due.
+        """Clip each group's gradient by its global norm, and take an optimizer step for each group that `is_due`.
 
         Args:
             gradients: One gradient (P,) for each group, averaged over workers; never changed. None means the gradients
@@ -278,7 +279,9 @@ class Algorithm(Part, Updatable, ABC):
     # Parameters that change during training
 
     def update_algorithm_parameter(self, name: str, value: object) -> None:
-        """Set an option that may change during training; a number ends a schedule, and a `Schedule` starts a new one.
+        """Set an option that may change during training.
+
+        If the option follows a schedule, a number ends this schedule, and a `Schedule` replaces it.
 
         Raises:
             KeyError: There is no such option, or it cannot change.

@@ -30,8 +30,7 @@ class CompiledGradient:
     """A function that computes a gradient and is compiled into a single graph at the first batch.
 
     The graph contains the forward pass, the loss and the backward pass, and writes the gradients into one vector. The
-    current values of updatable options are inputs of the graph, so a change of these values causes no new compilation.
-    Neither does a batch of another size.
+    values of updatable options and the number of rows of a batch may change without a new compilation.
     """
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
@@ -169,11 +168,11 @@ def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
-    """Return the properties of a batch's tensors on which a graph depends.
+    """Return a key that is equal for all batches that one compiled graph supports.
 
-    One graph supports all batches of two or more rows, so the size of the first axis must not matter. The result
-    therefore contains strides: those of a contiguous tensor determine all its sizes, except that of the first axis. A
-    batch of one row needs a separate graph, because torch treats axes of size 1 as constant.
+    One graph supports all batches of two or more rows. The key therefore contains the strides of the tensors, not their
+    shapes: the strides of a contiguous tensor determine the sizes of all axes except the first. A batch of one row
+    needs a graph of its own, because torch treats axes of size 1 as constant.
     """
     return num_rows == 1, *[None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves]
 
@@ -189,9 +188,9 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
 
     Args:
         function: Function to compile.
-        leaves: The tensors in `args` whose first dimension may have another size in other calls.
+        leaves: The tensors in `args` whose first axis may have a different size in later calls.
         *args: Example arguments of the function.
-        **kwargs: Example keyword arguments; callers pass none.
+        **kwargs: Example keyword arguments of the function.
 
     Raises:
         ConfigError: This machine cannot compile the function.
@@ -209,7 +208,7 @@ def _compile_graph(function: Callable[P, R], leaves: Iterable[Tensor | None], *a
     options = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
         "cpp.use_decompose_tanh": True,
-        "size_asserts": False,  # `_layout` chooses the graph by the strides of the arguments
+        "size_asserts": False,  # not needed, because `_layout` chooses a graph that fits the arguments
     }
     unguarded = torch.compile(function, fullgraph=True, options={
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})

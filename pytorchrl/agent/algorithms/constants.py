@@ -9,7 +9,7 @@ from torch import Tensor
 class Constants:
     """A cached tensor of numbers.
 
-    The tensor is rebuilt only if the numbers change, because building it takes as long as computing a small layer.
+    Building a tensor takes as long as computing a small layer, so the tensor is rebuilt only if the numbers change.
     """
 
     def __init__(self, device: torch.device) -> None:

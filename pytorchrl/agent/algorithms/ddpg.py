@@ -34,8 +34,8 @@ class DDPG(ReplayAlgorithm):
     The target is y = R + DISC * min_j Q'_j(o', mu'(o')), where mu' and Q' are the target networks. The storage provides
     the n-step return R, the discount DISC and the weight w of each sample. The losses are
     L_q = 1/2 sum_j mean w (Q_j - y)^2 for the critics, and L_pi = -mean Q_1(o, mu(o)) for the policy.
-    Lillicrap et al. use one critic (`num_critics=1`). For exploration, noise is added to the actions in [-1, 1], so its
-    unit is half the range of an action.
+    Lillicrap et al. use one critic (`num_critics=1`). For exploration, noise is added to the actions, whose range is
+    scaled to [-1, 1]. The unit of the noise is therefore half the range of an action.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ class DQN(ReplayAlgorithm):
             updatable=True)
 
         def __post_init__(self) -> None:
-            """Refuse the options of a shared epsilon if each collector has its own epsilon."""
+            """Refuse options for a shared epsilon if `epsilon_per_worker` gives each collector its own epsilon."""
             super().__post_init__()
             if self.epsilon_per_worker:
                 self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
@@ -143,7 +143,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # it is an attribute in `Algorithm`
+    def generator(self) -> torch.Generator:  # a property here, an attribute in `Algorithm`
         """Generator of the random numbers for actions."""
         self._uniform.rewind()
         return self._generator

@@ -27,8 +27,8 @@ class IMPALA(VTraceAlgorithm, A2C):
     In Espeholt et al. 2018, the loss is the sum over T * B = 640 samples. The loss of this class is the mean, so its
     gradients are 640 times smaller. To repeat the paper's settings, divide its largest gradient norm by 640 and its
     epsilon of RMSProp by 640^2: max_grad_norm = 40 / 640, and rmsprop_eps = 0.01 / 640^2. One difference remains: the
-    mean square of "rmsprop_tf" starts at 1, not at 1 / 640^2, so the first thousand updates are smaller than the
-    paper's.
+    optimizer "rmsprop_tf" starts its running mean of squared gradients at 1, but to repeat the paper, it would have to
+    start at 1 / 640^2. The first thousand updates are therefore smaller than the paper's.
     """
 
     @dataclass(frozen=True, kw_only=True)

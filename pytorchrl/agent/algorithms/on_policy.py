@@ -108,7 +108,8 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         self._small_value: SmallNetwork | None = None
-        # Small networks share memory with the parameters, so they are built after `FlatParameters` has moved these.
+        # Small networks share memory with the parameters, so they are built after `super().__init__`, which moves the
+        # parameters into `FlatParameters`.
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
@@ -116,7 +117,7 @@ class OnPolicyAlgorithm(Algorithm):
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
-        # A user's `act` is not recorded: recorded kernels would not repeat its side effects, such as counting calls.
+        # A user's `act` is not recorded as a CUDA graph, which would not repeat side effects such as counting calls.
         is_recorded = options.compile and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
         self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
         self._weights = Constants(self.device)
@@ -155,7 +156,7 @@ class OnPolicyAlgorithm(Algorithm):
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
-        # The check of a mask waits for the GPU, and a CUDA graph cannot record a wait.
+        # A CUDA graph cannot contain the check of a mask, because the check waits for the GPU.
         act = self._act if self._recorded_act is None or mask is not None else self._recorded_act
         with torch.inference_mode():
             action, clipped_action, dist_params, value, states = act(
@@ -211,7 +212,8 @@ class OnPolicyAlgorithm(Algorithm):
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
             return value, torch.zeros(0)
-        # Row t + 1 of `rhs` is the state after o_t, even if the episode ended, because only networks reset states.
+        # Row t + 1 of `rhs` is the memory after o_t, even if the episode ended there: it is reset only when a network
+        # processes the first observation of the next episode.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
@@ -264,8 +266,8 @@ class OnPolicyAlgorithm(Algorithm):
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
-            The loss (); and, without gradient, one value for each of `info_names`, namely the loss and the means of all
-            terms and measures.
+            The loss (), and a vector without gradient. The vector contains one value for each of `info_names`: the loss
+            and the means of all terms and measures.
 
         Raises:
             ContractError: At the first batch, the result of `terms` does not fit `loss_weights` or the batch.
@@ -391,5 +393,5 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def rows_at_once(obs: Obs) -> int:
-    """Return how many rows one forward pass may process, for observations with a tensor (rows, ...) for each leaf."""
+    """Return how many rows of `obs`, leaf -> (rows, ...), one forward pass may process within the memory limit."""
     return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

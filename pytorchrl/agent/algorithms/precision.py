@@ -24,7 +24,7 @@ class PrecisionOptions(Options):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether networks compute in bfloat16; False if the option is "auto", which schemes replace by a choice."""
+        """Whether networks compute in bfloat16; False for "auto", which a scheme replaces with the faster choice."""
         return self.mixed_precision is True
 
 
@@ -33,5 +33,5 @@ def precision(device: torch.device, is_mixed: bool) -> AbstractContextManager[ob
 
     Even with `is_mixed`, only matrix products and convolutions are computed in bfloat16.
     """
-    # Without mixed precision, return no `torch.autocast`: entering a disabled one takes as long as a small layer.
+    # Entering a disabled `torch.autocast` would take as long as the computation of a small layer.
     return torch.autocast(device.type, torch.bfloat16) if is_mixed else nullcontext()

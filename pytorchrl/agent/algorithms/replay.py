@@ -211,7 +211,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how many times `num_updates` updates are due after the first `num_transitions` transitions."""
+        """Return how many times `num_updates` updates are due in total after `num_transitions` insertions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -238,8 +238,9 @@ class ReplayAlgorithm(Algorithm):
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of the losses of all groups; see `Algorithm`.
 
-        If `applies_at_once` is true, and the next update does not change a group (such as the policy of TD3, whose
-        updates are delayed), the loss of this group is neither differentiated nor reported. Its gradient is zero.
+        Some updates do not change all groups: for example, TD3 delays the updates of the policy. If `applies_at_once`
+        is true, this method skips the groups that the next update does not change. Their losses are not reported, and
+        their gradients are zero.
 
         Returns:
             A gradient (P,) for each group, and a dictionary. The dictionary contains the losses and measures as

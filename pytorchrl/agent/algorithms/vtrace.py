@@ -23,8 +23,8 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluate a rollout for V-trace with the current weights; gradients are disabled.
 
-        The memory is unrolled over each sequence from the stored state of its first step, exactly as in the loss. The
-        values of the last row and of final observations are computed from the stored states of these observations.
+        For actors with memory, each sequence is unrolled from the stored memory state of its first step, exactly as in
+        the loss. The values of the last row and of final observations are computed from their stored memory states.
 
         Args:
             rollout: T steps of E environments.

@@ -130,7 +130,7 @@ class MaskedReset:
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
         mask = self._reader.mask(observations)
         final_mask = None if mask is None else mask[index]
-        # `done` is copied, because it is returned below, and the vector environment might change the reset mask.
+        # Pass a copy of `done`, because the vector environment might change the mask, and `done` is returned below.
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
         new_info = dict(info)
         if MASK_LEAF in info and MASK_LEAF in reset_info:
@@ -155,7 +155,7 @@ def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
 
     The mode is the attribute `autoreset_mode`, else the entry in the metadata of the class, else NEXT_STEP, which is
     Gymnasium's default. Metadata that a class inherits from `VectorEnv` are ignored: all such classes share one
-    dictionary, and an entry in it may come from a different class.
+    dictionary, and a different class may have added the entry.
     """
     mode = getattr(envs, "autoreset_mode", None)
     if mode is None and envs.metadata is not VectorEnv.metadata:

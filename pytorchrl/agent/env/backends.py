@@ -40,7 +40,7 @@ _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
 _INFO_KEYS = ("lives", MASK_LEAF)
-"""Entries of a step's `info` that `VecEnv` reads; the last `info` of an episode is kept whole."""
+"""Keys that `VecEnv` reads in the `info` of every step. In the last `info` of an episode, all keys are kept."""
 
 _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
 
@@ -273,7 +273,7 @@ class InProcessVectorEnv(SyncVectorEnv):
 
     Attributes:
         info_keys: Keys of `info` that `step` returns; None means all keys. `final_info` always contains all keys.
-            Fewer keys save time: combining the four entries of a MuJoCo environment doubles the overhead of a step.
+            Fewer keys save time: returning all four keys of a MuJoCo environment doubles the overhead of a step.
     """
 
     info_keys: tuple[str, ...] | None = None

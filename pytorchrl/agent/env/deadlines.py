@@ -27,8 +27,8 @@ _CONSTRUCTOR_FACTOR = 10.0
 class TimedEnv(AnyWrapper):
     """Wrapper that calls an environment's constructor and methods in one thread, and limits the time of each call.
 
-    A Python thread cannot be ended from outside. If a call hangs, its thread is abandoned; if the call returns later,
-    this thread closes the environment.
+    If a call takes too long, its thread is abandoned, because Python cannot end a thread from outside. After `close()`,
+    the abandoned thread closes the environment as soon as the call returns.
 
     Args:
         build: Function that builds the environment.
@@ -65,7 +65,7 @@ class TimedEnv(AnyWrapper):
         return self._call("render", self.env.render, self._timeout_s)
 
     def close(self) -> None:
-        """Close the environment; if an earlier call hangs, its thread closes the environment later."""
+        """Close the environment. If an earlier call still hangs, its thread closes the environment after this call."""
         try:
             if not self._hangs:
                 self._call("close", self.env.close, self._timeout_s)

@@ -1,4 +1,4 @@
-"""Detect scripts that would start processes again whenever a process of `backend="async"` imports them."""
+"""Detect scripts that start processes of `backend="async"` outside `if __name__ == "__main__":`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ _GUARDS = {"__name__", "current_process"}
 
 
 def check_main_guard(setting: str) -> None:
-    """Refuse to start processes from a line of the script that those processes would run again.
+    """Refuse to start processes if the main script does so outside `if __name__ == "__main__":`.
 
-    A spawned process first imports the main script. If the line of the script that leads to this call is not inside
-    `if __name__ == "__main__":`, the new process executes this line, too, and fails. The process that spawned it would
-    then wait forever.
+    A spawned process first imports the main script. Without this condition, the import would run the line that starts
+    processes again, and fail. The process that runs the script would then wait forever.
 
     Args:
         setting: The setting that starts processes, for the message.
 
     Raises:
-        ConfigError: The line is not guarded; the message names the line and the missing `if`.
+        ConfigError: The line that leads to this call is not inside the `if`; the message names the line.
     """
     frame = _main_frame()
     if frame is None:

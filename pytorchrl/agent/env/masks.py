@@ -21,7 +21,7 @@ class ActionMasks:
         reader: Reader of the observations.
         num_envs: E, the number of environments.
         where: Name of the worker, for error messages.
-        shows_last: Whether the step that ends an episode returns the episode's last observation (NEXT_STEP).
+        shows_last: Whether an episode's last step returns the episode's last observation (autoreset mode NEXT_STEP).
         has_one_choice: Whether an action is one choice among n actions, as in a Discrete space.
     """
 
@@ -65,9 +65,9 @@ class ActionMasks:
     ) -> np.ndarray | None:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
-        In NEXT_STEP mode, the mask of an episode's last observation is replaced by a mask that allows all actions: a
-        terminated environment may allow no action, but an action must be chosen, which the environment then ignores.
-        If the episode was truncated, the mask stays unchanged where learners need it to bootstrap.
+        In NEXT_STEP mode, an action must be chosen even after an episode's last observation, although the environment
+        ignores it. The mask of this observation may allow no action, so it is replaced by a mask that allows all
+        actions. It is kept only if the episode was truncated and learners need the mask to bootstrap.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
@@ -93,7 +93,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Add masks that allow all actions to `info` for environments that raised exceptions (`cut`, (E,) bool)."""
+        """Set the masks in `info` to allow all actions in environments that raised exceptions (`cut`, (E,) bool)."""
         if self.is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

@@ -1,4 +1,4 @@
-"""Replace environments that raise exceptions, and truncate their episodes; the number of restarts is limited.
+"""Replace environments that raise exceptions, a limited number of times, and truncate their episodes.
 
 If a step raises an exception, `RestartingEnv` returns the latest observation, truncated=True, and `info[CUT]`; this
 step is not a transition. The next reset closes the environment and builds a new one. An environment is also replaced
@@ -101,7 +101,7 @@ class Restarts:
 class RestartingEnv(GuardedEnv):
     """A `GuardedEnv` that rebuilds its environment with another seed if the environment raises an exception.
 
-    An environment that returns wrong results causes an error instead, because a new environment would return them, too.
+    If the environment returns invalid results, an error is raised instead, because a new environment would do the same.
 
     Args:
         env: The first environment.
@@ -110,8 +110,8 @@ class RestartingEnv(GuardedEnv):
         restarts: The restart budget, shared by the environments of one process.
 
     Attributes:
-        last_observation: Function that returns a copy of the latest observation; set by the object that stores the
-            observations.
+        last_observation: Function that returns a copy of the latest observation. The owner of this object must set
+            it, because only the owner stores observations.
     """
 
     last_observation: Callable[[], Observation]
@@ -219,6 +219,6 @@ def cut_in(info: Info) -> np.ndarray | None:
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may help: `error` is an exception of the environment, not a sign of a common mistake."""
+    """Return whether a restart may help: the environment raised the exception, and no known mistake explains it."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

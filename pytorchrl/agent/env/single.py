@@ -26,7 +26,7 @@ from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 # For each namespace of ids: the module that registers them, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# If an environment's entry point contains one of these keys, the environment needs the extra that the key maps to.
+# The extra that an environment needs if its entry point contains the key.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 

@@ -38,8 +38,8 @@ def flatten_space(
     images (H, W, C) become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is removed,
     because networks do not receive masks as input. Flattening a flattened space changes nothing.
 
-    float64 stays float64 if `keep_float64` is true. It also stays if `space` is a dictionary of leaves, not a `Space`:
-    such leaves come from an environment factory, which has already chosen their dtypes.
+    float64 stays float64 if `keep_float64` is true, or if `space` is a dictionary of leaves instead of a `Space`. Such
+    a dictionary comes from an environment factory, which has already chosen the dtypes.
 
     A leaf is an image (H, W, C) if it has three axes, its last axis has length 1, 3 or 4, and its first axis does not.
     The values of an image are unsigned bytes, or floats whose bounds are 0 and 1 everywhere. An image of floats must

@@ -223,7 +223,7 @@ class VecEnv(Part):
             isinstance(self.action_space, gym.spaces.Discrete))
         self._ends_on_life_loss = options.end_on_life_loss and is_training
         self._lives: np.ndarray | None = None
-        # Steps in which no episode ends return these arrays, which are never written to.
+        # These arrays are never written to, so all steps in which no episode ends can return them.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._none = np.zeros(self.num_envs, dtype=np.bool_)
 
@@ -306,7 +306,7 @@ class VecEnv(Part):
         self, done: np.ndarray, observations: Observation, reward: np.ndarray, terminated: np.ndarray,
         truncated: np.ndarray, info: Info,
     ) -> Step:
-        """Return the result of a step in which an episode may have ended or begun."""
+        """Return the result of a step in which an episode may have ended or begun; `step` handles all other steps."""
         if self._autoreset.pending or np.count_nonzero(done):
             try:
                 resolved = self._autoreset.resolve(done, observations, info)
@@ -341,11 +341,10 @@ class VecEnv(Part):
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info` with entries for the environments that raised exceptions (`cut`, (E,) bool).
+        """Return `info` with the lives and masks of environments that raised exceptions (`cut`, (E,) bool).
 
-        In NEXT_STEP mode, the `info` of such an environment lacks its lives and its mask. The lives stay unchanged, and
-        the mask allows all actions. In other modes, the `info` of such an environment comes from a reset, and contains
-        both.
+        In NEXT_STEP mode, these entries are missing: add unchanged lives, and a mask that allows all actions. In other
+        modes, these environments have been reset already, so `info` contains the entries of the reset.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

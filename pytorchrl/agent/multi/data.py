@@ -1,8 +1,8 @@
 """Data that the parts of an agent with several policies exchange: mappings from each policy to its data.
 
-Each agent (in the sense of PettingZoo) is a column of its policy. A policy with k agents in each of E environments has
-C = E * k columns; agent j of environment e is column e * k + j. If an agent does not act in a step, because its episode
-has ended or has not begun, the entry of its column in that step is marked as invalid.
+A policy controls k agents (in the sense of PettingZoo) in each of E environments. The arrays of the policy have one
+column for each of these C = E * k agents: agent j of environment e is column e * k + j. If an agent does not act in a
+step, because its episode has ended or has not begun, the entry of its column in that step is marked as invalid.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class MultiRollout:
         return self.num_steps * self.num_envs
 
     def num_valid(self) -> int:
-        """Return T · E; all env steps are valid, because the step that ends an episode also resets the environment."""
+        """Return T · E, because all env steps are valid.
+
+        No step only resets an environment: the step that ends an episode also resets the environment.
+        """
         return self.size
 
     def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` must accept compressed arrays

@@ -98,15 +98,16 @@ class MultiAgentReplay(MultiAgentStorage):
         return self._inserted
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return, for each transition, the number of an env step of the same rollout, (N,) int64.
+        """Return, for each transition, the index of an env step of the same rollout, (N,) int64.
 
-        Env steps are numbered in the order of insertion. The numbers identify the rollouts, whose versions are known.
+        Env steps are counted in the order of insertion. Any step of the rollout is sufficient, because the caller only
+        looks up the version of the weights that collected the rollout.
         """
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
     def to_learn_from(self, policy: str) -> _InEnvSteps:
-        """Return a view of a policy's storage, in which the counters count env steps; see `MultiAgentStorage`."""
+        """Return the storage of a policy, with counters that count env steps; see `MultiAgentStorage`."""
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
@@ -179,10 +180,10 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """Replay of one policy, with the `counters` of all policies.
+    """The replay storage of one policy, with the `counters` of `MultiAgentReplay`.
 
-    The algorithm decides from the counters when to update. Options such as `update_every` count env steps, but the
-    counters of the policy's own storage count transitions.
+    The algorithm reads the counters to decide when to update. Options such as `update_every` count env steps, but the
+    counters of the policy's own storage count transitions of single agents.
     """
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:

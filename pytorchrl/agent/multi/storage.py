@@ -247,13 +247,13 @@ class MultiAgentStorage(Storage):
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
         """Set `num_samples` and `num_new_samples` of a batch, in env steps.
 
-        The batch contains steps of single agents. Their number is converted to env steps in such a way that rounding
-        errors do not add up: over a pass, the sum of `num_samples` is the number of env steps in the rollouts.
+        The batch contains steps of single agents, whose number is converted to env steps. Rounding errors do not
+        add up: over a pass, the sum of `num_samples` is exactly the number of env steps in the rollouts.
 
         Args:
             batch: The batch.
-            samples: Number of agents' steps in the earlier batches, and number in this batch.
-            new: The same two numbers, but only of steps that no earlier batch contained.
+            samples: Number of agents' steps in all earlier batches, and in this batch.
+            new: The same two numbers, without steps that an earlier batch already contained.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps
@@ -261,7 +261,7 @@ class MultiAgentStorage(Storage):
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
     def after_gradients(self, batch: MultiBatch, info: Mapping[str, object]) -> None:
-        """Do nothing, because no priorities depend on the results; see `Storage`."""
+        """Do nothing, because storages without replay have no priorities to update; see `Storage`."""
 
     def reset(self) -> None:
         """Discard the data of all policies; see `Storage`."""

@@ -189,7 +189,7 @@ class Storage(Part, Updatable, ABC):
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Return one error for each drawn transition or sequence, (B,), computed from the algorithm's `errors`."""
+        """Return one error (B,) for each transition or sequence in the batch, given the algorithm's `errors`."""
         return errors
 
     @abstractmethod

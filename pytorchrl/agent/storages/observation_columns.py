@@ -137,9 +137,10 @@ class ObservationColumn(ABC):
             start: Number of the first row; the rows of an environment are consecutive.
             obs: Observations, (T+1, E, ...).
             places: (T+1, E) int64, the place of each observation: a row or, in the last step, an extra observation.
-            previous: (E,) int64, the place of the extra observation that equals the environment's first observation in
-                this rollout, because the environment continues its previous rollout; 0 if there is none.
-            cut: (T+1, E) bool, false where an observation directly follows the observation one step before.
+            previous: (E,) int64. For an environment that continues its previous rollout: the (negative) place of the
+                last observation of that rollout, which is also the first observation of this one. Otherwise: 0.
+            cut: (T+1, E) bool, true where the final observation of an episode came between an observation and the
+                observation one step before.
         """
 
     @abstractmethod
@@ -149,7 +150,7 @@ class ObservationColumn(ABC):
         Args:
             obs: Observations, (N, ...).
             places: (N,) int64, the negative places of the observations, which are stored as extra observations.
-            before: (N,) int64, the row of the observation one step before each of them.
+            before: (N,) int64, the rows of the observations one step earlier.
         """
 
     @abstractmethod
@@ -272,7 +273,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1, because the stacks of the next K - 1 rows may contain the newest frame of a row."""
+        """K - 1: the newest frame of a row may also be part of the stacks of the next K - 1 rows."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -329,8 +330,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
-        # Evicting a row also releases the extra frames that it owns. A stack with such an extra frame also contains the
-        # newest frame of the owner, so extra frames need no check of their own.
+        # Extra frames need no check. They are released when their owner is evicted, but every other stack that contains
+        # them also contains the newest frame of the owner, which is checked.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -380,7 +381,7 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store the frames of stacks (N, K, pixels) as extra frames, except for the newest frame of each stack.
+        """Store the older frames of stacks as extra frames, except for black frames and repetitions of the next frame.
 
         Args:
             stacks: (N, K, pixels).
@@ -399,9 +400,9 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _inherit_frames(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the frame numbers of rows that replace extra observations.
+        """Return the frame numbers of the rows that replace extra observations when the next rollout arrives.
 
-        Each row becomes the owner of the extra frames that the replaced extra observation owned.
+        A row becomes the owner of all extra frames of the observation that it replaces, except for the newest frame.
 
         Args:
             extras: (N,) places of the extra observations.
@@ -430,12 +431,12 @@ def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _follow_on(frames: np.ndarray, newest: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """Return the frame numbers of the stacks of a rollout, (T+1, E, K).
+    """Return the frame numbers of all stacks of a rollout, (T+1, E, K).
 
     Args:
-        frames: (T+1, E, K) frame numbers of the stacks where `base` is true; other entries are not used.
+        frames: (T+1, E, K) frame numbers of the stacks for which `base` is true; other entries are not used.
         newest: (T+1, E) numbers of the newest frames.
-        base: (T+1, E) bool, false where a stack is the stack one step before, shifted by one frame; true at step 0.
+        base: (T+1, E) bool, true at step 0, and where a stack is not the previous stack shifted by one frame.
     """
     num_rows, num_envs, num_frames = frames.shape
     row, env = np.arange(num_rows)[:, None], np.arange(num_envs)[None]

@@ -90,7 +90,7 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Compute the algorithm's `num_mini_batch` from its `mini_batch_size`, if that is set.
+        """If the algorithm has a `mini_batch_size`, set its `num_mini_batch` accordingly.
 
         The number is computed for `num_rollouts` full rollouts. Shorter rollouts are divided into the same number of
         minibatches, because workers that average their gradients must make the same number of updates.
@@ -105,7 +105,10 @@ class VanillaOnPolicyBuffer(Storage):
         self.algorithm.num_mini_batch = -(-count // (wanted // length))
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Replace the stored rollouts with `rollouts` of any lengths, which `finish_rollout` has already processed."""
+        """Replace the stored rollouts with `rollouts`, which may have any lengths.
+
+        The algorithm's `finish_rollout` must have processed the rollouts before.
+        """
         self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
         self._samples = None
 

@@ -29,8 +29,8 @@ class PERBuffer(ReplayBuffer):
     """Replay that draws transitions with larger TD errors more often (Schaul et al. 2016).
 
     A transition with absolute TD error d has the priority p = (d + epsilon)^alpha, the probability P = p / sum p, and
-    the importance weight w = (N P)^-beta / max w. If the TD error of a new transition is not known from `add_errors`,
-    the largest d + epsilon so far (initially 1) is used for it.
+    the importance weight w = (N P)^-beta / max w. For a new transition whose TD error `add_errors` has not computed,
+    d + epsilon is the largest value so far (initially 1).
     """
 
     has_priorities: ClassVar[bool] = True

@@ -131,7 +131,7 @@ class ReplayBuffer(Storage):
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of each id from a batch, (N,) int64.
 
-        Rows are numbered from 0 in order of insertion. Here, ids are row numbers; other storages may have other ids.
+        Rows are numbered from 0 in order of insertion. Here, ids are row numbers; a subclass may use other ids.
         """
         return ids
 
@@ -212,7 +212,7 @@ class ReplayBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of valid transitions that were `inserted`, `evicted` and `sampled` so far, and are `resident` now.
+        """Numbers of transitions: `inserted`, `evicted` and `sampled` so far, and `resident` now.
 
         `evicted_unused` is the number of evicted transitions that were never drawn.
         """

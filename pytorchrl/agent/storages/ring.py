@@ -1,10 +1,10 @@
 """Ring buffer of transitions for replay. C = capacity in rows, T = steps, E = environments, B = rows drawn.
 
 Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
-ids from `first` to `total - 1` are resident. The rows of one environment in a rollout are consecutive. The *link* of a
-row is the place of its true next observation, which is in another row or is an extra observation (see
-`observation_columns`). A *source* is a collector; its rollouts are consecutive in time. The last observation of a
-rollout is an extra observation until the source's next rollout arrives and begins with the same observation.
+rows `first` to `total - 1` are resident. In a rollout, the rows of one environment are consecutive. The *link* of a row
+is the place of the observation after its step: the next row or, at the end of an episode or rollout, an extra
+observation (see `observation_columns`). A *source* is a collector; its rollouts are consecutive in time. When its next
+rollout arrives and begins with the last observation of the previous one, this observation is no longer an extra one.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false where the last row links to one of `finals` instead
+            shown = link[-1] == heads  # false where the last step ends an episode, and its row links to one of `finals`
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
@@ -161,7 +161,7 @@ class Ring:
         return Inserted(rows, broken, previous < 0)
 
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
-        """Allow or forbid drawing the rows at N different places, which `rows` contains."""
+        """Allow or forbid drawing the rows at the places in `rows`, (N,); no place may occur twice."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
@@ -170,7 +170,7 @@ class Ring:
         """Evict the `count` oldest rows.
 
         Returns:
-            Places of later rows that can no longer be drawn, because they depend on the evicted rows.
+            Places of later rows that can no longer be drawn, because their stacks contain evicted frames.
         """
         if count <= 0:
             return _NO_ROWS
@@ -190,7 +190,7 @@ class Ring:
         return self._break(link[link >= 0], start, count)
 
     def clear(self) -> None:
-        """Evict all rows; the memory stays allocated, and later rows do not reuse ids."""
+        """Evict all rows. The memory stays allocated, and the ids of the evicted rows are not used again."""
         if self.columns:
             self.evict(self.total - self.first)
             self.columns["drawable"][:] = False
@@ -356,10 +356,10 @@ class Ring:
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark the rows that need frames of evicted rows as broken, and forbid drawing them.
+        """Mark the rows whose stacks contain evicted frames as broken, and forbid drawing these rows.
 
         Args:
-            rows: (N,) places of the rows that directly follow evicted rows in their episodes.
+            rows: (N,) places of the rows to which evicted rows link.
             start: Place of the first evicted row.
             count: Number of evicted rows.
 
@@ -379,13 +379,13 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the last row of each environment that continues to row 0 of the environment in the new rollout.
+        """Link each environment's last row in the source's previous rollout to its first row in the new rollout.
 
-        An environment continues if its first observation in `leaves` equals its last observation in the source's
-        previous rollout. `rows`, (E,), contains the place of row 0 of each environment.
+        An environment is linked only if its first observation in `leaves` equals the last observation of the previous
+        rollout. `rows`, (E,), contains the places of the first rows.
 
         Returns:
-            (E,) int64, place of an extra observation that is unneeded now, or 0 if the environment does not continue.
+            (E,) int64, places of the extra observations that are no longer needed; 0 if an environment was not linked.
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
@@ -402,7 +402,7 @@ class Ring:
         """Write the observations of a rollout, and release extra observations that equal its first observations.
 
         Returns:
-            The places at which the K final observations were written, (K,) int64.
+            (K,) int64, the places of the rollout's K final observations (the last observations of episodes).
         """
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if rollout.final_index.shape[0]:

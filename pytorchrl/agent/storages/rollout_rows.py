@@ -41,8 +41,8 @@ class RolloutRows:
     """T + 1 rows of observations and T rows of transitions in memory that is allocated once.
 
     After t steps, rows 0 to t of the observations and rows 0 to t - 1 of the transitions belong to the current rollout.
-    After `take`, the last row of observations is still the input for the next action. The next `insert` copies it to
-    row 0 and reuses the memory, so views that `take` has returned are valid until then.
+    `take` ends the rollout. The last row of observations remains the input for the next action. The next `insert`
+    copies this row to row 0 and overwrites the other rows, so the views that `take` returned are valid until then.
     """
 
     def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:

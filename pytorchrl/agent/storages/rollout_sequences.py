@@ -36,16 +36,16 @@ class _Kept(NamedTuple):
 
 
 class RolloutSequenceBuffer(ReplayBuffer):
-    """Replay of the newest whole rollouts, which are drawn uniformly with replacement, for actors with memory.
+    """Replay of the newest whole rollouts, for actors with memory. Rollouts are drawn uniformly, with replacement.
 
-    In a drawn rollout, the T steps of each environment form one sequence of a `SequenceBatch`. The sequence begins with
-    the stored memory state, and the memory is reset at the start of each episode. The true last observation of an
-    episode has a separate row, which the loss does not cover. Targets end with the rollout: the target of a step near
-    the end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in:
-    the loss covers all steps.
+    In a drawn rollout, the T steps of each environment form one sequence of a `SequenceBatch`. The memory begins with
+    the state that was stored when the rollout was collected, and is reset at the start of each episode. There is no
+    burn-in: the loss covers all steps. The true last observation of an episode has a separate row, which the loss does
+    not cover. Near the end of the rollout, the target of a step sums fewer than `n_step` rewards, and bootstraps from
+    the rollout's last observation.
 
-    Old rollouts are evicted as a whole, even if a new rollout needs only a part of their space. Rollouts without a
-    transition are not stored.
+    An old rollout is always evicted as a whole, even if a new rollout needs only a part of its space. A rollout without
+    valid steps is not stored.
     """
 
     provides = DataKind.SEQUENCES
@@ -75,8 +75,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
             ring.evict(gone.num_steps * gone.num_envs)
         kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
             name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
-        # Each rollout gets a source of its own. A rollout that continued another rollout of the same source would share
-        # an observation with it, and the two could not be evicted independently.
+        # Each rollout is inserted under its own source. Consecutive rollouts of the same source would share an
+        # observation, and could not be evicted independently.
         ring.insert(rollout, source=kept.first)
         ring.make_drawable(self._place(kept))  # one row represents the whole rollout
         self._kept.append(kept)
@@ -108,8 +108,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # If an episode ends between two steps, the next observation of the first step is not the observation of the
-            # second step. It then needs a row of its own, which shifts all later steps.
+            # If an episode ends with a step, its last observation is not the observation of the following step. The
+            # last observation then needs a row of its own, which shifts all later steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))

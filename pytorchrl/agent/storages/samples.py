@@ -24,7 +24,7 @@ For larger sizes, selecting the samples of each batch is as fast, and needs memo
 
 @dataclass(slots=True)
 class Samples:
-    """Samples to select from: N rows (N, ...), or C sequences (L, C, ...) with initial memory states (C, H)."""
+    """All samples of a storage: N rows (N, ...), or C sequences (L, C, ...) with initial memory states (C, H)."""
 
     obs: Obs
     done: Tensor

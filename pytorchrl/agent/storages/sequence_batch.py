@@ -18,7 +18,7 @@ from pytorchrl.agent.storages.ring import Ring
 
 
 class Walk(NamedTuple):
-    """Rows of B sequences, in the order in which an actor received the observations."""
+    """The rows of B sequences; the rows of each sequence are in order of time."""
 
     places: np.ndarray
     """(W+L+n, B) int64, where the ring stores each observation; padding repeats a sequence's first or last place."""
@@ -42,8 +42,8 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
     Args:
         ring: The ring that contains the rows.
         walk: The rows of each sequence.
-        states: The memory state of each network before row 0 of each sequence, (B, H) float32. If the memory also
-            receives the previous action and reward, the key `PREVIOUS` contains this input for row 0.
+        states: The memory state of each network before row 0 of each sequence, (B, H) float32. If previous actions and
+            rewards are also inputs of the networks, the key `PREVIOUS` contains these inputs for row 0.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
@@ -82,7 +82,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    `rows` equals `walk.places`, but contains 0 for each extra observation, which belongs to no row of the ring.
+    `rows` equals `walk.places`, except that the negative places (of extra observations) are replaced by 0.
 
     Returns:
         Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.

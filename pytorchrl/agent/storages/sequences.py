@@ -44,11 +44,11 @@ class Episode:
     """Windows (sequences that can be drawn) of one episode, found incrementally as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode. The `burn_in` steps
-    before them are the burn-in of the window, which is shorter near the start of the episode. No window follows the
-    first window that reaches the end of the episode.
+    before the trained steps are the burn-in of the window; near the start of the episode, there are fewer. The first
+    window that reaches the end of the episode is the last window.
 
-    If the start of the episode is unknown, steps are counted from the first known step, and the trained steps of each
-    window begin `burn_in` steps later, so that every burn-in is complete.
+    If the start of the episode is unknown, steps are counted from the first known step. The trained steps of each
+    window then begin `burn_in` steps later, so that every burn-in is complete.
 
     Args:
         options: Options of the storage.
@@ -74,9 +74,9 @@ class Episode:
         """Add `count` steps with consecutive row ids that begin at `first_id`.
 
         Returns:
-            Two lists. The first contains the ids of the new rows at which windows begin; the memory states before
-            these rows must be stored. The first row of an episode is left out, because the state before it is zero.
-            The second contains the windows that can now be drawn, because all steps of their targets have arrived.
+            Two lists. The first contains the ids of the new rows for which the preceding memory state must be stored,
+            because a window begins there. The first row of an episode is left out: its preceding state is zero. The
+            second list contains the windows that can now be drawn, because all steps of their targets have arrived.
         """
         before, self.num_steps = self.num_steps, self.num_steps + count
         wanted: list[int] = []
@@ -115,7 +115,7 @@ class Episode:
 
 
 class _WindowTable:
-    """Tables that describe windows, indexed by rows of the ring buffer; -1 means that there is no such entry."""
+    """Arrays that describe windows, indexed by rows of the ring buffer; an index of -1 means that there is none."""
 
     def __init__(self, capacity: int) -> None:
         # These arrays are indexed by the ring index of a window's first trained step, which identifies the window. They
@@ -191,7 +191,7 @@ class SequenceBuffer(PERBuffer):
 
     @classmethod
     def check_size(cls, options: Options, num_envs: int, num_sources: int, share: int | None = None) -> None:
-        """Raise `ConfigError` if the first step of every window would be evicted before the window is complete.
+        """Raise `ConfigError` if the storage is so small that windows lose their first step before they are complete.
 
         Args:
             options: Options of this storage.

@@ -48,7 +48,7 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
         """Compute a rollout's advantages and V-trace targets with the current weights, (T, E) float32 each."""
         options = self.options
         logp, value, final_value = self.algorithm.evaluate_rollout(rollout, options.sequence_length)
-        if not recompute:  # value clipping uses the values that were computed before the first update with this rollout
+        if not recompute:  # keep the values from before the first update with this rollout, for value clipping
             rollout.other["value"] = value
         return vtrace(
             rollout, logp, value, final_value, self.algorithm.gamma, rho_bar=options.rho_bar, c_bar=options.c_bar,

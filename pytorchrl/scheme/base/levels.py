@@ -1,7 +1,7 @@
 """Convert the options of several classes to flat keywords, and back.
 
-A class with options declares them in its own `Options` class. A kind, such as asynchronous collection, inherits from
-the `Options` classes that it needs, so an option that has no effect in a kind is not a field of that kind.
+Each class declares its options in its own `Options` class. A kind, such as asynchronous collection, inherits only from
+the `Options` classes that it needs. It therefore has no fields for options that would have no effect.
 """
 
 from __future__ import annotations

@@ -109,14 +109,15 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        # The speed of messages is measured only at startup, while all workers are idle. The replacement therefore uses
+        # Only `wait_ready` measures the speed of messages, while all workers are idle. The replacement therefore uses
         # the value that was measured for the lost worker.
         self._send_link(place)
 
     def resize(self, num_workers: int, resources: Mapping[str, float] | None = None) -> None:
         """Start or kill remote workers until there are `num_workers`; workers with the largest indices are killed.
 
-        If an index was in use before, its worker is the next incarnation, so no random numbers repeat.
+        At an index that was in use before, the new worker has the next incarnation, so that it does not repeat the
+        random numbers of the earlier worker.
 
         Args:
             num_workers: New number of remote workers.
@@ -147,8 +148,8 @@ class WorkerSet(Generic[W]):
     def wait_ready(self) -> None:
         """Wait until every remote worker is built.
 
-        If the workers encode messages only when that saves time, this method also measures how fast data are sent to
-        and from each worker, while the workers are still idle.
+        If a codec is "auto", which encodes messages only when that saves time, this method also measures how fast data
+        are sent to and from each worker. At this time, the workers are still idle.
 
         Raises:
             StartTimeoutError: A worker did not start in time.

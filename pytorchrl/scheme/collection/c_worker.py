@@ -96,8 +96,8 @@ class RolloutBuilder:
             episodes: Episodes that ended in these steps.
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether collection ended before the storage was full.
-            elapsed_s: Function that returns the seconds since the start of the rollout. The part of this time that
-                `watch` has not measured is recorded as "store". None: `watch` has measured everything.
+            elapsed_s: Function that returns the seconds since the start of the rollout. The time that `watch` has not
+                assigned to another part is recorded as "store". None: all time is already assigned.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
 
@@ -208,10 +208,10 @@ class CWorker(Worker):
         return self._builder.collected_steps
 
     def new_builder(self, path: tuple[int, int, int]) -> RolloutBuilder:
-        """Return a rollout builder, with its own storage, for another worker whose actions this worker chooses.
+        """Return a rollout builder with its own storage for a remote worker, whose actions this worker chooses.
 
         Args:
-            path: Indices of the gradient worker and of the other worker, and the incarnation of the latter.
+            path: Indices of the gradient worker and of the remote worker, and the incarnation of the latter.
         """
         return RolloutBuilder(self.algo, self._make_storage(path), path, self._now, encoder=self.encoder,
                               finds_errors=self._finds_errors)
@@ -283,7 +283,7 @@ class CWorker(Worker):
 
         Args:
             weights: New weights; None: the weights do not change.
-            num_steps: Number of steps of the vector of environments; if given, `preempt` has no effect on this rollout.
+            num_steps: Number of steps in each environment; `preempt` cannot end a rollout with a given number of steps.
                 None: the rollout fills the storage.
 
         Returns:
@@ -422,8 +422,8 @@ class CWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and the number of these steps that `collect` has not
-            returned.
+            The number of env steps since the worker was built, and the number of these steps that are not part of a
+            rollout returned by `collect`.
         """
         if self.envs is not None:
             self.envs.close()

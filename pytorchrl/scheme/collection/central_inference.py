@@ -1,9 +1,8 @@
 """Central inference: workers step environments, and one actor chooses the actions for all of them in batches.
 
-The design follows SEED RL (Espeholt et al. 2020). The workers send each step to the process of the gradient worker,
-where rollouts are built, so no rollout is sent. Each request is for one step, and each worker has at most one request
-at a time. As soon as enough workers wait for actions, the actor chooses their actions together, while the other
-workers step.
+The design follows SEED RL (Espeholt et al. 2020). Each request asks a worker for one step, and each worker has at
+most one request at a time. The worker sends the step to the process of the gradient worker, which builds the rollouts.
+As soon as enough workers wait for actions, the actor chooses their actions together, while the other workers step.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class CentralInference:
         self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # one for each live worker
         self._unstarted = list(self._streams)  # workers that have no request and do not wait for an action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
-        self._num_asked = len(workers)  # workers from this index on are leaving, and receive no further actions
+        self._num_asked = len(workers)  # workers with this index or a higher one are leaving
         self._left: dict[int, _Stream] = {}  # workers that are leaving and have delivered all their steps
         self._is_draining = False
         self._num_batches = self._num_rows = self._lag = 0
@@ -225,8 +224,9 @@ class CentralInference:
         self._ledger.collect(num_steps)
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
-        # With fewer workers, a batch needs fewer waiting workers. Actions are chosen before the next answer is handled,
-        # because that answer may arrive in the same poll in a replay, but in a later poll in the recorded run.
+        # With fewer live workers, fewer waiting workers may be enough for a batch. Choose their actions before the next
+        # answer is handled. Otherwise, a replay could choose actions for other workers than the recorded run, because
+        # the answer may arrive in a different poll.
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
@@ -240,11 +240,11 @@ class CentralInference:
     # Changes of the number of workers
 
     def limit(self, number: int) -> None:
-        """Let workers from index `number` on complete their rollouts, but begin no new ones; see `ElasticStrategy`."""
+        """Let workers with index >= `number` complete their rollouts, but begin no new ones; see `ElasticStrategy`."""
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Let workers from index `number` on leave once their rollouts are complete; return whether all have left."""
+        """Let workers with index >= `number` leave once their rollouts are complete; return whether all have left."""
         self._num_asked = number
         self._let_go()
         return all(place < number for place in self._streams)

@@ -86,7 +86,7 @@ class EnvWorker(Worker):
         self.made_steps = 0
 
     def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
-        """Take one step in every environment. The first call, and the first call after `reseed`, reset them instead.
+        """Take one step in every environment; the first call, also after `reseed`, only resets the environments.
 
         Args:
             action: Actions (E, ...) for the E environments. With several policies, a mapping from each policy to its

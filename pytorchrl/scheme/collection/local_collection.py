@@ -35,10 +35,10 @@ class LocalCollection:
                 deliver(valid)
 
     def collect(self) -> list[Rollout]:
-        """Collect one rollout, and return it in a list; leave out a rollout that has no valid steps.
+        """Collect one rollout, and return it in a list, which omits rollouts without valid steps.
 
-        If the previous rollout was preempted and must be finished, its missing steps are collected first. They are a
-        separate rollout, which is also in the list.
+        If the previous rollout was preempted and must be finished, its missing steps are collected first. The list then
+        begins with a rollout of these steps.
         """
         rollouts = self._collect()
         with self._watch.part("receive"):
@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Forget the steps that a preempted rollout lacks. Nothing is delivered, because no rollout is in flight."""
+        """Cancel the steps that the worker owes after a preempted rollout; no rollouts are in flight."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

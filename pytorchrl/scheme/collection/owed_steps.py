@@ -27,8 +27,8 @@ class OwedSteps:
     def receive(self, index: int, header: RolloutHeader) -> bool:
         """Record a rollout; return whether it contains the steps that were missing from the worker's previous rollout.
 
-        A rollout of missing steps cannot be preempted. If it is too short, the worker was interrupted and will collect
-        nothing more, so the worker owes nothing.
+        A rollout of missing steps cannot be preempted. After it, the worker owes nothing, even if the rollout is too
+        short: the worker was then interrupted, and will collect nothing more.
         """
         is_rest = self._owed.pop(index, None) is not None
         if self._is_kept and header.preempted and not is_rest:

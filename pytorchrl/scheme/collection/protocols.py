@@ -15,8 +15,8 @@ class CollectionStrategy(Protocol):
     """A strategy that collects rollouts for a gradient worker.
 
     Attributes:
-        delivered_by_lost: Number of env steps that workers delivered before they were lost. Lost workers cannot report
-            their own counts.
+        delivered_by_lost: Number of env steps that lost workers had delivered. The strategy counts them, because a lost
+            worker cannot report its own count.
     """
 
     delivered_by_lost: int
@@ -34,7 +34,7 @@ class CollectionStrategy(Protocol):
         """Return the number of requests to remote workers whose rollouts have not arrived."""
 
     def take_send_s(self) -> float:
-        """Return the transit time, in seconds, of the messages of synchronous rounds since the last call."""
+        """Return the time, in seconds, that messages of synchronous rounds were in transit since the last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline count as lost."""
@@ -50,14 +50,13 @@ class ElasticStrategy(Protocol):
     """
 
     def limit(self, number: int) -> None:
-        """Make no more requests to workers from index `number` on, until the next call of `release`.
+        """Make no more requests to workers with an index of `number` or higher, until the next call of `release`.
 
-        Any thread may call this method. It takes effect even while the collecting thread waits for space in the sample
-        queue.
+        Any thread may call this method, even while the collector thread waits for space in the sample queue.
         """
 
     def release(self, number: int) -> bool:
-        """Make no more requests to workers from index `number` on; return whether these have delivered all rollouts."""
+        """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
 
     def resized(self, number: int, closed: Sequence[tuple[int, int] | None]) -> None:
         """Adapt to the list of workers, which now has `number` workers.
@@ -78,7 +77,7 @@ class RoundStrategy(CollectionStrategy, Protocol):
         """
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds in advance to collect at least `num_steps` steps, including resets (`Rollout.size`).
+        """Start enough rounds for at least `num_steps` steps (`Rollout.size`), which later calls of `collect` return.
 
         If the local worker collects, this method does nothing.
         """
@@ -111,7 +110,7 @@ class Destination(Protocol):
         """Handle pending responses of replay shards, if there are any, without blocking."""
 
     def begin_drain(self) -> None:
-        """Make room for the rollouts that arrive during a drain, because the learner takes no data then.
+        """Make room for the rollouts that still arrive during a drain; the learner takes no data meanwhile.
 
         This method may be called repeatedly during a drain.
         """
@@ -120,4 +119,4 @@ class Destination(Protocol):
         """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
 
     def end_drain(self, deadline: float) -> None:
-        """Complete a drain after all rollouts have arrived: discard them, or wait until replay has stored them."""
+        """End a drain after all rollouts have arrived: discard them or, in replay, wait until they are stored."""

@@ -58,7 +58,7 @@ class CWorkerOptions(Options):
         "None: half of them, so that one half steps while actions are chosen for the other.")
 
     def __post_init__(self) -> None:
-        """Refuse invalid resources, codecs that are unknown, not installed or lossy, and options without effect."""
+        """Refuse invalid resources, unusable codecs (unknown, not installed or lossy), and options without effect."""
         super().__post_init__()
         check_resources("col_worker_resources", self.col_worker_resources)
         Compression.of(DATA, self.compress_data_to_send)
@@ -126,7 +126,7 @@ class CWorkerRecipe:
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up the codec of rollouts here, because a user's codec may be registered only in this process."""
+        """Look up the codec of rollouts here, because workers may lack a codec that this process registered."""
         object.__setattr__(self, "compression", Compression.of(DATA, self.options.compress_data_to_send))
 
     @property

@@ -128,7 +128,7 @@ class Elastic(ABC):
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Make no more requests to workers from index `number` on; return whether these have delivered all rollouts."""
+        """Make no more requests to workers from index `number` on; return whether all their rollouts are delivered."""
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 

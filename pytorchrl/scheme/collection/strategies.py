@@ -1,8 +1,8 @@
 """Strategies of collection by remote workers.
 
-The local worker collects in the learner's thread (`LocalCollection`). Remote workers collect in synchronous rounds, or
-asynchronously. There are two asynchronous strategies: `OnArrival` requests a new rollout whenever a rollout arrives;
-`OnDemand` requests a new rollout only if the learner is expected to use it before it is too old.
+`Barrier` collects in synchronous rounds. There are two asynchronous strategies: `OnArrival` requests a new rollout
+whenever a rollout arrives; `OnDemand` requests a new rollout only if the learner is expected to use it before it is too
+old. The local worker needs none of them: it collects in the learner's thread (`LocalCollection`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
-# While requests are delayed, the collector thread checks at this interval, in seconds, whether the learner has made an
-# update, because an update does not wake the thread.
+# Seconds between two checks of the collector thread whether a delayed request is now allowed. The thread must check,
+# because an update, after which more requests may be allowed, does not wake it.
 _DELAYED_INTERVAL_S = 0.01
 
 
@@ -87,7 +87,7 @@ class _RemoteCollection(Elastic):
             yield index, rollout
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Count the steps of rollouts that arrived together, and return the rollouts that contain valid steps."""
+        """Count the env steps of rollouts as collected, and return the rollouts that contain env steps."""
         self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
         self._weights.num_rollouts_since += len(rollouts)
         return [rollout for rollout in rollouts if rollout.header.num_env_steps]
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return an object that counts the steps that each worker owes of its rollouts of `rollout_size` steps."""
+            """Return a counter of the steps that each worker owes; a full rollout has `rollout_size` steps."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -247,7 +247,7 @@ class Barrier(_RemoteCollection):
         return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
-        """Store an arrived rollout; if it contains the owed steps, request the worker's rollout for this round."""
+        """Store an arrived rollout. If it contains owed steps, request the worker's rollout for this round, too."""
         if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
@@ -270,7 +270,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rollouts of owed steps to `_arrived`, the only place where the base class looks for rollouts."""
+        """Move the rollouts of owed steps to `_arrived`, because the base class does not know `_rests`."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
@@ -281,10 +281,9 @@ class Barrier(_RemoteCollection):
         super().resized(number, closed)
 
     def take_send_s(self) -> float:
-        """Return the transit time, in seconds, of the messages of rounds since the last call.
+        """Return the transit time of the messages of all rounds since the last call, in seconds.
 
-        Rounds that were started in advance are excluded: their messages are in transit while the learner does other
-        work.
+        Rounds that were started in advance do not count, because the learner does not wait for their messages.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
@@ -372,8 +371,8 @@ class OnArrival(_RemoteCollection):
 class OnDemand(_RemoteCollection):
     """Asynchronous collection in which rollouts are requested only if they will not be too old at their first use.
 
-    The learner's progress determines when a request is made. If the run is recorded, the journal therefore contains
-    each request, so that a replay can make the same requests.
+    When a request is made depends on the learner's progress. The journal therefore contains each request, so that a
+    replay can make the same requests in the same order.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
@@ -395,7 +394,7 @@ class OnDemand(_RemoteCollection):
             self._make_requests()
 
     def _make_requests(self) -> bool:
-        """Make all allowed requests; return whether a worker is free, but must wait until a request is allowed."""
+        """Make all allowed requests; return whether a free worker is left, to which no request is allowed yet."""
         while free := self._free():
             index = self._next_in_record() if self._journal.upcoming() else free[0]
             if index is None or (not self._journal.upcoming() and not self._may_request(len(self._in_flight))):
@@ -405,7 +404,7 @@ class OnDemand(_RemoteCollection):
         return False
 
     def _next_in_record(self) -> int | None:
-        """Return the index of the worker to which the recorded run made its next request; None for another event."""
+        """If the next event of the recorded run is a request, return the index of its worker; otherwise, None."""
         event = self._journal.upcoming()
         return event[1] if event is not None and event[0] == "ask" else None
 

@@ -17,7 +17,9 @@ of env steps that it has delivered since these weights were attached."""
 
 
 class WeightBroadcast:
-    """Attaches the local worker's weights to the next request of each remote worker that is due for new weights.
+    """Sends the local worker's weights to remote workers.
+
+    If a remote worker is due for new weights, they are attached to the next request that the worker receives.
 
     Args:
         local_worker: The worker whose weights are sent.
@@ -25,13 +27,13 @@ class WeightBroadcast:
         runtime: Runtime of the workers.
         watch: Stopwatch that measures the time to encode and store weights ("push").
         broadcast_interval: Number of updates after which a worker is due for new weights.
-        max_weight_sync_delay: Number of a worker's env steps after which the worker is due for new weights. If it
-            is given, it replaces `broadcast_interval`.
+        max_weight_sync_delay: Number of env steps that a worker collects until it is due for newer weights; replaces
+            `broadcast_interval`. None: `broadcast_interval` applies.
         compression: Codec of the weights; None: no compression.
 
     Attributes:
         local_worker, watch: As given.
-        num_sent: Number of weight messages so far; the same weights for two workers count twice.
+        num_sent: Number of weight messages so far; weights that are sent to two workers count twice.
         num_rollouts_since: Number of rollouts received since weights were last attached.
     """
 

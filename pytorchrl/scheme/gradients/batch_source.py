@@ -37,7 +37,7 @@ class TrainBatchSource(Protocol):
         """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do not return this train batch from `take` again, even if it was to be used several times."""
+        """Do not return this train batch from `take` again, even if it has remaining uses."""
 
     def count(self, counters: WorkerCounters) -> None:
         """Add the source's counts, such as the number of queued train batches, to `counters`."""
@@ -62,9 +62,10 @@ class RoundSource:
         by_hand: Queue to which users may add train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
-        microbatch: Least number of steps in a microbatch. The train batch ends with the microbatch that reaches `goal`.
-            None: `goal`.
+        goal: Rounds are added to a train batch until it has at least this many steps (`Rollout.size`). None: a train
+            batch is one round.
+        microbatch: Rounds are added to a microbatch until it has at least this many steps; None: `goal`. The train
+            batch ends with the microbatch that reaches `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -362,7 +363,7 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """Discard the current train batch, and count its unused steps as dropped, if a pass over it has started.
+        """If a pass over the current train batch has started, discard the batch and count its unused steps as dropped.
 
         Otherwise, keep the train batch: it is still complete in the storage.
         """
@@ -381,7 +382,7 @@ class BatchSource:
         self.is_loaded, self._unused_steps = False, 0
 
     def restored(self) -> None:
-        """Take over the number of evicted steps from the storage, after it was restored from a checkpoint."""
+        """Read the number of evicted steps from the storage, which was restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
     def count(self, counters: WorkerCounters) -> None:

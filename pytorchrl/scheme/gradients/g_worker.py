@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# Incarnations of workers below a GWorker start at this number times its own incarnation, so that no number repeats.
+# Workers below incarnation i of a GWorker start with incarnation 64 i, so that no incarnation number is used twice.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -157,7 +157,7 @@ class GWorker(Worker):
         """Compute gradients of the batch that `get_data` returned.
 
         Args:
-            distribute_gradients: If True, average the gradients over all gradient workers, which all apply the mean.
+            distribute_gradients: If True, average gradients over all gradient workers, weighted by numbers of samples.
 
         Returns:
             One flat float32 gradient per parameter group, and the algorithm's statistics.
@@ -222,8 +222,8 @@ class GWorker(Worker):
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Load the next train batch, unless an unused train batch is already loaded.
 
-        With the moments of all synchronous gradient workers, `collect_and_grad` normalizes advantages over all train
-        batches. During this call, `preempt(number)` ends a rollout that this worker collects itself.
+        The update worker passes the returned moments of all gradient workers to `collect_and_grad`, which normalizes
+        advantages over all train batches. If this worker collects the rollout itself, `preempt(number)` can end it.
 
         Returns:
             The `advantage_moments` of the storage that contains the train batch, and the result of `take_part`.
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `Gradients.vectors` ([] if no rank had data, else None), and statistics (None if the update was skipped).
+            [] if no rank had data, else None, for `Gradients.vectors`; and statistics, or None after a skipped update.
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)

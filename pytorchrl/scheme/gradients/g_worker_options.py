@@ -34,5 +34,5 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return `collection` if it is an instance of the options class `owner`, and otherwise the default options."""
+    """Return `collection` if its class inherits from `owner`; otherwise, return the default options of `owner`."""
     return collection if isinstance(collection, owner) else owner()

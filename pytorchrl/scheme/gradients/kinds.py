@@ -88,10 +88,10 @@ class AsynchronousCollection(
 
     @property
     def longest_interval(self) -> int:
-        """Number of updates after which workers receive new weights, limited to `max_policy_lag` + 1.
+        """Number of updates after which workers receive new weights, at most `max_policy_lag` + 1.
 
-        With a larger number, the weights of all workers could become too old before new weights are due. All rollouts
-        would then be dropped, so there would be no further update, and the learner would wait forever.
+        With a larger number, the weights of all workers could become older than `max_policy_lag` before new weights are
+        due. All rollouts would be dropped, no update could be made, and the learner would wait forever.
         """
         limit = self.max_policy_lag
         return self.broadcast_interval if limit is None else min(self.broadcast_interval, limit + 1)

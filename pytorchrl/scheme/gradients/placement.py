@@ -71,7 +71,7 @@ class Placement:
 
     @property
     def _acts_by_itself(self) -> bool:
-        """Whether actions are chosen by copies of the gradient worker's actor, not by this actor itself."""
+        """Whether copies of the gradient worker's actor choose the actions, instead of this actor itself."""
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     @property
@@ -119,7 +119,7 @@ class Placement:
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield a message for each contradiction between the devices of a level's workers and the GPUs they request."""
+        """Yield a message if workers of `level` request a GPU that they do not use, or use one without a request."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)

@@ -120,9 +120,9 @@ class Candidate:
 class ProcessGroup:
     """A gradient worker's membership in groups of ranks, and the moments that it has not yet sent to the other ranks.
 
-    Groups are numbered by generation, and a signal to leave a group contains the number. If the signal arrives before
-    the worker joins the group, the worker leaves the group immediately; if it arrives late, it does not affect later
-    groups.
+    Each group has a number, its generation, and a signal to leave a group contains this number. If the signal arrives
+    before the worker joins the group, the worker leaves the group as soon as it has joined. If the signal arrives late,
+    it does not affect groups of later generations.
 
     Args:
         device: Device of the worker's gradients; None: the CPU.
@@ -156,9 +156,9 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave the current group if its generation number is at most `generation`; an exchange in progress fails.
+        """Leave the current group if its generation is at most `generation`; an exchange in progress fails.
 
-        If the worker later joins a group whose number is at most `generation`, it leaves that group immediately.
+        If the worker joins such a group later, it leaves the group immediately.
         """
         with self._lock:
             self._left = max(self._left, generation)
@@ -169,7 +169,7 @@ class ProcessGroup:
     def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
         """Return the mean over all ranks; see `GradientGroup.mean`.
 
-        A rank passes `shares=True` if it has moments to send. If any rank does so, all ranks must call `shared` next.
+        A rank passes `shares=True` if it has moments to send. If any rank does, all must then call `shared`.
         """
         return self._joined().mean(gradients, weights, sizes, shares)
 

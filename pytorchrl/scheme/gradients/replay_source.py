@@ -46,7 +46,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
         batch_steps = batch_size + rollout - 1
     elif storage.draws_rollouts:  # `batch_size` counts sequences, and a rollout contains `num_envs` sequences
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
-    else:  # each sequence is padded to full length
+    else:  # a sequence counts `length` steps, including its padding; a transition counts one step
         batch_steps = batch_size * getattr(storage.options, "length", 1)
     return Shards(
         workers, ledger, replace(options, learning_starts=learning_starts), supervision, batch_size=batch_size,
@@ -87,7 +87,7 @@ class ReplaySource:
     def take(self) -> TrainBatch:
         """Wait for the next sampled rollouts, and return them as a train batch.
 
-        `is_old` is true for all rollouts, because their steps were counted when the shards received them.
+        `is_old` is true for all rollouts, so their steps are not counted again: the shards counted them on arrival.
         """
         return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
 
@@ -145,7 +145,7 @@ class ReplayDestination:
         self._shards.poll(0.0)
 
     def begin_drain(self) -> None:
-        """From now on, let the shards accept rollouts even if collection is ahead of learning."""
+        """Let the shards accept rollouts until the end of the drain, even if collection is ahead of learning."""
         self._shards.is_draining = True
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:

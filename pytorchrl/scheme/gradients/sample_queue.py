@@ -23,7 +23,7 @@ class TrainBatchBuilder:
 
     Old rollouts, drawn uniformly from the latest `replay_slots` rollouts, are mixed with the new rollouts (Espeholt
     et al. 2018, "IMPALA", section 4: replay). Mixing starts once the slots contain enough steps for a train batch.
-    After k further new rollouts, floor(f k) old rollouts have been added, where f is `replay_proportion`.
+    From then on, when k new rollouts have arrived, floor(f k) old rollouts have been added; f is `replay_proportion`.
 
     Args:
         size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of rollouts that
@@ -96,8 +96,8 @@ class RingBuffer:
         size: Number of slots.
         num_passes: Number of uses of a train batch.
         init_passes: Number of uses of the first train batch. Each later train batch has one more use than the train
-            batch before it, up to `num_passes`. If `init_passes` is 1, the slots become empty at different times, so
-            new train batches are needed at equal intervals.
+            batch before it, up to `num_passes`. With `init_passes=1`, the slots therefore become empty at different
+            times, and new train batches are needed at equal intervals, not all at once.
     """
 
     def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:
@@ -332,13 +332,13 @@ class SampleQueue:
     def may_request(self, num_in_flight: int) -> bool:
         """Return whether the lag of a rollout requested now would be at most `max_policy_lag` at its first use.
 
-        The lag is the number of updates that the learner will make before it uses the rollout. It first uses all queued
-        train batches, and the `num_in_flight` rollouts that were requested earlier.
+        The lag is the number of updates that the learner will make before it uses the rollout: those with all queued
+        train batches, and with the `num_in_flight` rollouts that were requested earlier.
         """
         if self._options.max_policy_lag is None:
             return True
         with self._journal.lock:
-            # Round down, because the rollout itself becomes part of the last, incomplete train batch.
+            # Count only complete train batches, because the new rollout becomes part of the incomplete one.
             coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
             ahead = math.floor(coming + 1e-9) + self.queue.qsize()
             updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use
@@ -408,7 +408,7 @@ class SampleQueue:
         return oldest
 
     def _move_to(self, buffer: CircularBuffer) -> None:
-        """Move all train batches from the queue to the buffer, which removes its oldest train batches to make room."""
+        """Move all train batches from the queue to the buffer; a full buffer removes its oldest train batches."""
         while not self.queue.empty():
             removed = buffer.add(self.queue.get_nowait())
             if removed is not None and removed[0].uses:

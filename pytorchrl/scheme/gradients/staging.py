@@ -56,7 +56,7 @@ class CudaCopy:
 
     def take(self) -> Tensor:
         """Return the copy; see `Copy`."""
-        copy = self._copies.pop()  # keep no reference, because `Staging` keeps this object for longer
+        copy = self._copies.pop()  # `Staging` keeps this object, which must not keep the copy in memory
         # The memory belongs to the copier's stream. Without this call, it could be overwritten as soon as Python
         # releases the tensor, while kernels of the current stream still read it.
         copy.record_stream(torch.cuda.current_stream(copy.device))

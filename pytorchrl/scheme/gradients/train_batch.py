@@ -44,8 +44,8 @@ class TrainBatch:
     def count_new(self, start: int, end: int) -> int:
         """Return how many new env steps to count for a batch that contains the steps `start` to `end` of a pass.
 
-        A batch may mix steps of new and old rollouts, so each batch of the first pass counts a proportional share of
-        the new steps. Batches of later passes count none.
+        A batch may mix steps of new and old rollouts. In the first pass, each batch therefore counts a share of the new
+        steps that is proportional to its size. In later passes, batches count no new steps.
         """
         if self.uses > 1 or start == end:
             return 0

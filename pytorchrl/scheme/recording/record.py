@@ -40,8 +40,8 @@ FORMAT = "pytorchrl record 2"
 _FORMAT_WITHOUT_CHECKSUMS = "pytorchrl record 1"
 _LARGEST_BYTES = 512 << 20
 
-# Writing at every update would make fast updates two percent slower: each write releases Python's global interpreter
-# lock, so other threads run first.
+# Writing at every update would make short updates two percent slower: each write releases Python's global interpreter
+# lock, and must wait to get it back while other threads run.
 _WRITE_INTERVAL_S = 0.25
 
 logger = get_logger(__name__)
@@ -61,8 +61,8 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
     """Return the differences between a saved run and a scheme that would repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ. If an option was added to the library after
-    the run was saved, the saved run counts as having had the option's default.
+    Settings that only affect where and how fast a run executes may differ. If an option of the agent is missing in the
+    saved run, because the library did not have it yet, its default is compared.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -138,7 +138,7 @@ class RecordWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether to `add` events now. To save time, events are not added at every update."""
+        """Whether `add` should be called now. To save time, it is not called after every update."""
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:

@@ -105,8 +105,7 @@ class RWorker(Worker):
         """Sample a batch.
 
         Args:
-            size: Number of transitions or sequences; for whole rollouts, the total `RolloutData.size` that the batch
-                must reach.
+            size: Number of transitions or sequences; for whole rollouts, the minimum number of steps.
             smallest: The smallest sampling weight of all items in all shards.
             parameters: Current values of the storage's parameters, by name.
         """

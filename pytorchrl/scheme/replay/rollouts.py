@@ -129,7 +129,7 @@ class RolloutReplay:
 
         Args:
             num_mini_batch: Number of batches per epoch.
-            mini_batch_size: Least total `RolloutData.size` of a batch; rollouts are sampled until it is reached.
+            mini_batch_size: Rollouts are sampled until the sum of their `RolloutData.size` is at least this number.
             num_epochs: Number of epochs.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):

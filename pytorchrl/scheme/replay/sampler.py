@@ -32,8 +32,8 @@ class _Request(NamedTuple):
 class Sampler:
     """Receives batches from replay shards, and sends new priorities to the shards.
 
-    Only the learning thread uses it. Batches are requested in advance, and each request goes to a shard that is drawn
-    with a probability proportional to its last known total sampling weight. At most `max_requests` batches are in
+    Only the learning thread uses a sampler. Batches are requested in advance. The shard of each request is drawn with a
+    probability proportional to the shard's last known total sampling weight. At most `max_requests` batches are in
     flight or waiting; a waiting batch has arrived, but has not been taken.
 
     Args:

@@ -155,7 +155,7 @@ class Shards:
         """
         deadline, added = self._runtime.now() + self._timeout_s, self._states.added
         while self._runtime.now() < deadline:
-            if added != self._states.added <= self._learning_starts:  # each rollout restarts the timeout
+            if added != self._states.added <= self._learning_starts:  # a rollout was added before learning starts
                 deadline, added = self._runtime.now() + self._timeout_s, self._states.added
             if is_stopped():
                 raise StoppedError("replay has been stopped")

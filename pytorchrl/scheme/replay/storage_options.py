@@ -38,7 +38,8 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
         size: Total capacity of all shards in env steps; required if the storage is not a replay buffer.
 
     Raises:
-        ConfigError: Data of the storage must come from the current policy, or the size is missing.
+        ConfigError: Shards cannot use the storage, because its data must come from the current policy; or `size` is
+            missing.
     """
     if kind_of(storage) is None:
         fitting = [cls for cls in known_storages() if cls.provides in _DRAWN]
@@ -53,7 +54,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage: `factory` for a replay buffer, else one of `RolloutReplay`."""
+    """Return the factory of the shards' storage: `factory` itself for a replay buffer, else one for `RolloutReplay`."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
@@ -63,20 +64,19 @@ def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
 
 
 def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
-    """Return whether a storage samples by priority; `given["prioritized"]` decides, unless it is missing or None."""
+    """Return `given["prioritized"]` or, if it is missing or None, whether the class of the storage has priorities."""
     prioritized = given.get("prioritized")
     return bool(getattr(getattr(factory, "cls", None), "has_priorities", False) if prioritized is None else prioritized)
 
 
 def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Factory[UserPart]:
-    """Return a copy of the factory of the agent's storage, with the values in `given` instead of the earlier values.
+    """Return a copy of a storage's factory in which the options in `given` have the given values.
 
     Args:
-        factory: Factory of a replay storage.
-        given: Mapping from option names to values. None keeps the storage's value, and names that are not storage
-            options are ignored. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. `size` is
-            the capacity of the shards. It is ignored if the storage is not a replay buffer, because the `size` of such
-            a storage is the length of a rollout.
+        factory: Factory of the agent's storage.
+        given: Mapping from option names to values. Values of None, and names that are not storage options, have no
+            effect. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. `size`, the capacity of
+            the shards, has an effect only on replay buffers: in other storages, `size` is the length of a rollout.
 
     Raises:
         ConfigError: The storage lacks one of the options, or a value is not allowed.

@@ -54,8 +54,7 @@ class Supervisor:
     - five times in a row, each time after fewer than five results, or
     - more than ten times in ten minutes.
 
-    The run also ends if a replacement waits too long for free resources. The thread that
-    sends requests to the workers uses the supervisor.
+    The run also ends if a replacement waits too long for free resources.
 
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
@@ -110,15 +109,18 @@ class Supervisor:
         return self._options.on_worker_failure == "ignore"
 
     def called(self, index: int) -> None:
-        """Start the time limit of a worker's call, unless an earlier call is unanswered."""
+        """Start the time limit of a worker's call; do nothing if an earlier call is pending."""
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker began its oldest pending call: since this call or its previous answer."""
+        """Return the seconds since a worker could begin its oldest pending call.
+
+        This is the time since the call or, if the worker was still busy then, since its previous answer.
+        """
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
-        """Return the names of workers that have not answered (with the seconds since the call) or are lost."""
+        """Return the names of all lost workers and of all workers with a pending call, with its age in seconds."""
         now = self._runtime.now()
         since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
         waits = since | dict.fromkeys(set(self.gone), "lost")

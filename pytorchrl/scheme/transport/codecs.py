@@ -1,7 +1,7 @@
 """Codecs, which compress the arrays in messages between workers.
 
-A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array includes its
-codec, so the reader of a message needs no other information to decode it.
+A codec encodes an array as one or more arrays, which pickle protocol 5 sends out of band. An encoded array includes its
+codec, so the receiver of a message can decode the array without further information.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Codec:
             represent the values.
         decode: Function that returns the flat array, given the arrays that were sent, a dtype and a number of values.
         is_lossless: Whether arrays of every dtype are restored bit for bit; lossy codecs encode only float32 arrays.
-        has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
-            sender's next array. Such codecs are for gradients only: gradients add up over time, so a remainder may be
-            sent later.
+        has_feedback: Whether the sender adds the remainder of an encoding (the values minus the decoded values) to the
+            next array before it encodes that array. Such codecs are for gradients only: updates add up gradients
+            over time, so a part of a gradient may be sent later.
         package: Package that the codec needs.
         fallback: Codec for arrays that this codec cannot represent; None: such arrays are not encoded.
     """
@@ -180,8 +180,8 @@ def _encode_int8(flat: np.ndarray) -> Arrays:
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
     scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-    # In a block with a non-finite value, the scale is NaN, or the scale is infinite and all codes become 0. In both
-    # cases, all values of the block decode to NaN.
+    # If a block contains NaN, its scale is NaN. If it contains an infinity, its scale is infinite and its codes are 0.
+    # In both cases, all values of the block decode to NaN.
     codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
@@ -198,10 +198,11 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
     """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
-    See Lin et al. 2018, Deep gradient compression. The bits of a float, without the sign bit, form an integer that
-    increases with the float's magnitude and is largest for NaN. A histogram of the upper 16 bits of these integers
-    shows which bin contains the smallest value to keep. All values in higher bins are kept, so `np.argpartition` has
-    to select only among the values in this bin.
+    See Lin et al. 2018, Deep gradient compression. To avoid a partition of all values, the function first computes a
+    histogram of the magnitudes. Without the sign bit, the bits of a float form an integer that increases with the
+    magnitude and is largest for NaN; the upper 16 bits of this integer are the bin. The histogram shows which bin
+    contains the smallest value to keep. All values in higher bins are kept, and `np.argpartition` selects only among
+    the values in this bin.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -253,8 +254,8 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
             number of values. The flat array must not share memory with the arrays that were sent.
         is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive only float32
             arrays, and never those of rollouts.
-        has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
-            sender's next array; such codecs are for gradients only.
+        has_feedback: Whether the sender adds the remainder of an encoding (the values minus the decoded values) to the
+            next array before it encodes that array. Such codecs are for gradients only.
 
     Raises:
         ConfigError: The name belongs to a built-in codec, is empty or "auto", or contains a colon; or the codec is

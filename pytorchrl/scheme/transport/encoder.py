@@ -28,7 +28,7 @@ _REASONS_REFUSED = {
 # Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
 # the first.
 _LOOK_INTERVAL = 64
-# The sender itself decodes its first encoded messages, up to this number, to time decoding.
+# The number of encoded messages, starting with the first, that the sender itself decodes to time decoding.
 _FIRST_TIMED = 3
 
 
@@ -180,10 +180,10 @@ class Pack(Protocol):
 class Encoder:
     """Encodes the messages of one sender.
 
-    With a codec that has feedback, the remainder of each encoding is kept and added to the next array with the same
-    index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that encoding errors do not add up. An array
-    with non-finite values does not change the remainder. Remainders are part of checkpoints, but a lost sender's
-    replacement starts without remainders.
+    A codec with error feedback keeps the remainder that an encoding leaves out, and adds it to the next array with the
+    same index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that encoding errors do not add up. If an
+    array has non-finite values, the remainder does not change. Remainders are saved in checkpoints. The replacement of
+    a lost sender starts without remainders.
 
     Args:
         compression: Codec to use; None sends everything without encoding.
@@ -208,7 +208,7 @@ class Encoder:
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Set the measured speed of the connection. Until then, "auto" encodes messages only to time the codec."""
+        """Set the measured speed of the connection. Before this call, "auto" encodes only to time the codec."""
         if self._adaptive is not None:
             self._adaptive.link_s = seconds_per_byte
 
@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return the array plus the remainder that was kept for its index `place`; the sum is sent without encoding."""
+        """Return the array plus the remainder of index `place`, for a message that is sent without encoding."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

@@ -31,7 +31,7 @@ class Watch(Protocol):
         """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker began its oldest pending call: since this call or its previous answer."""
+        """Return the seconds since a worker could begin its oldest pending call."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
         """Record a result for which a worker needed `seconds`; `more` says whether other calls to it are pending."""
@@ -62,8 +62,8 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: Decides whether to replace lost workers.
         journal: Records the order in which answers are taken; if a recorded run is repeated, it enforces this order.
-        seconds_of: Function that returns the worker's own time in seconds, given a result; None if the result does not
-            contain a time. The next result with a time then includes the time of this call.
+        seconds_of: Function that takes a result, and returns the seconds that the worker worked for it. It returns None
+            if the result does not contain this time; the next result with a time then covers both calls.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
         on_lost: Called with the index of a lost worker after the pending calls of this worker have been discarded.
         on_replaced: Called with the index of a worker that was replaced.
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds of waiting for its answers, since an answer last contained the worker's own time.
+        # For each worker: seconds of waiting for its answers, since the last answer with the worker's own time.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,7 +125,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the waits for answers without the worker's own time, so that `take_send_s` does not count them."""
+        """Discard the times of waiting for answers without a time, so that `take_send_s` does not count them."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:

@@ -22,17 +22,19 @@ LAG_POLICIES = ("apply", "scale", "drop")
 class AsynchronousUpdates(RemoteUpdates):
     """Updates from the gradients that have arrived so far. Requests stay in flight between two calls of `step`.
 
-    Gradients are handled in the order of their requests. Each gradient is dropped, or waits until enough gradients for
-    an update have arrived. Before `step` waits for further gradients, all workers whose gradients were applied or
-    dropped receive new requests with the newest weights. A worker whose gradient waits for an update receives no
-    request before this update, so its next gradient is computed with the updated weights.
+    A gradient that arrives is either dropped, or waits until enough gradients for an update have arrived. Before `step`
+    waits for further gradients, it sends new requests with the newest weights to all workers whose gradients were
+    applied or dropped. A worker whose gradient waits for an update receives its next request only after this update,
+    so that its next gradient is computed with the updated weights. Gradients that arrive at the same time are handled
+    in the order of their requests.
 
     Args:
         tree: The components of the tree that the strategy uses.
         options: Number of gradients per update, and treatment of late gradients.
 
     Attributes:
-        error: The first error of a worker. `step` raises it after using the gradients that arrived with the error.
+        error: The first error of a worker. `step` first uses the gradients that arrived before or with this error, and
+            then raises the error.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
         # The gradients for the next update, by index of the worker, each with the factor for its lag.
         self._waiting: dict[int, tuple[Gradients, float]] = {}
-        # For each worker that gets the next requests: whether it skips the remaining passes over its data.
+        # The workers that get the next requests, and whether each of them skips the remaining passes over its data.
         self._to_request: dict[int, bool] = {}
         self.error: Exception | None = None
         self._started = False
@@ -90,7 +92,7 @@ class AsynchronousUpdates(RemoteUpdates):
         """Make one update from the next gradients.
 
         Raises:
-            Exception: The error of a worker; it is raised after the gradients that arrived with it were used.
+            Exception: The error of a worker. The gradients that arrived with the error are used first.
         """
         self.start()
         while len(self._waiting) < max(1, self._num_needed):  # `_num_needed` is 0 if all workers are lost
@@ -177,9 +179,10 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request[index] = skip
 
     def _update(self) -> None:
-        """Apply the mean of the waiting gradients, which are summed in worker order.
+        """Apply the mean of the waiting gradients, and plan new requests to their workers.
 
-        Plan new requests to the workers of these gradients, in the order of their previous requests.
+        Gradients are summed in the order of the workers, so that the sum does not depend on the order of arrival. The
+        new requests have the order of the previous requests.
         """
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)

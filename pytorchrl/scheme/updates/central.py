@@ -16,8 +16,8 @@ class CentralUpdates:
     Args:
         local_worker: The local gradient worker.
         statistics: The object that records the updates.
-        in_thread: Whether a separate thread makes the updates. If so, each gradient contains a report of the worker's
-            statistics. Otherwise, `statistics` requests a report only when it needs one.
+        in_thread: Whether a separate thread makes the updates. In this case, the worker attaches a report of its
+            statistics to each gradient. Otherwise, `statistics` asks the worker for a report when it needs one.
     """
 
     def __init__(self, local_worker: GWorker, statistics: Statistics, *, in_thread: bool = False) -> None:
@@ -30,7 +30,7 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Make or skip one update; batches without samples are ignored. A drain ends the call without an update."""
+        """Compute gradients until one has samples, and make or skip its update. A drain ends the call early."""
         while not self._step() and not self._local.is_draining:
             pass
 

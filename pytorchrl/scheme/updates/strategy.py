@@ -33,10 +33,10 @@ class UpdateStrategy(Protocol):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all workers have used up their train batches, and thus start the next step with new ones.
+        """Whether all workers have used up their train batches, so that each starts a new one in the next step.
 
-        With asynchronous gradients, each worker starts its train batches at its own time. The value is then always
-        True, so that no caller waits for a moment that may never come.
+        With asynchronous gradients, the value is always True. Workers then use up their train batches at different
+        times, so a caller that waited for all of them could wait forever.
         """
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
@@ -55,7 +55,7 @@ class UpdateStrategy(Protocol):
         """
 
     def forget_weights(self) -> None:
-        """Make the next requests contain the weights again, because a parameter was changed between two updates."""
+        """Send the weights again with the next requests, even if their version has not changed."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy the newest weights to the local worker, if other workers have applied the updates."""
@@ -81,7 +81,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
                   applied: Mapping[str, float] | None) -> None:
     """Record an update from these gradients, or a skipped update if `applied` is None.
 
-    Whether an update is skipped depends only on the mean gradient, so all workers that apply it decide identically.
+    All workers that apply an update use the same mean gradient, so either all of them skip the update, or none does.
 
     Raises:
         NonFiniteUpdateError: Too many updates in a row were skipped.

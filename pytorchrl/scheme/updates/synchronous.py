@@ -17,11 +17,10 @@ R = TypeVar("R")
 
 
 class SynchronousUpdates(RemoteUpdates):
-    """Updates, each of which applies the mean of one gradient from every remote gradient worker.
+    """Strategy in which each update applies the mean of one gradient from every remote gradient worker.
 
-    No update is made from the gradients of only some workers. If a worker is lost, its train batch is lost, too. The
-    other workers then drop their train batches, so that all workers remain synchronous, and the update is tried again
-    with the replacement.
+    Every update needs the gradients of all workers. If a worker is lost, its train batch is lost, too. The other
+    workers then drop their train batches, so that all workers start again together with the replacement.
 
     Args:
         tree: The components of the tree that the strategy uses.

@@ -26,8 +26,9 @@ class SavedLedger(TypedDict):
 class TreeLedger:
     """Ledger of all environment steps of the tree. This class is thread-safe.
 
-    Steps that arrive with a gradient are in flight until the gradient is applied or dropped. Gradient workers send
-    snapshots of their own ledgers with each gradient; the latest snapshot of each worker and incarnation counts.
+    Steps that arrive with a gradient are in flight until the gradient is applied or dropped. A gradient worker sends a
+    snapshot of its own ledger with each gradient. This ledger adds up the latest snapshots of all incarnations of all
+    gradient workers.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class TreeLedger:
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Record that a gradient is dropped, and with it `num_new_steps` steps, which no earlier gradient used."""
+        """Record that a gradient is dropped, with its `num_new_steps` steps that no earlier gradient used."""
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
@@ -93,7 +94,7 @@ class TreeLedger:
         return self.total()
 
     def collected_and_consumed(self) -> tuple[int, int, int]:
-        """Return the counts `collected`, `consumed` and `consumed_unique` of env steps, without merging all ledgers."""
+        """Return `collected`, `consumed` and `consumed_unique`, in env steps, without the cost of `total`."""
         return self.collected, self._own["consumed"], self._own["consumed_unique"]
 
     @property
