@@ -37,7 +37,7 @@ def main() -> None:
     with Learner(scheme, target_steps=300 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
         ledger = scheme.ledger()
-        if not args.smoke:  # the process of the evaluation takes seconds to start, and training continues meanwhile
+        if not args.smoke:  # a short trial run skips the evaluation, because its process takes seconds to start
             evaluation = learner.evaluate(num_episodes=200)
             print(f"share of right answers in {len(evaluation.returns)} evaluation episodes: "
                   f"{evaluation.return_mean:.2f}")

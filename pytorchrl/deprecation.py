@@ -1,9 +1,9 @@
 """Warn about names that a later release removes.
 
-A name that is renamed or removed keeps working for one release: it warns in release `since` and is missing in release
-`removed_in`. Each warning is a `DeprecationWarning` that states the replacement and both releases. The warning points
-to the line outside this package that used the name. Otherwise, users would not see it, because by default Python shows
-such warnings only if they point to the user's script.
+An old name keeps working for one release: its use warns in release `since` and fails in release `removed_in`. Each
+warning is a `DeprecationWarning` that states the replacement and both releases. The warning points to the line outside
+this package that used the name. Otherwise, users would not see the warning, because by default Python shows a
+`DeprecationWarning` only if it points to the user's script.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def renamed_options(given: Mapping[str, V], renames: Iterable[Renamed]) -> dict[
 
 
 def renamed_attribute(owner: object, name: str, renames: Iterable[Renamed]) -> object:
-    """Return the attribute that `name` was renamed to, and warn; for use in `__getattr__` of a module or class.
+    """Return the attribute that was called `name` before it was renamed, and warn.
+
+    Call this function in the method or function `__getattr__` of a class or module.
 
     Args:
         owner: The module, or the instance of the class.

@@ -1,4 +1,4 @@
-"""Draw the noise of losses. In a compiled loss, the noise is an input of the graph and is drawn beforehand."""
+"""Draw the noise of losses; for a compiled loss, the noise is drawn before the call and passed as an input."""
 
 from __future__ import annotations
 

@@ -86,10 +86,9 @@ def compare(
 def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
     """Return the estimate of a probability, with an exact interval if the estimated probability is 0 or 1.
 
-    The probability is 1 if all runs are better than all runs of the baseline, and 0 if all are worse. Then, all
-    resamples have the same result, so the bootstrap interval has no width. The exact binomial interval
-    (Clopper-Pearson) replaces it. In this interval, each run counts in only one pair, because the pairs must be
-    independent.
+    If all runs are better than all runs of the baseline, the probability is 1; if all are worse, it is 0. In both
+    cases, all resamples have the same result, so the bootstrap interval has no width. The exact binomial interval
+    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so each run counts in only one pair.
 
     Args:
         found: The probability and its interval.

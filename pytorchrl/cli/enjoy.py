@@ -1,4 +1,4 @@
-"""Implement `pytorchrl enjoy RUN_DIR`: play episodes with a trained agent, and show or film additional episodes."""
+"""Implement `pytorchrl enjoy RUN_DIR`: evaluate a trained agent, and optionally show or film additional episodes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _render(agent: TrainedAgent, given: argparse.Namespace) -> tuple[float, ...]:
-    """Show or film episodes if `--render` is given, and return their returns; otherwise, return an empty tuple.
+    """Show or film episodes if `--render` is given.
 
-    The evaluation plays other episodes, because it steps several environments together, which cannot be rendered.
+    These are not the episodes of the evaluation, which steps several environments together and cannot render them.
+
+    Returns:
+        The return of each episode that was shown or filmed; empty without `--render`.
     """
     options = {"num_episodes": given.episodes, "seed": given.seed, "deterministic": not given.stochastic}
     if given.render == "human":

@@ -16,8 +16,8 @@ from pytorchrl.monitor.screen import check_rich
 from pytorchrl.option_text import positive_seconds
 from pytorchrl.run_directory import RUN_FILE
 
-# After training, the process that shows the run has this many seconds to draw the last frame. It is then told to end,
-# and killed if it still runs after the same time.
+# Seconds to wait, after training, until the process that shows the run has drawn the last frame and exited. If the
+# process still runs, it is terminated; if it still runs after the same number of seconds, it is killed.
 _LAST_FRAME_S = 5.0
 
 
@@ -58,7 +58,7 @@ def check_watching(log_dir: object) -> None:
 
 @contextlib.contextmanager
 def watching(run_dir: Path) -> Iterator[None]:
-    """Show this process's run in the terminal, from a separate process, so that the run is not slowed down."""
+    """Show the run of this process in the terminal; a separate process draws, so that the run is not slowed down."""
     process = subprocess.Popen([sys.executable, "-m", "pytorchrl", "watch", "--wait", str(run_dir)])
     try:
         yield

@@ -49,7 +49,8 @@ details{{margin:.5rem 0}}summary{{cursor:pointer}}video,img{{max-width:100%}}
 @media (max-width:1000px){{svg text{{font-size:15px}}}}@media (max-width:520px){{svg text{{font-size:17px}}}}
 """
 
-# The choice between light and dark lasts until the page is closed. Without scripts, the system's setting decides.
+# The button switches between the light and the dark style until the page is closed. Until the button is clicked, or if
+# scripts are disabled, the system's setting determines the style.
 TOGGLE = """
 document.getElementById("theme").addEventListener("click",function(){
 var root=document.documentElement,set=root.dataset.theme;
@@ -57,7 +58,8 @@ var dark=set?set==="dark":matchMedia("(prefers-color-scheme:dark)").matches;
 root.dataset.theme=dark?"light":"dark";});
 """
 
-# The script replaces the table with a new table, in which the server has escaped all texts.
+# Every two seconds, the script replaces the table with a new table from the server. The server has escaped all texts in
+# the table, so it is safe to assign them to `innerHTML`.
 REFRESH = """
 setInterval(function(){if(document.hidden)return;
 fetch("/rows").then(function(answer){return answer.ok?answer.text():Promise.reject();}).then(function(text){

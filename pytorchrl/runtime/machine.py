@@ -40,7 +40,7 @@ def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
     """Return the CPUs, GPUs and memory of this machine; the memory is at most the limit of its container.
 
     Args:
-        limits: Files that contain the memory limit of a container in bytes, for versions 2 and 1 of control groups.
+        limits: Files in which Linux control groups, version 2 or 1, state the memory limit of a container in bytes.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in limits:

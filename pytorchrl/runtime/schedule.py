@@ -24,7 +24,7 @@ from pytorchrl.errors import DeadlockError
 _NUM_LAST_EVENTS = 200
 # An infinite sleep lasts until this moment, which is later than any deadline.
 _FAR_AWAY_S = 1e15
-# Real seconds to wait for the thread of each ended task; the thread may be running other code when the task ends.
+# Real (not virtual) seconds to wait until the thread of a finished task has exited.
 _UNWIND_TIMEOUT_S = 30.0
 
 
@@ -61,7 +61,7 @@ class Task:
         self.since = time.perf_counter()
 
     def wake(self) -> None:
-        """Wake the task's thread, which checks whether the task may run; an unnecessary call has no effect."""
+        """Wake the task's thread, which then checks whether the task may run; unnecessary calls are harmless."""
         if self.baton.locked():
             with contextlib.suppress(RuntimeError):  # another thread has just released the lock
                 self.baton.release()
@@ -92,8 +92,9 @@ class Schedule:
         self._ties = random.Random(seed)
         self._order = itertools.count()
         # Heap of (moment, random number that breaks ties, order of insertion, entry, is_timeout). An entry is a
-        # function, or (task, number of the task's wait that the entry ends, counted from 1). `is_timeout` says whether
-        # the entry is the timeout of a wait; it is None if the task only lets other tasks go first.
+        # function to call, or a pair: a task to resume, and the number of the wait that the task resumes from. Each
+        # task counts its waits from 1. `is_timeout` says whether the entry is the timeout of a wait; None: the task
+        # waits only to let other tasks go first.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes
@@ -110,7 +111,7 @@ class Schedule:
         Args:
             ready: Function that returns whether the wait is over; called whenever one of `signals` is notified.
             signals: Signals of the changes on which `ready` depends.
-            timeout_s: Virtual seconds; 0 calls `ready` once and lets no other task run.
+            timeout_s: Timeout in virtual seconds; with 0, `ready` is called once and no other task runs.
             what: Description of the wait, for reports.
 
         Returns:
@@ -180,7 +181,7 @@ class Schedule:
         thread.start()
 
     def end(self, task: Task) -> None:
-        """Raise `Ended` in a task at its current or next wait; a waiting task becomes due now."""
+        """End a task by raising `Ended` in its current or next wait; a waiting task becomes due now."""
         task.killed = True
         if task is not self.current:
             task.num_waits += 1
@@ -236,7 +237,7 @@ class Schedule:
             chosen = self._choose()
             if chosen is not task:
                 self._swap(task, chosen)
-        except KeyboardInterrupt:  # an entry may be lost, removed by `_choose`, so make every waiting task due again
+        except KeyboardInterrupt:  # `_choose` may have removed an entry, so make every waiting task due
             for other in self.tasks:
                 if other.waits_for:
                     self._enter(self.now, (other, other.num_waits))
@@ -270,7 +271,7 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task to run next; this is the driver if it must raise an interruption or a `DeadlockError`."""
+        """Return the task that is due first, or the driver if it must raise an interruption or a `DeadlockError`."""
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()

@@ -102,10 +102,11 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return {"q": zeros (E, H)}, or {} without memory; an LSTM's state is its output, followed by its cell state.
+        """Return the memory at the start of an episode: {"q": zeros (E, H)}, or {} without memory.
 
-        E is `num_envs`, H is the size of the memory's state, and n is the number of actions. With `prev_action_reward`,
-        the result also contains the previous action (one-hot) and reward, under the key `PREVIOUS`: zeros (E, n + 1).
+        E is `num_envs`, and H is the size of the memory's state. The state of an LSTM is its output, followed by its
+        cell state. With `prev_action_reward`, the result also contains zeros (E, n + 1) under the key `PREVIOUS`: the
+        previous action (one-hot, n actions) and the previous reward.
         """
         if not self.is_recurrent:
             return {}

@@ -33,7 +33,7 @@ _NOISE_SCALE = 0.5
 class ReplayNetworkOptions(NetworkOptions, Protocol):
     """The options from which `replay_trunk` builds a trunk; their class must be a dataclass."""
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # declared as in typeshed
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every dataclass has this attribute
 
 
 class ReplayActor(Actor):
@@ -142,7 +142,8 @@ class NoisyLinear(nn.Module):
         outputs, inputs = self.weight.shape
         noise = standard_normal(self.weight.new_empty(inputs + outputs), generator)
         noise_in, noise_out = torch.split(noise.sign() * noise.abs().sqrt(), [inputs, outputs])
-        # (sigma * outer(out, in)) x = out * (sigma (in * x)); the right side needs no outer product.
+        # The noise of the weights is weight_sigma * outer(noise_out, noise_in). To avoid this large matrix, multiply
+        # the inputs by noise_in, and the outputs by noise_out.
         return mean + F.linear(x * noise_in, self.weight_sigma, self.bias_sigma) * noise_out
 
 
@@ -204,7 +205,7 @@ class ContinuousQNet(nn.Module):
 
     def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # this trunk returns vectors unchanged
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # `layers` has the hidden layers
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

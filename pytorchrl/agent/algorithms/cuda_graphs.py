@@ -1,8 +1,8 @@
 """Launch all kernels of a function in one call, by recording them into a CUDA graph.
 
-Small networks keep a GPU busy for less time than Python needs to launch their kernels one by one. Torch's own
-`mode="reduce-overhead"` also records CUDA graphs, but stores them in variables of the main thread. It is not used,
-because learners and collectors run in other threads.
+The kernels of small networks take less time on a GPU than Python needs to launch them one by one. `torch.compile` with
+`mode="reduce-overhead"` also records CUDA graphs, but works only in the main thread. Learners and collectors run in
+other threads, so this module records the graphs itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CudaRecorder:
             # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
-        self._first = self._first or graph  # all graphs use its memory: they run in turn, and results are copied
+        self._first = self._first or graph  # its memory is shared: graphs run in turn, and results are copied
         return result, graph.replay
 
 

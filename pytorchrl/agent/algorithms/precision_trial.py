@@ -66,12 +66,12 @@ class Measurable(Protocol):
 
 
 def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
-    """Return the factory of each policy's algorithm or actor; a single policy is called `""`."""
+    """Return the factories of all policies, by name; if the agent has only one policy, its name is `""`."""
     return getattr(factory.options, "policies", None) or {"": factory}
 
 
 def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
-    """Return whether the networks of each policy compute in bfloat16; undecided policies are left out."""
+    """Return, for each policy without `mixed_precision="auto"`, whether its networks compute in bfloat16."""
     found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
     return {policy: value for policy, value in found.items() if isinstance(value, bool)}
 

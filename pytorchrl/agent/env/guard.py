@@ -105,7 +105,7 @@ class GuardedEnv(AnyWrapper):
 
 
 def close_and_log(close: Callable[[], object], where: str) -> None:
-    """Close an environment, and log an exception instead of raising it: all data have been collected already.
+    """Close an environment; an exception is logged but not raised, because the environment is no longer needed.
 
     Args:
         close: The method of one environment, or of a vector of environments.
@@ -233,8 +233,8 @@ def _kind(value: object) -> str:
 def _has_finite_sum(array: np.ndarray) -> bool:
     """Return whether the sum of an array, or of its squares, is finite.
 
-    If the array contains NaN or infinity, the sum is not finite. The sum is several times as fast as `isfinite`, but it
-    may also overflow if all values are finite.
+    If so, all values are finite. Otherwise, the array contains NaN or infinity, or the sum of finite values overflows.
+    The sum is computed several times as fast as `np.isfinite`.
     """
     if array.size <= _FEW_VALUES:  # `vdot` never warns, so it needs no `errstate`, which takes a microsecond
         return math.isfinite(np.vdot(array, array))

@@ -79,7 +79,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, ended: np.ndarray) -> None:
-        """Set the return and length to 0 in the environments whose episode has `ended`, (E,) bool."""
+        """Reset the return and length to 0 where `ended`, (E,) bool, is true, without reporting an episode."""
         self._returns[ended] = 0.0
         self._num_before[ended] = self._num_steps
 

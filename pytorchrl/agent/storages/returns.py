@@ -80,7 +80,10 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the TD errors (0 in invalid rows), and a mask of the valid rows that end no episode; both are (T, E)."""
+    """Return the TD errors (T, E), which are 0 in invalid rows, and whether the episode continues after each row.
+
+    The second array, (T, E) bool, is true in valid rows that do not end an episode.
+    """
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

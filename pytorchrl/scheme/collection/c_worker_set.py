@@ -50,7 +50,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
         initial_weights: Weights with which all workers start; None: the actor's own initialization.
-        collects: False for a set without environments, whose gradient worker only serves parameters.
+        collects: Whether the set collects; False if its gradient worker only stores the current parameters.
         first_incarnation: First incarnation of the workers, above 0 if the gradient worker is a replacement.
         journal: Journal of the gradient worker, which the local worker shares.
 

@@ -43,7 +43,7 @@ class RolloutQueue:
 
     Attributes:
         queue: Bounded queue, whose entries are lists of rollouts that arrived together.
-        delays_requests: Always False.
+        delays_requests: Whether `may_request` can return False; always False.
     """
 
     def __init__(self, runtime: Runtime, closing: threading.Event) -> None:

@@ -50,7 +50,7 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     least_steps = round(barrier.fraction_samples * storage.rollout_size)
     if size is None:
         return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
-    storage.device = torch.device("cpu")  # only slices are moved to the device, one at a time
+    storage.device = torch.device("cpu")  # only slices are moved to the algorithm's device
     if warns:
         micro.warn_of_batch_norm(worker.actor)
     streamed = options_of(GradAccumulator.CollectOptions, collection)

@@ -119,7 +119,7 @@ class GradientComputer:
         self.used = micro.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            self._source.used(-num_new)  # if the ranks fail to average their gradients, the steps count as unused
+            self._source.used(-num_new)  # the steps count as unused if averaging fails
             grads = self._mean_of_ranks(grads, total.samples, True)
             self._source.used(num_new)
         return grads, micro.decided(self._algo, total.info())

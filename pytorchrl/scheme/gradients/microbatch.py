@@ -1,7 +1,7 @@
 """Compute the gradient of a batch that is too large for one backward pass, one slice after the other.
 
-In shapes, B is the number of samples in a batch, L the number of steps in a sequence, and P the number of scalars in a
-group's parameter vector.
+In shapes, B is the number of samples in a batch, L the number of steps in a sequence, and P the number of scalars in
+the vector of a parameter group.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Return the averaged statistics `info`; decide from the averages whether to stop early (`skip_remaining`)."""
+    """Set `skip_remaining` in averaged statistics to the algorithm's decision to stop early; return the statistics."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
@@ -241,7 +241,7 @@ def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, in
 
 
 def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device | None) -> BatchOfKind:
-    """Return the samples [start, stop) of a batch along `axis` or, for `rhs`, which has no time axis, along axis 0."""
+    """Return the samples [start, stop) of a batch along `axis`; `rhs` has no time axis and is cut along axis 0."""
     def cut(value: Tensor, axis: int) -> Tensor:
         part = value.narrow(axis, start, stop - start)
         return part if device is None else part.to(device)
@@ -283,7 +283,7 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
 
     Args:
         rollout: Number of env steps in a full rollout.
-        wanted: Least number of env steps in a train batch; None: one round of rollouts.
+        wanted: Least number of env steps in a train batch; None: one round or, in asynchronous collection, one rollout.
         rounds: For synchronous collection, a pair: the number of rollouts in a round, and the least number of env steps
             in a microbatch (None without microbatches). For asynchronous collection, None.
     """

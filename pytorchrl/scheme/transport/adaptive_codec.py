@@ -20,12 +20,14 @@ class AdaptiveCodec:
     """Decides for each message whether to encode it, depending on the speeds of the codec and of the link.
 
     The link is the connection to the reader of the messages; see `pytorchrl.scheme.transport.link`. Encoding saves time
-    if (raw - sent) * s > encode + decode. Here, raw and sent are the bytes before and after encoding, s is the seconds
-    per byte of the link, and encode and decode are the seconds that the codec needs.
+    if (raw - sent) * s > encode + decode. Here, raw is the size of the message's arrays in bytes, sent is their
+    size after encoding, s is the seconds per byte of the link, and encode and decode are the seconds that the codec
+    needs.
 
     The first three messages are encoded, to time the codec. After that, messages are encoded as long as this saves
-    time. Otherwise, only a few messages are encoded, to time the codec again. This takes at most one percent of the
-    time on the link. Decisions depend only on `link_s` and the calls of `record`, not on a clock or random numbers.
+    time. Otherwise, only a few messages are encoded, to time the codec again. The time lost by encoding these messages
+    is limited to about one percent of the time on the link. Decisions depend only on `link_s` and the calls of
+    `record`, not on a clock or random numbers.
 
     Attributes:
         link_s: Seconds per byte of the link; 0.0 before the link is measured, and if sending takes no time.

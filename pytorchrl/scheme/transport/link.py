@@ -38,7 +38,7 @@ class Peer:
         return payload.copy()
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Store the measured speed of the link to the parent."""
+        """Store the measured seconds per byte of the link to the parent."""
         if self.encoder is not None:
             self.encoder.set_link(seconds_per_byte)
 

@@ -19,8 +19,8 @@ from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
 from pytorchrl.terminal import get_logger
 
-# Number of times in a row that the group may break up although no rank was lost. The next such breakup ends the run
-# with an error.
+# Number of times in a row that the group may break up without the loss of a rank. One more breakup ends the run with an
+# error.
 _MAX_BREAKUPS = 3
 
 R = TypeVar("R")
@@ -33,8 +33,8 @@ class DecentralisedUpdates(RemoteUpdates):
 
     An update is made either by all ranks or by none. If a rank is lost, the remaining ranks abort the update and drop
     their train batches. They then form a new group, which includes the replacement of the lost rank if there is one.
-    All ranks of the new group load the state of the rank that has made the most updates. If some ranks had already made
-    the aborted update, all ranks receive it in this way.
+    All ranks of the new group load the state of the rank that has made the most updates. Therefore, if some ranks had
+    already made the aborted update, the other ranks receive this update with the state.
 
     Args:
         tree: The components of the tree that the strategy uses.
@@ -133,7 +133,7 @@ class DecentralisedUpdates(RemoteUpdates):
             except RankLostError as error:
                 self._cause = error
                 self._break_group()
-            # Ranks that wait for a hung rank must not be considered hung themselves.
+            # Break up the group at half of the deadline, so that ranks that wait for a hung rank do not count as hung.
             patience_s = 0.5 * min((self.supervisor.deadline_s(index) for index in waiting), default=math.inf)
             if self._runtime.now() - start > patience_s:
                 self._break_group()

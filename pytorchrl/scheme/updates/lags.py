@@ -18,7 +18,7 @@ class Lags:
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
-        # For each phase in `_PHASES`: number of updates made while data were in this phase, summed over the data.
+        # Key: phase in `_PHASES`. Value: the number of updates that each item of data spent in the phase, summed.
         self._phases: Counter[str] = Counter()
         self._gradients: Counter[int] = Counter()
         # Key: gradient worker and collection worker. Data from replay are not counted here.

@@ -55,7 +55,7 @@ def _seconds_of(answer: object) -> float | None:
 class RemoteUpdates:
     """The base class of strategies with remote gradient workers.
 
-    Weights are stored once per version, and sent with requests.
+    The weights of each version are stored once; requests contain a reference to the stored weights.
 
     Args:
         tree: The components of the tree that the strategy uses.

@@ -82,8 +82,8 @@ class Statistics:
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
         local_report: Function that returns a report of the local gradient worker; None: gradients contain reports.
-        local_episodes: Function that returns the newly finished episodes of the local worker immediately; the next
-            report then omits these episodes.
+        local_episodes: Function that returns the newly finished episodes of the local worker, without waiting for a
+            report; the next report then omits these episodes.
         num_workers: Number of remote gradient workers.
         missing: Indices of remote gradient workers that are lost and not replaced; the supervisor updates this set.
     """
@@ -258,7 +258,7 @@ class Statistics:
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
+        """Return the state for a checkpoint; it omits the ledgers that live gradient workers save themselves."""
         self.request_report()
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
@@ -305,7 +305,7 @@ class Statistics:
             self._journal_parts.append(part)
 
     def take_journal_parts(self) -> list[WorkersPart]:
-        """Return the entries of workers' journals that arrived with gradients since the last call."""
+        """Return the parts of workers' journals that arrived since the last call."""
         parts, self._journal_parts = self._journal_parts, []
         return parts
 
@@ -378,7 +378,7 @@ class Statistics:
     def _by_worker(self) -> list[dict[str, object]]:
         """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
-        The rows are a list because lists are not written to TensorBoard, where each worker would add several curves.
+        Lists are not written to TensorBoard, where each worker would otherwise add several curves.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()

@@ -1,4 +1,4 @@
-"""Times and rates: the seconds that each level of the tree spent on each part of its work, and rates of work."""
+"""Measure the seconds that each level of the tree spends on each part of its work, and the rates of work."""
 
 from __future__ import annotations
 

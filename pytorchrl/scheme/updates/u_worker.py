@@ -102,7 +102,7 @@ class UpdaterThread(threading.Thread):
 
 
 def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
-    """Raise `ConfigError` if the algorithm has a schedule but `target_steps`, at which schedules end, is None."""
+    """Raise `ConfigError` if the algorithm has a schedule, but no `target_steps` states where schedules end."""
     options = factory.col_workers_factory.algo_factory.options
     scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
     if scheduled and target_steps is None:
@@ -267,8 +267,8 @@ class UWorker(Worker):
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
-            loss or gradient is not finite; such an update has no statistics. Unless a thread makes the updates, a
-            skipped update counts as one of `updates_per_step`.
+            loss or gradient is not finite; such an update has no statistics. If no separate thread
+            makes the updates, a skipped update counts as one of `updates_per_step`.
 
         Raises:
             StoppedError: `stop()` was called earlier.
@@ -290,7 +290,7 @@ class UWorker(Worker):
         """Finish or drop all work in the tree; see `Scheme.drain`.
 
         Raises:
-            ConfigError: The run is recorded or replayed; a record does not contain the time of a drain.
+            ConfigError: The run is recorded or replayed, but a record cannot contain drains.
             WorkerLostError: The update that a thread is making did not end within `timeout_s` seconds.
             Exception: The error that ended a worker or thread.
         """
