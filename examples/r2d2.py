@@ -1,7 +1,7 @@
-"""Train R2D2: an actor with memory is trained on sequences from replay shards, and collectors never wait.
+"""Train R2D2: an actor with memory learns from sequences in replay shards, and collectors never wait for the learner.
 
-The first observation of an episode shows one of four cues, and several steps later the agent has to recall the cue.
-Without memory, only a quarter of the answers would be right.
+The first observation of an episode shows one of four cues. Several steps later, the agent must choose the action that
+repeats the cue. Without memory, only a quarter of its answers would be right.
 
     python examples/r2d2.py --num-col-workers 4 --num-replay-workers 2
 """

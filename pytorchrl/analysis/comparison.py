@@ -32,8 +32,9 @@ class Comparison:
         difference: The statistic of the scores minus that of the baseline.
         mean_difference: The mean of the scores minus the mean of the baseline.
         improvement: The probability of improvement over the baseline.
-        p_value: p-value of a two-sided t test of equal means: the paired test if `paired`, otherwise Welch's test. The
-            test compares the means of runs over their tasks. NaN with fewer than two runs, or if runs do not vary.
+        p_value: p-value of a two-sided t test of equal means: the paired test if `paired`, otherwise Welch's test. Each
+            run is one sample, the mean of its scores over the tasks. NaN if a set has fewer than two runs, or if the
+            samples (if `paired`, their differences) do not vary.
         seeds_needed: The number of seeds with which a t test would detect the measured difference of the means with a
             probability of 80 %. None if `p_value` is NaN, the means are equal, or more than a million seeds are needed.
     """
@@ -58,7 +59,8 @@ def compare(
         statistic: The statistic whose difference is estimated.
         paired: Whether row `i` of both arrays has the same seed. If so, runs are resampled and tested in pairs. Pairing
             makes intervals shorter if equal seeds lead to similar scores.
-        confidence: The fraction of intervals that contain the true value.
+        confidence: The confidence level of the intervals: the fraction of intervals that would contain the true value
+            if the experiment were repeated many times.
         method: "t" or "percentile"; see `estimate`.
         resamples: Number of resamples of the bootstrap.
         seed: Seed of the bootstrap.
@@ -92,7 +94,7 @@ def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
 
     Args:
         found: The probability and its interval.
-        pairs: Number of disjoint pairs of a run and a run of the baseline.
+        pairs: Number of disjoint pairs of a score and a score of the baseline.
         confidence: Confidence of the interval.
     """
     reach = 1.0 - ((1.0 - confidence) / 2)**(1.0 / pairs)

@@ -54,7 +54,7 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all merged samples; they are buffers and therefore part of the actor's state.
+    """Mean and variance of all merged samples, stored in buffers, so that they are part of the actor's state.
 
     Only `merge` changes the moments; acting and learning do not. Before the first merge, `normalise` only clips.
     """

@@ -175,7 +175,8 @@ class QActor(ReplayActor):
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
         """Return the actions with the highest values, without the noise of a noisy network; see `Actor`.
 
-        With `prev_action_reward`, the caller must write the rewards of these actions into the returned memory.
+        With `prev_action_reward`, the returned memory contains these actions, but not their rewards. The caller must
+        add the rewards with `show_reward` after the environments have taken the step.
         """
         if not self.is_recurrent:
             return self.to_env(self.act(obs, mask)), {}

@@ -1,4 +1,4 @@
-"""The base class of the actors of replay algorithms, and their Q networks.
+"""The base class of actors for replay algorithms, and the Q networks that these actors use.
 
 The Q networks have PyTorch's default initialization.
 """

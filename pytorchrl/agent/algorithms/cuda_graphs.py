@@ -78,8 +78,8 @@ class CudaRecorder:
 class Recorded:
     """A function whose kernels are recorded after it has been called a few times with arguments of the same shapes.
 
-    Later calls with these shapes launch the recorded kernels. If recording fails, a warning says why, nothing more is
-    recorded, and calls with shapes that have no recording run the function itself.
+    Later calls with these shapes launch the recorded kernels. If recording fails, a warning says why, and no
+    further shapes are recorded. Calls with shapes that are not recorded run the function itself.
 
     Args:
         function: A function that computes tensors from its arguments and from memory at fixed addresses. After it has

@@ -1,8 +1,8 @@
 """Measure whether an algorithm computes gradients faster in bfloat16 than in float32, for `mixed_precision="auto"`.
 
-The trial builds the networks of the agent, and measures how long the gradient of a batch takes in each precision. The
-batch contains zeros, but has the size of the batches in training, because bfloat16 is faster only for some processors,
-networks and batch sizes.
+Whether bfloat16 is faster depends on the processor, the networks and the batch size. The trial therefore builds the
+networks of the agent, and measures how long the gradient of a batch takes in each precision. The batch has the size of
+the batches in training, but contains only zeros.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class EpisodeStatistics:
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         self._num_steps = 0
-        # The number of steps that do not belong to the running episode: earlier steps, and invalid steps.
+        # For each environment, the number of steps that are not part of the running episode: steps before the episode,
+        # and invalid steps. The length of the episode is `_num_steps` minus this number.
         self._num_before = np.zeros(num_envs, dtype=np.int64)
         self._monitor = monitor
         self._now = now

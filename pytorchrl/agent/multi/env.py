@@ -103,7 +103,7 @@ class MultiAgentVecEnv(VecEnv):
         cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, *,
         policy_of: PolicyOf = None, **options: OptionValue,
     ) -> MultiAgentEnvFactory:
-        """Return a factory of vectors of environments; to find the agents and their spaces, build one environment.
+        """Build one environment to find the agents and their spaces, and return a factory of vectors of environments.
 
         Args:
             env_fn: A function that builds an environment from keyword arguments, or the name of a module with
@@ -267,9 +267,9 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of `agents`, which are the agents that are present.
+        """Store the observations of `agents`, the agents that are present after a step or reset.
 
-        Agents that are not in `acting` did not act in the step, so their observations are the first of their episodes.
+        Those that are not in `acting` have just joined, so their observations are the first of their episodes.
         """
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "

@@ -71,7 +71,7 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     # Clip first, because exp could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
-    # This is the advantage without its weight rho: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
+    # The advantage is rho times the following: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
     return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)

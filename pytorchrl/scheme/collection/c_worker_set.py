@@ -192,7 +192,7 @@ class CWorkerSetFactory(CWorkerRecipe):
                  col_execution: Execution | str = CENTRAL, col_communication: Communication | str = SYNC,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
                  journal: Journal | None = None) -> CWorkerSet:
-        """Build a set; see `CWorkerSet` for the arguments, most of which are passed by a gradient worker."""
+        """Build a set; a gradient worker passes most of the arguments, which `CWorkerSet` describes."""
         return CWorkerSet(
             self, index_parent, local_device, runtime=runtime, col_execution=col_execution,
             col_communication=col_communication, initial_weights=initial_weights, collects=collects,

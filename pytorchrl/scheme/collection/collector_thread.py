@@ -83,8 +83,9 @@ class CollectorThread(threading.Thread):
     """The thread that passes rollouts from collection workers to a gradient worker's sample queue or to replay.
 
     Asynchronous collection runs in this thread: `ensure_started` starts the thread, which collects until it is closed
-    and blocks while the destination is full. Synchronous collection never starts the thread: the gradient worker's
-    thread calls `strategy.collect()` for each round, or a user calls `step()` to enqueue one round.
+    and blocks while the destination is full. Synchronous collection never starts the thread. Instead, the
+    gradient worker's thread calls `strategy.collect()` for each round. Without a gradient worker, a call of `step()`
+    collects and enqueues one round.
 
     Args:
         index_worker: Index of the gradient worker.
@@ -94,17 +95,17 @@ class CollectorThread(threading.Thread):
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
-        collection: Options of collection; their class inherits from `Options` and from either `Barrier.Options` or
-            `OnArrival.Options`. If given, the previous four arguments have no effect. None: the options are built from
-            these arguments, with defaults for all other options.
+        collection: Options of collection, which replace the previous four arguments. Their class inherits from
+            `Options` and from either `Barrier.Options` or `OnArrival.Options`. None: the previous four arguments apply,
+            and all other options have their defaults.
         destination: Receiver of the rollouts: a sample queue, or replay; None: a new queue.
         closing: Event that is set to end collection; None: a new event.
         runtime: Runtime of the remote workers; None: threads.
         ledger: The gradient worker's ledger; None: a new ledger.
         supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
         compress_weights_to_send: Codec of weights that are sent to remote workers.
-        inference: The parts of central inference; the remote workers are then environment workers. None: each remote
-            worker chooses its own actions.
+        inference: The parts of central inference, with which the remote workers only step environments. None: each
+            remote worker chooses its own actions.
 
     Attributes:
         stopped: Whether collection is ending or has ended.

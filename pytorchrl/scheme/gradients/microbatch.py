@@ -191,7 +191,8 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         batch: A batch of the kind that the algorithm learns from, on any device.
         microbatch_size: Largest number of env steps in a backward pass; None: no limit.
         counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
-        is_part: Whether the batch is itself a microbatch; the caller has then logged it. If not, each slice is logged.
+        is_part: Whether the batch is itself a microbatch, which the caller has already logged. If not, this function
+            logs each slice of the batch.
         staging: The object that copies the batch to the algorithm's device. If the batch is divided, each slice is
             copied during the backward pass of the previous slice. None: data are copied just before they are used.
     """
@@ -280,6 +281,8 @@ def reason_to_keep_batch(options: object, norm_over: str) -> str:
 
 def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None] | None) -> int:
     """Return the number of full rollouts in a train batch.
+
+    With synchronous collection, a microbatch consists of whole rounds, and a train batch of whole microbatches.
 
     Args:
         rollout: Number of env steps in a full rollout.

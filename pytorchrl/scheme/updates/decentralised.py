@@ -104,7 +104,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return self._book(gradients)
 
     def _prepare(self, parameters: Parameters, enough: int) -> None:
-        """Make every rank collect its next data; after `enough` ranks have finished, stop the other ranks."""
+        """Make every rank collect its next train batch; after `enough` ranks have finished, stop the other ranks."""
         self._num_prepared += 1
         for index in self._ranks:
             self.in_flight.add(index, self._workers[index].submit(

@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True; strategies whose workers start their train batches together override this property."""
+        """True; see `UpdateStrategy`. Strategies whose workers start train batches together override this property."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

@@ -149,8 +149,8 @@ class Statistics:
         """Request a report of the local gradient worker, unless its gradients contain reports.
 
         Making a report takes as long as all other bookkeeping for a gradient. Therefore, the thread that makes updates
-        requests a report only at intervals, and before it reads statistics. In other threads, this method does nothing,
-        so these threads read the statistics of the latest report.
+        requests a report only at intervals, and before it reads statistics. In any other thread, this method does
+        nothing, so that thread reads the statistics of the latest report.
         """
         if self._reads_local:
             assert self.local_report is not None

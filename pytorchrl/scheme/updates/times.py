@@ -55,8 +55,8 @@ class Times:
 
     Args:
         now: The clock.
-        add: Function that is called with the name and the seconds of each part of the update worker's work, when the
-            part ends. It must acquire the lock, and call `add_part` with the same arguments.
+        add: Function that is called at the end of each part of the update worker's work, with the name and the seconds
+            of the part. The function must acquire the lock, and call `add_part` with the same arguments.
     """
 
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:

@@ -116,7 +116,7 @@ class UWorker(Worker):
     Args:
         grad_workers_factory: Factory of the gradient workers.
         index_worker: Index of the worker; a tree has only one update worker.
-        grad_execution: "Central": the local gradient worker computes gradients; "Parallel": the remote ones do.
+        grad_execution: "Central" if the local gradient worker computes gradients, "Parallel" if the remote ones do.
         options: Options of the update worker; None: the defaults.
         gradients: Options of the gradient workers; their class selects the strategy. None: synchronous gradients.
         device: Device of the local gradient worker: "cpu" or "cuda:N"; None: the CPU.
@@ -263,7 +263,7 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates, or wait until a separate thread has made them since the last call.
+        """Make `updates_per_step` updates; if a separate thread makes them, wait for as many since the last call.
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
