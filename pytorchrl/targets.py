@@ -45,7 +45,7 @@ class Target:
         Args:
             env_steps: Env steps that have reached the learner.
             ledger: The ledger from which `env_steps` was counted.
-            num_skipped: Samples of updates that were skipped because of NaN or infinity; they count as used.
+            num_skipped: Samples of updates that were skipped because of NaN or infinity. They count as trained samples.
         """
         if env_steps < self.env_steps:
             return False

@@ -36,7 +36,8 @@ _FILES = {
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Kind of work of functions of other packages, by prefix of the path of the file in this package that calls them.
+# If a file of this package calls a function of another package: kind of work of this function, by prefix of the
+# path of the calling file.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")

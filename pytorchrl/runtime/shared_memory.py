@@ -64,7 +64,7 @@ class BlockPool:
         self._numbers = itertools.count()
         self._blocks: dict[int, Block] = {}
         self._free: dict[int, list[Block]] = {}
-        # Numbers of blocks, one for each use that has ended. `release` only appends to this queue, without the lock,
+        # Keys of `_blocks`: the blocks whose use has ended. `release` only appends to this queue, without the lock,
         # because finalizers call it: a finalizer may run at any time, even while its thread holds the lock.
         self._ended: deque[int] = deque()
 

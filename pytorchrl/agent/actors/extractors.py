@@ -23,7 +23,7 @@ from pytorchrl.errors import SpaceError
 HIDDEN_GAIN = math.sqrt(2.0)
 """Gain of orthogonal initialization for hidden layers."""
 _FEW_OUTPUTS = 8
-"""Largest number of outputs of a layer that compiled graphs compute as sums instead of as a product of matrices."""
+"""A compiled graph computes a layer with at most this number of outputs as sums, instead of a matrix product."""
 
 # tanh and ReLU work in place, which saves one allocation per layer. Their inputs may be overwritten, because their
 # gradients can be computed from their outputs.
