@@ -97,7 +97,7 @@ def train(
     Args:
         algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
             class; or "module:Class".
-        env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env`
+        env: A gymnasium id; a class or function that makes one environment; or the name of a module with `parallel_env`
             (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
         target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
         log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
@@ -105,7 +105,7 @@ def train(
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
             `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
             policies to several agents: "shared", "independent", or a mapping or function from agent to policy. If `env`
-            is a function, `policies` also declares that its environments have several agents.
+            is a class or function, `policies` also declares that its environments have several agents.
 
     Returns:
         The trained agent, with the run's figures.

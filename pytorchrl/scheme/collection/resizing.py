@@ -128,7 +128,7 @@ class Elastic(ABC):
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Make no more requests to workers from index `number` on; return whether all their rollouts are delivered."""
+        """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 
