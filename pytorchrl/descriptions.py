@@ -105,7 +105,7 @@ def _mapping(value: Mapping[object, object], spaces: Spaces | None) -> object:
 
 
 def _is_special(value: Mapping[object, object]) -> bool:
-    """Return whether a mapping has the form of a description of another value, such as a schedule."""
+    """Return whether a mapping looks like the description of a value that is no mapping, such as a schedule."""
     return FACTORY in value or (len(value) == 1 and next(iter(value)) in _SPECIAL)
 
 

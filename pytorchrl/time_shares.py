@@ -120,7 +120,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a phrase for the time of which `candidates` are shares, such as "the time of gradient workers"."""
+    """Return a name for the total time that the `candidates` are shares of, such as "the time of gradient workers"."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"

@@ -1,4 +1,4 @@
-"""The style sheet and the script of the pages. Neither contains any text of a run."""
+"""The style sheet and the script of the pages. Neither depends on the run that a page shows."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class Replaying(Journal):
         super().__init__()
         self._worker, self._schedule = worker, schedule
         self._events, self._turns = deque(part.events), deque(part.turns)
-        self._num_events = self._num_turns = 0  # numbers of events and of writes that were repeated
+        self._num_events = self._num_turns = 0  # numbers of recorded events and writes that have been replayed
         self._reads = self._depth = 0
         self._changed = Signal()
         self._failure: BaseException | None = None
