@@ -32,8 +32,8 @@ class Router:
         """Return the index of the shard to which a rollout is added now, or None if the rollout must wait.
 
         With "by_stream", all rollouts of a collection worker go to the same shard, and wait while this shard is being
-        replaced. If a shard is lost and will not be replaced, all collection workers are assigned to the remaining
-        shards anew.
+        replaced. If a shard is lost and will not be replaced, its collection workers are distributed over the remaining
+        shards.
 
         Args:
             worker: Index of the collection worker that collected the rollout.
@@ -41,7 +41,9 @@ class Router:
             staying: Indices of the shards that are running or being replaced.
         """
         if self._routing == "by_stream":
-            own = staying[worker % len(staying)]
+            own = worker % self._num_shards
+            if own not in staying:
+                own = staying[worker // self._num_shards % len(staying)]
             return own if own in free else None
         if not free:
             return None

@@ -43,8 +43,11 @@ def test_a_stream_keeps_its_shard_and_waits_for_it():
 
 
 def test_streams_of_a_shard_that_stays_lost_are_distributed():
-    router, left = Router("by_stream", 3, 0, load=None), [0, 2]
-    assert [router.choose(worker, left, left) for worker in range(4)] == [0, 2, 0, 2]
+    router, every, left = Router("by_stream", 3, 0, load=None), range(3), [0, 2]
+    homes = [router.choose(worker, every, every) for worker in range(12)]
+    moved = [router.choose(worker, left, left) for worker in range(12)]
+    assert [new for old, new in zip(homes, moved, strict=True) if old in left] == [old for old in homes if old in left]
+    assert [new for old, new in zip(homes, moved, strict=True) if old == 1] == [0, 2, 0, 2]
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "random", "least_loaded"])
