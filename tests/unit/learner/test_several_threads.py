@@ -100,12 +100,13 @@ def test_a_learner_that_is_dropped_is_stopped(kind, request):
     learner = make(**KINDS[kind])
     learner.step()
     assert set(threading.enumerate()) - before
+    deadline = time.monotonic() + 30
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del learner
-        gc.collect()
+        while not caught and time.monotonic() < deadline:
+            gc.collect()  # returns at once if another thread is collecting garbage
     assert ["dropped while its workers were running" in str(warning.message) for warning in caught] == [True]
-    deadline = time.monotonic() + 30
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
