@@ -35,7 +35,7 @@ autodoc_default_options = {"exclude-members": "Options"}
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
-    ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|T|W)"),
+    ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|R|T|W)"),
     ("py:.*", "Acting|AnyEnv|CWorkerRecipe|Compression|Destination|FromTorch|Inference|Json|OptionValue|RawSpaces|"
               "Record|RecordWriter|RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
 ]

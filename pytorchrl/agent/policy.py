@@ -68,8 +68,8 @@ class Policy(nn.Module):
                 is not needed if the observations contain the mask as the leaf `action_mask`.
 
         Returns:
-            Actions (B, ...), float32 for a Box, otherwise int64. A policy with memory returns a pair: the actions, and
-            the memory after these observations.
+            Actions (B, ...), float32 for a Box, otherwise int64. A policy with memory returns a pair of these actions
+            and the memory after these observations.
         """
         leaves = {leaf.name: _read(leaf, part_at(obs, leaf.path)) for leaf in self._readings}
         if mask is None and self._mask_path is not None:
