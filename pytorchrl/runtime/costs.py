@@ -36,7 +36,7 @@ class Costs:
     "add", "sample" and "priorities" (calls of a replay shard).
 
     Args:
-        costs: Map from operations to durations. A key such as "step@*/CWorker 1" applies only to the workers whose
+        costs: Map from operations to durations. A key such as `step@*/CWorker 1` applies only to the workers whose
             names match the pattern after "@". A duration is a number of seconds, ("uniform", low, high),
             ("exponential", mean), ("lognormal", median, sigma) or "measured", the real duration of the operation. With
             "measured", even runs with equal seeds differ. Other operations keep their defaults.

@@ -266,8 +266,8 @@ class OnPolicyAlgorithm(Algorithm):
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
-            The loss (), and a vector without gradient. The vector contains one value for each of `info_names`: the loss
-            and the means of all terms and measures.
+            The loss (), and a vector without gradient. The vector contains the loss and the means of all terms and
+            measures, one value for each of `info_names`.
 
         Raises:
             ContractError: At the first batch, the result of `terms` does not fit `loss_weights` or the batch.
