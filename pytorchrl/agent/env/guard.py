@@ -231,7 +231,7 @@ def _kind(value: object) -> str:
 
 
 def _has_finite_sum(array: np.ndarray) -> bool:
-    """Return False if an array contains NaN or infinity, and also if a sum of its finite values overflows.
+    """Return whether the sum of an array, or of its squares if it is small, is finite.
 
     If so, all values are finite. Otherwise, the array contains NaN or infinity, or the sum of finite values overflows.
     The sum is computed several times as fast as `np.isfinite`.

@@ -56,7 +56,7 @@ class Computed:
 
 @dataclass
 class Sender:
-    """What one incarnation of a gradient worker did."""
+    """Record of one incarnation of a gradient worker."""
 
     algorithm: object = None
     first_version: int = 0

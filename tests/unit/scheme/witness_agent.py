@@ -132,7 +132,7 @@ class WitnessedAlgorithm(SyntheticAlgorithm):
 
 
 class _WitnessedStorage:
-    """What storages of rollouts and of transitions have in common."""
+    """Base class of the witnessed storages of rollouts and of transitions."""
 
     witness = None
 
