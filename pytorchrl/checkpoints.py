@@ -66,7 +66,7 @@ class CheckpointFiles:
         self._evaluated: list[tuple[int, float]] = []  # (version, mean return) since the newest checkpoint
 
     def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
-        """Write a checkpoint completely or not at all, and remove the checkpoints that are not kept.
+        """Write a checkpoint completely or not at all, and remove the checkpoints that the options do not keep.
 
         Incomplete files of killed processes are removed, too.
 

@@ -120,7 +120,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
-    """Return the part that owns each option of `train(algorithm, ...)`, and the option's name there; see `Known`."""
+    """Return, for each option of `train(algorithm, ...)`, its part and its name in that part; see `Known`."""
     return _known(registration_of(algorithm))
 
 

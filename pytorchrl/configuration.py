@@ -63,7 +63,7 @@ class ConfigFile:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the file describes several runs."""
+        """Whether the file contains swept options."""
         return bool(self._sweep)
 
     def where(self, name: str, *, swept: bool = False) -> str:
@@ -151,8 +151,8 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, object]:
         path: A TOML file, or the `run.json` of an earlier run.
 
     Raises:
-        ConfigError: The file cannot be read, is not a configuration, names no algorithm or environment, or contains a
-            sweep, whose runs `load_sweep` returns.
+        ConfigError: The file cannot be read, is not a configuration, lacks the algorithm or the environment, contains
+            a wrong option, or describes several runs; for several runs, call `load_sweep`.
     """
     runs = load_sweep(path)
     if len(runs) > 1:

@@ -28,7 +28,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 @dataclass(frozen=True)
 class Renamed:
-    """The old and the new name of an option or attribute, and the releases in which the old name warns and fails."""
+    """The old and the new name of an option or attribute, and the releases that deprecate and remove the old name."""
 
     old: str
     new: str

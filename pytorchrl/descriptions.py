@@ -272,7 +272,7 @@ def find_imported(reference: str) -> object:
 
 
 def _references(cls: type) -> tuple[str, str]:
-    """Return two references to a class. For a class of the running script, one names `__main__`, the other the file."""
+    """Return two references to a class; for a class of the running script, with `__main__` and with its file."""
     return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 

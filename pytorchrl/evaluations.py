@@ -32,7 +32,7 @@ class Evaluations:
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation has been started and its result is still pending."""
+        """Whether an evaluation is running, or has ended without a call of `poll` or `wait` since then."""
         return self._is_running
 
     def start(self, num_episodes: int) -> None:

@@ -78,7 +78,7 @@ class Interrupts:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left of the grace period, at least 0."""
+        """Remaining seconds of the grace period, at least 0."""
         return max(0.0, self._received_at + self._grace_s - time.monotonic())
 
     def raise_received(self, env_steps: int | None = None, log_dir: Path | None = None) -> NoReturn:
@@ -138,7 +138,7 @@ def call_after_failure(name: str, action: Callable[[], object]) -> None:
     """Call a function after a run has failed. If the function fails, too, log its error instead of raising it.
 
     Args:
-        name: What the function does, for the log.
+        name: Subject of the log message, such as "saving the model".
         action: The function.
     """
     try:

@@ -158,8 +158,8 @@ class Learner:
     def done(self) -> bool:
         """Return whether the run has reached `target_steps`, without changing anything.
 
-        If collection and learning take turns, the learner must also have used the last rollout as often as the earlier
-        rollouts. A replayed run is done at the end of its record. After `request_stop`, every run is done.
+        If collection and learning take turns, the learner must also have finished its passes over the last rollout. A
+        replayed run is done at the end of its record. After `request_stop`, every run is done.
         """
         if self._callbacks.stop_reason is not None:
             return True
@@ -174,8 +174,8 @@ class Learner:
         With `eval_every`, an evaluation is due every `eval_every` env steps. It runs while training continues, and is
         skipped if another evaluation is still running. The last evaluation runs after the final model is saved.
 
-        The first Ctrl-C or SIGTERM ends training cleanly. The model is saved, a checkpoint is written if the option
-        `checkpoint_on_exit` (by default, if `checkpoint_every`) is set, and the scheme is stopped. Then
+        The first Ctrl-C or SIGTERM ends training cleanly. The model is saved. If `checkpoint_on_exit` is true (by
+        default, if `checkpoint_every` is given), a checkpoint is written. The scheme is stopped. Then
         `KeyboardInterrupt` (after SIGTERM, `SystemExit(143)`) is raised. A second signal, or a signal while workers
         start, ends training immediately. The previous signal handlers are restored.
 
@@ -226,7 +226,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # The signal may be the cause of `error`: native code may replace `Unblocked` by it, or workers have died.
+            # The signal may have caused `error`: native code may turn `Unblocked` into `error`, or workers have died.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -257,7 +257,7 @@ class Learner:
 
     @property
     def env_steps(self) -> int:
-        """The env steps that had reached the learner (neither in flight nor queued) when they were last counted."""
+        """The number of env steps that had reached the learner (neither in flight nor queued) at the last count."""
         return self._measured.env_steps
 
     @property
@@ -293,8 +293,8 @@ class Learner:
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now; the page about statistics describes them.
 
-        `algorithm` contains the means of the algorithm's statistics over the updates since the last record or, if there
-        were none, the means in the last record. Before `start()`, all numbers are zero.
+        `algorithm` contains the means of the algorithm's statistics over the updates since the last record. If there
+        are no such updates, `algorithm` contains the means in that record. Before `start()`, all numbers are zero.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 
@@ -379,10 +379,10 @@ class Learner:
 
     @in_turn("_end")
     def stop(self) -> MetricsDict:
-        """Stop all workers, check the ledger, wait for the last checkpoint, and close the files; idempotent.
+        """Stop all workers, check the ledger, wait for the last checkpoint, and close the files.
 
         Returns:
-            The final ledger. If several threads call `stop()` at the same time, each of them gets it.
+            The final ledger, also for repeated calls and calls from several threads, which have no other effect.
 
         Raises:
             LedgerError: The ledger does not balance. All workers have been stopped nevertheless.

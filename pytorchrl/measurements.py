@@ -88,7 +88,7 @@ class Measurements:
         return self._episodes.policy_return_means
 
     def of_scheme(self) -> MetricsDict:
-        """Return the scheme's metrics; zeros before the start, because `Scheme.metrics` would start the scheme."""
+        """Return the scheme's metrics, or zeros before the start, because `Scheme.metrics` would start the scheme."""
         if not self._has_started:
             return {"policy_lag": dict.fromkeys(_LAGS, 0), "updates": 0}
         return dict(self._scheme.metrics())
@@ -120,7 +120,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return a summary of the whole run; its env steps and ledger are those of the last call of `count`."""
+        """Return a summary of the whole run, with the env steps and the ledger of the last call of `count`."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

@@ -105,12 +105,12 @@ class Dataset:
 
     @property
     def starts(self) -> np.ndarray:
-        """(K,) int64, the index of the first step of each episode."""
+        """The index of the first step of each of the K episodes; (K,) int64."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
     def returns(self) -> np.ndarray:
-        """(K,) float64, the sum of rewards of each episode."""
+        """The sum of the rewards of each of the K episodes; (K,) float64."""
         return np.add.reduceat(self.rewards, self.starts)
 
     def next_observations(self, leaf: str = "obs") -> np.ndarray:
@@ -284,7 +284,7 @@ def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -
 
 
 def _paths_of(space: AnySpace) -> dict[str, LeafPath]:
-    """Return, by name, the path of each leaf in an observation; an action mask is one of the leaves."""
+    """Return a mapping from the name of each leaf of a space to the leaf's path; an action mask is a leaf, too."""
     reader = ObservationReader(space)
     paths = {leaf.name: leaf.path for leaf in reader.readings}
     if reader.mask_path is not None:
@@ -359,7 +359,7 @@ def _leaves(arrays: Arrays, prefix: str) -> list[str]:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array in one member of the archive, after checking that its header agrees with its size."""
+    """Read the array in a member of the archive, after checking that the member has the size that its header states."""
     with archive.open(member) as file:
         if (version := np.lib.format.read_magic(file)) != (1, 0):
             raise ValueError(f"{member.filename!r} has the version {version} of the format of arrays, expected (1, 0)")

@@ -75,7 +75,7 @@ class _NotThisError(ConfigError):
 _Reader = tuple[str, Callable[[str], object]]
 
 
-def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
+def _readers(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
     """Return (placeholder, parser) pairs for a type, in the order in which they are tried; plain text is last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
@@ -89,7 +89,7 @@ def _readers(hint: Any) -> list[_Reader]:  # the hint is a type or a special for
     return _reader(hint)
 
 
-def _reader(hint: Any) -> list[_Reader]:  # the hint is a type or a special form of typing
+def _reader(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     simple: dict[TypeHint, _Reader] = {
         bool: ("yes|no", _bool), int: ("INT", _int), float: ("NUMBER", float), str: ("TEXT", str),

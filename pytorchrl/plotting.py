@@ -60,7 +60,7 @@ def plot_groups(
 def plot_comparison(
     groups: Mapping[str, Array], output: Path, *, confidence: float = 0.95, gap: bool = False, unit: str = "score",
 ) -> None:
-    """Draw the statistics of groups with their intervals, and the performance profiles, into a PNG or SVG file.
+    """Draw IQM, median and mean of each group with intervals, and performance profiles, into a PNG or SVG file.
 
     Args:
         groups: Label -> scores of shape (runs, tasks).
@@ -93,7 +93,7 @@ def plot_comparison(
 
 
 def _draw_profiles(axes: Axes, groups: Mapping[str, Array], confidence: float, unit: str) -> None:
-    """Draw the fraction of runs with a score above each threshold."""
+    """Draw, for each group, the fraction of scores above each threshold."""
     everything = np.concatenate([scores.ravel() for scores in groups.values()])
     margin = 0.05 * (np.ptp(everything) or 1.0)
     thresholds = np.linspace(everything.min() - margin, everything.max() + margin, 201)

@@ -15,8 +15,6 @@ from pytorchrl.untyped import OptionValue
 # Defaults of `atari_factory`, repeated here so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-# The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers
-# of steps that suit a first run. Learning rates decay to zero because a run saves its final policy, not its best.
 _CONTINUOUS: dict[str, dict[str, OptionValue]] = {
     "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000,
                 "update_every": 1, "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64),
@@ -45,8 +43,8 @@ _REPLAY_PRESETS |= {
     ("dqn", "atari"): {
         **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
         "target_steps": 10_000_000, **_ATARI},
-    # On average, each collected step is used 8 to 16 times. With many collectors, `max_replay_ratio` can limit this to
-    # one use, as in Kapturowski et al. 2019.
+    # With the R2D2 settings, each collected step is used 8 (Atari) or 16 times on average. With many collectors,
+    # `max_replay_ratio=1` limits this average to 1, as in Kapturowski et al. 2019.
     ("r2d2", "classic"): {
         **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32,
         "num_updates": 1,
@@ -68,6 +66,8 @@ _REPLAY_PRESETS |= {
 }
 _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
     **_REPLAY_PRESETS,
+    # PPO follows Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers of
+    # steps that suit a first run. Most learning rates decay to zero, because `model.pt` contains the final policy.
     ("ppo", "classic"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
         "gamma": 0.98, "gae_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,
@@ -110,8 +110,8 @@ _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
     ("impala", "atari"): {
         "num_envs": 10, "num_steps": 50, "lr": linear(5e-4, 0.0), "target_steps": 10_000_000, **_ATARI,
     },
-    # The MuJoCo settings follow Sample Factory (Petrenko et al. 2020): rollouts of 64 steps, an effective batch size of
-    # 1024, and two epochs.
+    # The MuJoCo settings follow Sample Factory (Petrenko et al. 2020): rollouts of 64 steps and two epochs. With
+    # 8 environments, however, a mini-batch has 256 steps instead of 1024.
     ("appo", "classic"): {
         "num_envs": 8, "num_steps": 64, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(1e-3, 0.0), "gamma": 0.98,
         "vtrace_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,

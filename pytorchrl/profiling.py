@@ -30,7 +30,7 @@ class Rule:
     Attributes:
         part: "level/part", such as "collection/environment".
         option: Name of the option to change, in `pytorchrl.train` and on the command line.
-        advice: Instruction to change the option; `{flag}` is its flag and `{value}` its current value.
+        advice: Instruction to change the option; `{flag}` is the option's flag, and `{value}` its current value.
         when: Function that takes the options in force, and returns whether the rule applies. If several rules for one
             part apply, the first of them is used.
     """
@@ -172,7 +172,7 @@ class Finding:
         part: "level/part", such as "collection/environment".
         share: The part's share, in [0, 1], of the time that `sentence` names.
         sentence: The bottleneck as a sentence for the user.
-        option: The option that would remove the bottleneck.
+        option: Name of the option to change.
         advice: Instruction to change the option.
     """
 
@@ -186,7 +186,7 @@ class Finding:
 def explain(
     metrics: Settings, options: Settings | None = None, *, cores: int | None = None, gpus: int | None = None,
 ) -> Finding:
-    """Return the bottleneck of a run and the option that would remove it.
+    """Return the bottleneck of a run and the option to change.
 
     Args:
         metrics: The result of `Scheme.metrics()`, or of `between` for two such results.
@@ -218,7 +218,7 @@ def between(before: Settings, after: Settings) -> MetricsDict:
 
 
 def options_of(scheme: Scheme) -> dict[str, OptionValue]:
-    """Return all option values on which advice may depend, by name, from the scheme and the agent's factories."""
+    """Map the name of each option on which advice may depend to its value in the scheme or the agent's factories."""
     algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
     storage = scheme.agent.storage_factory.options
     return {
@@ -229,7 +229,7 @@ def options_of(scheme: Scheme) -> dict[str, OptionValue]:
 
 
 def table(time_s: TimeS) -> str:
-    """Return a table of the seconds and shares of every part that took time, level by level."""
+    """Return a table with the seconds and the share of each part of the work, grouped by level; omit parts of 0 s."""
     share = shares(time_s)
     elapsed = sum(time_s["update"].values())
     lines = ["level       workers  part            seconds   share"]

@@ -434,10 +434,10 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Tell the user what happens before the first update, and return a new progress line.
+    """Return a new progress line that first announces, where needed, the run's directory and slow first updates.
 
-    If the path of the run's directory, `log_dir`, differs from `given`, the path that the user named, show `log_dir`.
-    If `compiles` is true, say that the first updates take longer.
+    `log_dir` is the directory of the run, and `given` is the path that the user passed. If the two differ, announce
+    `log_dir`. If `compiles` is true, announce that the first updates take longer.
     """
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():

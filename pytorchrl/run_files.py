@@ -84,7 +84,7 @@ class RunFiles:
 
         Raises:
             CheckpointError: No checkpoint can be read, the newest one does not fit the scheme, or records were changed.
-            ConfigError: Another run has used the directory, and `is_wanted` is false or that run has no checkpoint.
+            ConfigError: Another run has used the directory, and either `is_wanted` is false or no checkpoint exists.
         """
         newest = self.newest_checkpoint() if is_wanted else None
         if newest is not None:
@@ -220,7 +220,7 @@ class RunFiles:
         self._writing.wait()
 
     def rate(self, evaluation: Evaluation | None) -> None:
-        """Record the mean return of a new evaluation, because it decides which checkpoint is the best."""
+        """Record the mean return of a new evaluation, to determine the best checkpoint."""
         if self._checkpoints is None or evaluation is None or evaluation is self._evaluation:
             return
         self._evaluation = evaluation

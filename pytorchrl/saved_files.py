@@ -47,7 +47,7 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file unless it is a symbolic link; used as an `opener` of `open`. New files have mode 0666 & ~umask."""
+    """Open a file for `open(opener=...)`; raise `OSError` for a symbolic link. New files have mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)
 
 
@@ -98,7 +98,7 @@ def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> byt
 
 
 def saved_int(value: SupportsIndex) -> int:
-    """Return an integer from a file; raise `TypeError` for other values, `OverflowError` for huge ones."""
+    """Return an integer from a file; raise `TypeError` for another type, `OverflowError` above 63 bits."""
     found = operator.index(value)
     if found.bit_length() > _LARGEST_BITS:
         raise OverflowError(f"an integer has {found.bit_length()} bits, but at most {_LARGEST_BITS} are expected")
@@ -150,7 +150,7 @@ def parse_value(text: str | bytes, name: str) -> object:
 
 
 def check_format(value: Mapping[str, object], newest: int) -> None:
-    """Raise `ValueError` unless the entry `format` of a file is missing or an integer from 1 to `newest`."""
+    """Raise `ValueError` if a file has an entry `format` that is not an integer from 1 to `newest`."""
     found = value.get("format", newest)
     if type(found) is not int or not 1 <= found <= newest:
         raise ValueError(f"it has the format {found!r}, but this version of pytorchrl reads formats up to {newest}; "

@@ -171,10 +171,10 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
 
 
 def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
-    """Return the acting state in the contents of a model.
+    """Return the tensors for acting from `saved`, the contents of the model `name`.
 
     Raises:
-        CheckpointError: There is no acting state, it contains NaN or infinity, or a newer version has saved the model.
+        CheckpointError: These tensors are missing or contain NaN or infinity, or a newer version saved the model.
     """
     try:
         check_format(saved, MODEL_FORMAT)

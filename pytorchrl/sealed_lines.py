@@ -29,7 +29,7 @@ def seal(line: str, previous: str) -> str:
 
 
 def seal_of(line: bytes) -> str:
-    """Return the checksum at the end of `line`, which includes the line break; return "" if there is no checksum."""
+    """Return the checksum at the end of `line`, or "" if it has none; `line` must include its line break."""
     entry = _ENTRY.fullmatch(line[-ENTRY_BYTES:].removesuffix(b"\n"))
     return "" if entry is None else entry[1].decode("ascii")
 

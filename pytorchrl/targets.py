@@ -33,8 +33,8 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The first number that reaches the target is the number at the end of the last rollout. If it increases further,
-        another rollout has begun, and `is_reached` considers the run done.
+        The first number that is at least `env_steps` is the number at the end of the last rollout. A larger number
+        shows that another rollout has begun, and then `is_reached` considers the run done.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
@@ -45,7 +45,7 @@ class Target:
         Args:
             env_steps: Env steps that have reached the learner.
             ledger: The ledger from which `env_steps` was counted.
-            num_skipped: Samples of updates that were skipped because of NaN or infinity. They count as trained samples.
+            num_skipped: Number of samples whose update was skipped because of NaN or infinity; they count as trained.
         """
         if env_steps < self.env_steps:
             return False
@@ -57,13 +57,13 @@ class Target:
 
 
 def _passes_of(scheme: Scheme) -> int:
-    """Return how many passes over a rollout are due: `num_epochs`, or 1 if `target_kl` may end the passes early."""
+    """Return the minimum number of passes over a rollout: `num_epochs`, or 1 if `target_kl` may end them early."""
     options = scheme.agent.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 
 
 class Due:
-    """The env steps at which the next record, evaluation and checkpoint are due.
+    """The env steps at which the next events (record, evaluation and checkpoint) are due.
 
     Args:
         target_steps: Env steps of the run.
@@ -92,7 +92,7 @@ class Due:
         self._plan()
 
     def resume(self, env_steps: int, recorded_steps: int) -> None:
-        """Plan what is due in a resumed run that continues at `env_steps`; its latest record is at `recorded_steps`."""
+        """Plan the next events of a run that resumes at `env_steps` and whose last record is at `recorded_steps`."""
         self.evaluation = next_multiple(self._eval_every, env_steps)
         self.checkpoint = next_multiple(self._checkpoint_every, env_steps)
         self.after_record(recorded_steps)

@@ -49,7 +49,7 @@ def get_logger(name: str) -> logging.Logger:
 
 @contextlib.contextmanager
 def silenced(name: str) -> Iterator[None]:
-    """Suppress all Python warnings, and messages below level ERROR of another library's logger `name`."""
+    """Suppress all Python warnings, and limit another library's logger `name` to messages of level ERROR or above."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

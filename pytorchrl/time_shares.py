@@ -47,7 +47,7 @@ WORK: Mapping[str, str] = {
 
 def is_async(options: Settings) -> bool:
     """Return whether collection continues while gradients are computed."""
-    return bool(options.get("col_communication") == "asynchronous")  # the value of `ASYNC`, without torch
+    return bool(options.get("col_communication") == "asynchronous")  # importing `ASYNC` would import torch
 
 
 def grads_are_free(options: Settings) -> bool:
@@ -56,15 +56,15 @@ def grads_are_free(options: Settings) -> bool:
 
 
 def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
-    """Return the part of the work that limits a run, its share of the time, and a sentence that says so.
+    """Return the part of the work that limits a run, its share of the time, and a sentence that states both.
 
     Args:
         time_s: Seconds by level and part.
         options: The settings in force.
 
     Returns:
-        "level/part", such as "collection/environment"; the share, in [0, 1], of the time that the sentence names; the
-        sentence.
+        "level/part", such as "collection/environment"; the share of this part, in [0, 1]; and the sentence, which also
+        names the time to which the share refers.
 
     Raises:
         ValueError: No update has been made yet.
@@ -83,9 +83,8 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
 
     - If they take turns, the parts of both count. The "idle" time of the lower level is then the time for which the
       upper level waits, minus the time for which the lower level works.
-    - If they run concurrently, the parts of only one level count. It is the lower level if the upper level waits for
-      more than a tenth of its time, and for a larger share of its time than the lower level is idle. Otherwise, it is
-      the upper level.
+    - If they run concurrently, the parts of only one level count. The lower level counts if the upper level's share of
+      waiting time exceeds both a tenth and the lower level's share of idle time. Otherwise, the upper level counts.
     - With replay shards, the parts of collection do not count. "gradients/wait", the wait for batches, counts instead.
 
     Args:

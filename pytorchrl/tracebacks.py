@@ -1,4 +1,4 @@
-"""Shorten the tracebacks of errors about settings, and of Ctrl-C, to the caller's line and the message."""
+"""Shorten the tracebacks of `ConfigError` and Ctrl-C to the caller's line and the message."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
-    The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. Of the
-    earlier errors in the chain, only the latest that the user's own code raised is kept. If the traceback of the
-    `ConfigError` itself contains a frame of the user's own code, for example of an environment, nothing is removed.
+    The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. If
+    earlier errors led to the `ConfigError`, only the latest of them with a frame of the user's own code is kept. If
+    the traceback of the `ConfigError` itself contains such a frame, for example of an environment, nothing is removed.
 
     A `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same
     way.
@@ -101,7 +101,7 @@ def _has_users_frame(trace: TracebackType | None) -> bool:
 
 
 def _users_cause(error: BaseException) -> BaseException | None:
-    """Return the first cause of `error` that was raised by the user's own code, or None."""
+    """Follow the causes of `error`; return the first cause with a frame of the user's own code, or None."""
     seen: list[BaseException] = [error]  # an error may be its own cause, after `raise error from error`
     while True:
         last = seen[-1]

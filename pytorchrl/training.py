@@ -35,8 +35,8 @@ from pytorchrl.untyped import MetricsDict, OptionValue
 
 # Options that are not written to `run.json`, because callbacks are code.
 _OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
-# A larger model file is refused. The limit is the size of the tensors that the agent expects, times `_MODEL_FACTOR`
-# (the file may have tensors of another precision), plus `_MODEL_BYTES`.
+# The largest accepted size of a model file, in bytes, is the size of the tensors that the agent expects, times
+# `_MODEL_FACTOR` (the file may have tensors of another precision), plus `_MODEL_BYTES`.
 _MODEL_FACTOR = 2
 _MODEL_BYTES = 1 << 20
 
@@ -150,7 +150,7 @@ def load(
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
     except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
-        # For example, there is not enough memory. Keep only the first line, because torch may add its own stack below.
+        # One cause is a lack of memory. Keep only the error's first line, because torch may append its own stack.
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
                               f"{type(error).__name__}: {reason}") from error
@@ -244,8 +244,8 @@ class TrainedAgent:
             obs: The environment's observation; with several agents, a mapping from agents to observations.
             memory: The memory that the previous call of this episode returned; None at the start of an episode.
             deterministic: Whether the policy takes its best action instead of sampling one.
-            mask: (n,) bool, true where an action is allowed, if `info` contains masks; with several agents,
-                a mapping from agents to masks.
+            mask: (n,) bool, true where one of the n actions is allowed. Give it if the environment returns masks in
+                `info`; with several agents, a mapping from agents to masks.
 
         Returns:
             An action that the environment accepts; with several agents, a mapping from agents to actions. If a policy
@@ -266,15 +266,15 @@ class TrainedAgent:
         self, path: str | os.PathLike[str] | None = None, *, to: str = "onnx", checks: int = 1000,
         overwrite: bool = False,
     ) -> tuple[Exported, ...]:
-        """Write each policy to a file that works without this library, after comparing its actions with the agent's.
+        """Write each policy to a file that works without this library; check that the file chooses the same actions.
 
         Half of the observations for the comparison come from episodes in the test environments, and half are drawn from
         the observation space. Discrete actions must be equal. Continuous actions may differ by 1e-5 times the largest
         absolute action, or by 1e-5 if no action is larger than 1.
 
         Args:
-            path: The file; with several policies, `<stem>-<policy><suffix>` beside it. None: `policy.onnx`,
-                `policy.pt2` or `policy.safetensors` in the directory of the run.
+            path: Path of the file; with several policies, the names are `<stem>-<policy><suffix>` instead. None:
+                `policy.onnx`, `policy.pt2` or `policy.safetensors` in the directory of the run.
             to: "onnx" (for onnxruntime), "torch" (a program of `torch.export`), or "safetensors" (weights, and a
                 description of the computation).
             checks: Number of observations for which actions are compared.

@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Return a decorator that makes calls of a method wait while another thread runs a decorated method of the object.
+    """Return a decorator that lets only one thread at a time run the decorated methods of an object.
 
     A running call may call other decorated methods of the same object.
 

@@ -147,7 +147,7 @@ def single_environment(
         render_mode: Render mode of the environment; None: the environment is not rendered.
 
     Raises:
-        ConfigError: The vector of Atari games has a setting that a single game does not support.
+        ConfigError: The vector environment of an Atari game has a setting that a single game does not support.
     """
     factory = agent.agent.test_envs
     options = factory.options

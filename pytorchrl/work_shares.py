@@ -26,18 +26,17 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 
-# Kind of work of the functions of this package, by prefix of the path of their file. A function in any other file does
-# the same kind of work as its caller.
+# Prefix of the path of a file of this package -> kind of work of its functions. A function in any other file does the
+# same kind of work as its caller, unless `_METHODS` names it.
 _FILES = {
     "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
     "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
     "agent/algorithms/optimizers": "optimizer", "scheme/": "ours"}
-# Kind of work of the functions of algorithms, by name. Any other function does the same kind of work as its caller.
+# Name of a function of an algorithm -> its kind of work. Any other function does the same kind of work as its caller.
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# If a file of this package calls a function of another package: kind of work of this function, by prefix of the
-# path of the calling file.
+# Prefix of the path of a file of this package -> kind of work of functions of other packages that the file calls.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")

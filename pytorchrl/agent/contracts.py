@@ -221,7 +221,7 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
 
     Raises:
         ContractError: The result is not a pair of features (rows, F) and memory states, or the name or shape of a
-            state differs from those in `rhs`.
+            memory state differs from the initial memory states `rhs`.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
         raise violation(actor, method, _described(returned),

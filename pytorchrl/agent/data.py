@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write a step's rewards (E,) into `rhs`, the memory for the next step, if the memory has a place for rewards."""
+    """Write a step's rewards (E,) into `rhs`, the memory states for the next step, if `rhs` contains rewards."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -220,7 +220,7 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return the weights with which the gradients of a batch are averaged with the gradients of other batches.
+    """Return a weight for each gradient of a batch, for the weighted mean with the gradients of other batches.
 
     The weight of a gradient is the number of valid samples of its policy. An agent with one policy has one gradient for
     each parameter group; an agent with several policies has one gradient for each policy.

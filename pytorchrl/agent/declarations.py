@@ -118,7 +118,7 @@ class Declaration:
         return value
 
     def problem(self, value: object) -> str | None:
-        """Return the error message if a value that `converted` returned is not allowed; otherwise None."""
+        """Return an error message if `value`, a result of `converted`, is not allowed; otherwise None."""
         if not self.field.metadata:
             return None
         choices = self.choices
@@ -142,8 +142,8 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # An enum's `choices` are the values of its members, so a member is not compared with them. A member or a
-        # function is allowed if its type is right.
+        # For an enum member or a function, the right type is enough: `choices` contains only the values of members, and
+        # names that may be given instead of a function.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))
@@ -276,7 +276,7 @@ def _nearest(value: object, choices: tuple[object, ...]) -> str:
 
 
 def _numbers(value: object) -> list[float]:
-    """Return the numbers in a value and its items."""
+    """Return all numbers in a value: a number, a tuple, or the values of a mapping, nested to any depth."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return [value]
     if isinstance(value, Mapping):

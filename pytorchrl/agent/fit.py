@@ -265,7 +265,7 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
 
 
 def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
-    """Return the actor's name, and supported values of the options whose defaults the algorithm does not support."""
+    """Return the actor's name and, for each option whose default the algorithm does not support, supported values."""
     options = getattr(actor, "Options", None)
     defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()

@@ -18,8 +18,8 @@ class Here:
 
     Attributes:
         at: The option as `home.name`, where `home` is a key of `HOMES`, such as "algorithm.lr". `a + b` names two
-            options that are needed together, and `a | b` two options of which one is enough. Empty if there is no
-            such option.
+            options that are needed together, and `a | b` two options of which one is enough. The text is empty if
+            this package has no option for the name.
         note: The difference in unit or meaning or, if there is no option, what to do instead. Names of options are in
             backticks.
     """

@@ -61,9 +61,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names in `known` of the options in `here`; leave out options that are not in `known`.
+    """Return the options of `here` that exist in `known`, each by its name in `known`.
 
-    If all options in `here` are needed together, but one of them is not in `known`, return an empty list.
+    If `here` needs all its options together, but one of them is not in `known`, return an empty list.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -75,9 +75,9 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint for a name from another library whose equivalent is an option of a different part.
+    """Return the hint for a name from another library that has no equivalent where the user gave the name.
 
-    The hint names this option and its part. If no option is equivalent, the hint says what to do instead.
+    The hint names the equivalent option and its part. If no option is equivalent, the hint says what to do instead.
 
     Args:
         meanings: The possible meanings of the name.

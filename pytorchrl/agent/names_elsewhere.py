@@ -1,8 +1,8 @@
-"""Map option names that are used elsewhere to the options of this package.
+"""Map names of options in other libraries, and in `train`, to the options of this package.
 
 The names come from Stable-Baselines3, RLlib (its current version and its old policy optimizers), CleanRL, Sample
-Factory, the older PyTorchRL, and the `train` function of this package, which renames some options of the parts. Error
-messages (see `pytorchrl.agent.names`) and the documentation use this table.
+Factory, the older PyTorchRL (the predecessor of this package), and the function `train`, which has its own names for
+some options. Error messages (see `pytorchrl.agent.names`) and the documentation use this table.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _INITIAL_WEIGHTS = no_option("initial weights of on-policy actors are orthogonal
                              "policy's head")
 _ALWAYS_REPORTED = no_option("all statistics are always reported; see docs/statistics.md")
 
-# Option names from RLlib's old policy optimizers, and from the older PyTorchRL.
+# These are option names of RLlib's old policy optimizers and of the older PyTorchRL, this package's predecessor.
 _PREDECESSORS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,

@@ -1,4 +1,4 @@
-"""Draw the noise of losses; for a compiled loss, the noise is drawn before the call and passed as an input."""
+"""Draw the random noise that losses use; a compiled loss receives noise that was drawn before the call."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def option(
 
     Args:
         default: The default; leave it out for a required option.
-        help: One sentence for users, with the unit.
+        help: One sentence for users, with the unit of the value.
         low: Smallest allowed value; it also applies to all values of a `Schedule`.
         high: Largest allowed value; it also applies to all values of a `Schedule`.
         exclusive: Whether `low` itself is refused, except as the last value of a `Schedule`.

@@ -1,4 +1,4 @@
-"""The policy of an agent as a module of plain torch, for use outside of training. B = observations of a batch."""
+"""Provide an agent's policy as a torch module, for use outside of training. B = number of observations in a batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Policy(nn.Module):
         self.has_memory = bool(self._memory_names)
 
     def initial_memory(self, batch: int = 1) -> Obs:
-        """Return the memory at the start of an episode: zeros (B, H) by name, or {} for a policy without memory."""
+        """Return the memory at the start of an episode: name -> zeros (batch, size), or {} without memory."""
         return self.actor.policy_states(batch)
 
     def forward(
@@ -86,7 +86,7 @@ class Policy(nn.Module):
 
 
 def _read(leaf: LeafReading, values: Tensor) -> Tensor:
-    """Return a leaf (B, ...) in the form that actors receive, as `ObservationReader` does for arrays."""
+    """Convert an observation leaf (B, ...) to the form that actors receive, as `ObservationReader` does for arrays."""
     if leaf.start is not None:
         values = values - torch.as_tensor(leaf.start, device=values.device)
     if leaf.is_narrowed:

@@ -50,8 +50,8 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
 class Ramp(Schedule):
     """A value that moves from `start` to `end` over the first `steps` env steps of the experiment, and stays at `end`.
 
-    With `steps=None`, the value reaches `end` at the experiment's target. `shape` is "linear", "cosine" (half a period
-    of a cosine, which is flat at both ends) or "exponential" (the value changes by the same factor in each step).
+    With `steps=None`, the value reaches `end` after `target_steps` env steps. `shape` is "linear", "cosine" (half a
+    period of a cosine, which is flat at both ends) or "exponential" (the value changes by the same factor per step).
     """
 
     shape: str
@@ -60,7 +60,7 @@ class Ramp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a `start` or `end` that is not finite or, if exponential, not positive; refuse `steps` below 1."""
+        """Check that `start` and `end` are finite (with shape "exponential", also positive), and that `steps` >= 1."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
             raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
@@ -147,7 +147,7 @@ class Computed(Schedule):
     """The first value of `parts()`."""
 
     def __post_init__(self) -> None:
-        """Test the function at 101 points of the experiment.
+        """Test the function at `_NUM_SAMPLES` evenly spaced points of the experiment.
 
         Raises:
             ConfigError: The function raises, or does not return a number in the option's range.
@@ -195,7 +195,7 @@ class Computed(Schedule):
 def linear(start: float, end: float, steps: int | None = None) -> Schedule:
     """Return a schedule that moves linearly from `start` to `end` over `steps` env steps.
 
-    If `steps` is None, the schedule ends at the experiment's target.
+    If `steps` is None, the value reaches `end` after the experiment's `target_steps`.
     """
     return Ramp("linear", start, end, steps)
 
@@ -274,7 +274,7 @@ def out_of_range(number: float, low: float | None, high: float | None, exclusive
 
 
 def bounds_text(low: float | None, high: float | None, exclusive: bool) -> str:
-    """Return a range as text, such as ">= 0.0 and <= 1.0"; empty if there are no bounds."""
+    """Return a range as text, such as ">= 0.0 and <= 1.0", or "" if there are no bounds."""
     bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []
     return " and ".join(bounds + ([f"<= {high}"] if high is not None else []))
 
@@ -286,7 +286,7 @@ def _number(value: object, what: str) -> float:
 
 
 def _whole(value: object, low: int) -> int:
-    """Return a whole number of env steps, which may be given as a float such as 1e6."""
+    """Convert a number of env steps, such as 1e6, to an int; refuse fractions and numbers below `low`."""
     number = _number(value, "env steps of a schedule")
     if not number.is_integer() or number < low:
         raise ConfigError(f"env steps of a schedule must be whole numbers >= {low}, got {value!r}")

@@ -1,4 +1,4 @@
-"""A synthetic agent, which has no real environments and networks. It serves to observe and count the work of a scheme.
+"""A synthetic agent without real environments and networks, for observing and counting the work of a scheme.
 
 An env step is only a unique number, the step number. The only parameter is the number of updates. With the simulated
 runtime, and with costs that were measured in a real run, this agent predicts how a scheme of any size behaves.
@@ -32,7 +32,7 @@ _NONE = torch.zeros(0)
 class SyntheticEnvs(VecEnv):
     """Environments whose episodes never end.
 
-    The reward of a step is its step number, which is computed from the indices of the worker and a count of steps.
+    The reward of a step is its step number, which is unique among the steps of all workers and their replacements.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class SyntheticEnvs(VecEnv):
 
     @classmethod
     def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # there is no env_fn
-        """Return a factory of vectors of `vec_env_size` environments."""
+        """Return a factory of environment vectors of size `vec_env_size`."""
         return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
                           action_space=gym.spaces.Discrete(1))
 
@@ -65,7 +65,7 @@ class SyntheticEnvs(VecEnv):
         return {}, None
 
     def step(self, action: np.ndarray) -> Step:
-        """Return one step of E environments, whose rewards are unique numbers; episodes never end."""
+        """Return one step of E environments; the rewards are the step numbers, and no episode ends."""
         numbers = self._first + self._num_steps + np.arange(self._num_envs)
         self._num_steps += self._num_envs
         no = np.zeros(self._num_envs, bool)
@@ -304,7 +304,7 @@ class SyntheticReplay(SyntheticStorage):
         self.recorded_errors: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> StateDict:
-        """Return all inserted step numbers, and those that can be drawn."""
+        """Return the numbers of all inserted steps, and the numbers of the steps that can still be drawn."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 

@@ -1,4 +1,4 @@
-"""Change parameters of a part during training: set them to numbers, or let them follow schedules over env steps."""
+"""Change options of an agent during training: set them to numbers, or let them follow schedules over env steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytorchrl.errors import ConfigError, WeightsError
 
 
 class Updatable:
-    """A part of an agent that has options declared `updatable`, which may change during training."""
+    """Base class of algorithms and storages; their options declared as `updatable` may change during training."""
 
     options: Any  # an instance of the class's `Options`
     """Checked options."""
@@ -39,7 +39,7 @@ class Updatable:
             self._set_parameter(name, getattr(self.options, name))
 
     def _update_option(self, name: str, value: object) -> None:
-        """Set an option to a number or a schedule, which replaces the option's previous number or schedule.
+        """Replace the number or schedule of an option by a new number or schedule.
 
         A schedule is a `Schedule` or a list of points (env step, value).
 
@@ -101,7 +101,7 @@ class Updatable:
 
 
 def refuse_function(value: object) -> None:
-    """Raise `ConfigError` if `value` is a function; during training, a function cannot become a schedule."""
+    """Raise `ConfigError` if an option's new `value` is a function, which checkpoints and records cannot store."""
     if isinstance(value, Computed):
         raise ConfigError(
             f"{value.option} cannot become a function while training, because checkpoints and records cannot store "

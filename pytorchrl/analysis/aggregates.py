@@ -1,7 +1,7 @@
 """Summarize scores of several runs on several tasks by one number.
 
-Scores are arrays of shape (..., runs, tasks). A one-dimensional array contains the runs of one task. Every function
-reduces the last two axes, so a statistic of many resamples is computed in one call. All statistics except the median,
+Scores are arrays of shape (..., runs, tasks). A one-dimensional array contains the runs of one task. Statistics
+reduce the last two axes, so a statistic of many resamples is computed in one call. All statistics except the median,
 the mean and the area under a curve are from Agarwal et al., "Deep reinforcement learning at the edge of the statistical
 precipice" (NeurIPS 2021).
 """
@@ -25,7 +25,7 @@ def check_scores(scores: npt.ArrayLike, name: str = "scores") -> Array:
     """Return scores as a float64 array of shape (..., runs, tasks).
 
     Raises:
-        ConfigError: The scores are not a rectangular array of finite numbers, or there are none.
+        ConfigError: There are no scores, or the scores are not a rectangular array of finite numbers.
     """
     try:
         array = np.asarray(scores, dtype=np.float64)
@@ -144,12 +144,12 @@ def area_under_curve(x: npt.ArrayLike, y: npt.ArrayLike, end: float | None = Non
     The curve is linear between its points (trapezoidal rule).
 
     Args:
-        x: Positions, such as env steps; shape (points,), increasing.
+        x: Positions, such as env steps; shape (points,), non-decreasing.
         y: Values, such as returns; shape (points,).
         end: Position at which the area ends; None: the last position.
 
     Raises:
-        ConfigError: The curve has fewer than two positions, has decreasing positions, or ends before `end`.
+        ConfigError: `x` has fewer than two distinct values or decreases, or `end` is not in (x[0], x[-1]].
     """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if xs.ndim != 1 or xs.shape != ys.shape or len(xs) < 2 or (np.diff(xs) < 0).any() or xs[0] == xs[-1]:

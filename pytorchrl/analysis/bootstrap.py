@@ -55,9 +55,9 @@ def estimate(
     - `method="t"`: The interval is the statistic plus and minus the standard error times a quantile of Student's t
       distribution. The squared standard error is the variance of the resampled statistics, multiplied by n / (n - 1).
       The degrees of freedom follow from the contribution of each task to this variance (Satterthwaite's formula). A
-      task's contribution is the sum over its runs of a squared covariance, between the resampled statistic and the
-      number of times that the run was drawn (the infinitesimal jackknife; Efron, "Estimation and accuracy after model
-      selection", 2014). For the mean of one task, the result is the interval of the t test.
+      task's contribution is a sum over its runs. Each run adds the squared covariance between the resampled statistic
+      and the number of times that the run was drawn (the infinitesimal jackknife; Efron, "Estimation and accuracy after
+      model selection", 2014). For the mean of one task, the result is the interval of the t test.
 
     Args:
         statistic: A function that reduces the last two axes of its arguments, such as `iqm`.

@@ -90,11 +90,11 @@ def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
 
     If all runs are better than all runs of the baseline, the probability is 1; if all are worse, it is 0. In both
     cases, all resamples have the same result, so the bootstrap interval has no width. The exact binomial interval
-    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so each run counts in only one pair.
+    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so each score counts in only one pair.
 
     Args:
         found: The probability and its interval.
-        pairs: Number of disjoint pairs of a score and a score of the baseline.
+        pairs: Number of pairs of one score and one baseline score; no score is in two pairs.
         confidence: Confidence of the interval.
     """
     reach = 1.0 - ((1.0 - confidence) / 2)**(1.0 / pairs)

@@ -43,7 +43,7 @@ class Run:
         path: Directory of the run.
         task: Id of the environment.
         seed: Seed of the run; None if it is unknown.
-        settings: Values of the settings by name, without the seed and the settings of files and of the display.
+        settings: Values by name of the settings that may affect training, except the seed and the environment.
     """
 
     path: Path
@@ -193,7 +193,7 @@ def read_scores(
 
 
 def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of a group by task, each sorted by seed; refuse tasks with different numbers of runs."""
+    """Return a group's runs on each task, sorted by seed; raise `ConfigError` if the numbers of runs differ."""
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.task, run.seed is None, run.seed or 0, str(run.path))):
         found.setdefault(run.task, []).append(run)

@@ -167,7 +167,7 @@ class Callbacks:
         return results
 
     def report(self, error: BaseException) -> None:
-        """Call `on_error`, unless the same error was reported before; errors in callbacks are logged."""
+        """Call `on_error`, unless `error` was the last error reported; errors that callbacks raise are only logged."""
         if error is self._reported:
             return
         self._reported = error
@@ -192,7 +192,7 @@ class Callbacks:
                     callback.load_state(state)
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
-        """Call `on_evaluation`, unless there is no evaluation or it has been reported already."""
+        """Call `on_evaluation` if there is an evaluation that has not been reported yet."""
         if evaluation is not None and evaluation is not self._evaluation:
             self._evaluation = evaluation
             self.call("on_evaluation", evaluation)

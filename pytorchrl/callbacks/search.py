@@ -11,7 +11,7 @@ from pytorchrl.callbacks.trackers import imported
 
 
 class Trial(Protocol):
-    """The interface of an `optuna.Trial` that `OptunaPruning` uses."""
+    """The methods of an `optuna.Trial` that `OptunaPruning` calls."""
 
     def report(self, value: float, step: int) -> None:
         """Record an intermediate value."""
@@ -23,7 +23,7 @@ class Trial(Protocol):
 class OptunaPruning(Callback):
     """Report the mean return of the training episodes to an Optuna trial, and stop the run if the trial is pruned.
 
-    Call `raise_if_pruned` after training. The step of a report is the number of env steps. This callback needs the
+    Call `raise_if_pruned` after training. Each report has the number of env steps as its step. This callback needs the
     extra `optuna`.
 
     Args:

@@ -112,12 +112,12 @@ def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> 
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
-    """Install signal handlers that end the command; `train` replaces them while there is something to save.
+    """Install signal handlers that end the command; while `train` has something to save, it uses other handlers.
 
     Args:
-        end_at_once: Whether to end the process immediately. Otherwise, `SystemExit` is raised, which modules could
-            suppress while they are imported. Set this only if the process runs nothing but the command and has nothing
-            to save.
+        end_at_once: Whether signals end the process immediately; use True only if the process runs nothing but the
+            command and has nothing to save. If False, SIGTERM raises `SystemExit`, which a module could suppress while
+            it is imported.
 
     Returns:
         Map from each signal to its previous handler. Outside the main thread, where Python allows no handlers to be

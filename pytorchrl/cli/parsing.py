@@ -49,8 +49,8 @@ class Parser(argparse.ArgumentParser):
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; if any are unknown, show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
-            # Unknown flags are reported before argparse reports missing flags, because an unknown flag may be
-            # a misspelled missing flag, such as --env-id for --env.
+            # Unknown flags are reported before argparse can report a missing flag, because the unknown flag may be
+            # a misspelling of the missing one, such as --env-id for --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def titles() -> dict[str, str]:
-    """Return the title of each group of options in `--help`, which lists the groups in the order of the result."""
+    """Return the title of each group of options, in the order in which `--help` lists the groups."""
     # This module is imported here because it imports torch, which commands that only read files do not need.
     from pytorchrl.scheme_options import GROUPS
 

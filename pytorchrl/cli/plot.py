@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _by_task(groups: Mapping[str, Sequence[Run]]) -> dict[str, list[Path]]:
-    """Return the directories of the runs by label of their group; with several tasks, add the task to the label."""
+    """Map the label of each group to the directories of its runs; with several tasks, split each group by task."""
     tasks = {run.task for runs in groups.values() for run in runs}
     found: dict[str, list[Path]] = {}
     for label, runs in groups.items():

@@ -30,7 +30,7 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
         train_once: Function that executes one run and returns the exit code.
 
     Raises:
-        ConfigError: A swept option is given as a flag, too, or `overwrite` or `resume` is set.
+        ConfigError: A swept option is also given as a flag, or one of `overwrite` and `resume` is set.
     """
     if both := [name for name in runs[0] if name in vars(given)]:
         raise ConfigError(f"{', '.join(both)} is swept by the configuration; remove the flag, or the entry of [sweep]")

@@ -90,7 +90,7 @@ def options_of(given: argparse.Namespace) -> dict[str, object]:
 
 @contextlib.contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
-    """Convert an `EnvError` that the `with` block raises before the first update to a `StartError`."""
+    """Raise a `StartError` if the `with` block raises an `EnvError` before the first update."""
     try:
         yield
     except EnvError as error:
@@ -104,7 +104,7 @@ def _train(learner: Learner) -> None:
         with refusing_broken_envs(learner), learner:
             learner.train()
     except KeyboardInterrupt:
-        if not learner.stopped:  # a second Ctrl-C ends the process immediately
+        if not learner.stopped:  # a second Ctrl-C ended training without `stop`; do not wait for workers
             os._exit(130)
         raise
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""Predefined environments: one module per suite, and a function that finds the suite of an id.
+"""Predefined environments: one module per suite, and `make_factory`, which finds the suite of an environment id.
 
 Names are imported on first use, so that a process that needs only the module `testing` does not import torch.
 """

@@ -56,7 +56,7 @@ def make_factory(
 def _of_several_agents(
     env_fn: EnvFn, vec_env_size: int, policy_of: PolicyOf, options: Mapping[str, OptionValue],
 ) -> EnvFactory:
-    """Return a factory of environments of several agents."""
+    """Return a factory of multi-agent environments."""
     known = {field.name for field in dataclasses.fields(MultiAgentVecEnv.Options)}
     if others := sorted(set(options) - known):
         raise ConfigError(f"environments of several agents have no option {', '.join(others)}; "

@@ -1,7 +1,7 @@
 """Environments of MuJoCo v5 (extra `mujoco`): HalfCheetah, Hopper, Ant and others.
 
-Actors clip actions to the bounds of the action space, which are not -1 and 1 in all environments (exceptions include
-Humanoid, InvertedPendulum and Pusher). Observations are float32. Set MUJOCO_GL=egl to render without a screen.
+Actors clip actions to the bounds of the action space. Most environments have the bounds -1 and 1; exceptions include
+Humanoid, InvertedPendulum and Pusher. Observations are float32. Set MUJOCO_GL=egl to render without a screen.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def suite_of(env: object) -> Suite | None:
 
 
 def is_made_by(package: str) -> Callable[[str], bool]:
-    """Return a function that checks whether the entry point registered for an id contains `package`."""
+    """Return a function that checks whether the entry point of an id in `gym.registry` contains the text `package`."""
     def has(env_id: str) -> bool:
         spec = gym.registry.get(env_id)
         return spec is not None and package in str(spec.entry_point)

@@ -231,7 +231,7 @@ class HangingEnv(CountingEnv):
 
 
 class RaisingEnv(AnyWrapper):
-    """Wrapper of any environment that raises an error at random steps, which depend on the seed passed to `reset`.
+    """Wrapper that raises errors at random steps of an environment; the seed passed to `reset` determines the steps.
 
     Args:
         env: The environment. In `VecEnv`, set `wrappers=(functools.partial(RaisingEnv, probability=0.001),)`.
@@ -257,7 +257,7 @@ class RaisingEnv(AnyWrapper):
 
 
 class MatchingGame:
-    """Game for several agents (PettingZoo's parallel API) whose best score is known and can be learned within seconds.
+    """Game for several agents (PettingZoo's parallel API) with a known best score, reached after seconds of training.
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. The reward of an agent is 1 if
     its action equals the symbol of the next agent, and 0 otherwise. Observation: (num_agents * num_symbols,) float32,
@@ -321,7 +321,7 @@ class ChangingAgents:
     """Game (PettingZoo's parallel API) with known observations and rewards; agents may join late or leave early.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), with t = 0 at reset. Reward: 100 times
-    the number of the agent, plus t after the step.
+    the number of the agent, plus the value of t after the step.
 
     Args:
         lives: For each agent ("agent_0", "agent_1", ...), the values of t at which the agent joins and leaves.

@@ -1,6 +1,6 @@
 """Compare the actions of an exported policy with those of the agent, on random observations and in played episodes.
 
-B = observations of a step; a policy with memory sees the steps in order.
+B is the number of observations in a step. A policy with memory receives the steps in order.
 """
 
 from __future__ import annotations

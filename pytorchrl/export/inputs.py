@@ -29,7 +29,7 @@ class Inputs:
     Attributes:
         obs: An array (B, ...), or nested dictionaries and tuples of arrays, as the observation space prescribes.
         memory: Mapping from name to (B, H); empty for a policy without memory.
-        mask: (B, n) bool, if `info` contains masks; else None.
+        mask: Action masks (B, n) bool, if the environment returns masks in `info`; otherwise None.
     """
 
     obs: Observation

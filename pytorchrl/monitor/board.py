@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, "no such run")
 
     def _send(self, status: HTTPStatus, body: str, *, script: str | None = None) -> None:
-        """Send an answer: plain text if `script` is None; otherwise HTML, in which only `script` may run."""
+        """Send a response: plain text if `script` is None; otherwise HTML, in which only `script` may run."""
         data = body.encode("utf-8", errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", f"text/{'plain' if script is None else 'html'}; charset=utf-8")

@@ -59,7 +59,7 @@ def curves(lines: Sequence[tuple[str, Points]], x_name: str) -> str:
 
 
 def sparkline(points: Points) -> str:
-    """Return a small line without axes; empty if there are fewer than two points."""
+    """Return a small line chart without axes, or an empty string if there are fewer than two points."""
     if len(points) < 2:
         return ""
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -92,7 +92,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a bar and a legend for each level of the worker tree; parts below 1 % of the level's time are left out."""
+    """Return a bar and a legend of how the workers of each level spend their time; shares below 1 % are left out."""
     rows = []
     for level, parts in shares.items():
         found = sorted(((part, share) for part, share in parts.items() if share >= 0.01), key=lambda one: -one[1])

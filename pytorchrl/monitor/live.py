@@ -15,7 +15,7 @@ from pytorchrl.monitor.reading import check_run
 from pytorchrl.monitor.screen import check_rich, frame
 from pytorchrl.monitor.view import Reader
 
-# Height in lines that is available to a view that is printed once; it is enough to show every worker.
+# Height, in lines, of a view that is printed rather than redrawn; it is enough to show every worker.
 _PAGE_LINES = 1000
 
 
@@ -65,7 +65,7 @@ def watch(run_dir: Path, *, interval_s: float = 2.0) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Make keys readable without Enter; yield the terminal's file descriptor, or None if there is no terminal."""
+    """Turn off line buffering of the keyboard; yield the terminal's file descriptor, or None without a terminal."""
     try:
         import termios
         import tty

@@ -1,4 +1,4 @@
-"""The style sheet and the script of the pages. Neither depends on the run that a page shows."""
+"""The style sheet and the scripts that the monitor's pages share, whichever run a page shows."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ details{{margin:.5rem 0}}summary{{cursor:pointer}}video,img{{max-width:100%}}
 @media (max-width:1000px){{svg text{{font-size:15px}}}}@media (max-width:520px){{svg text{{font-size:17px}}}}
 """
 
-# The button switches between the light and the dark style until the page is closed. Until the button is clicked, or if
-# scripts are disabled, the system's setting determines the style.
+# The button switches between the light and the dark style, and the choice lasts until the page is closed. Until the
+# button is clicked, or if scripts are disabled, the system's setting determines the style.
 TOGGLE = """
 document.getElementById("theme").addEventListener("click",function(){
 var root=document.documentElement,set=root.dataset.theme;

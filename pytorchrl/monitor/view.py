@@ -24,9 +24,9 @@ from pytorchrl.monitor.reading import (
 )
 from pytorchrl.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 
-# Rates and time shares cover the records of this many seconds before the latest record.
+# Rates and time shares are averages over about this many seconds before the latest record.
 _WINDOW_S = 10.0
-# A wait is not shown if it takes a smaller share of the time of its level of the worker tree.
+# A wait is shown only if it takes at least this share of the waiting workers' time.
 _MIN_WAIT_SHARE = 0.05
 # A queue counts as full if its mean length is at least this share of its size. The share is below 1, because each
 # measurement of the length follows the removal of a batch.
@@ -107,9 +107,9 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Rates per second, by name: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out. A rate that is not known yet is missing.
-        shares: Level of the worker tree -> part of its work -> the share of the level's time that this part took in
-            about the last 10 seconds.
-        waits: The waits of levels of the worker tree, the longest wait first.
+        shares: For each level of the worker tree, the share of time that each part of the level's work took in about
+            the last 10 seconds.
+        waits: The waits of the workers at each level, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
         events: Faults, such as replaced workers and skipped updates, in order.
         records: All records that were read, for curves.
@@ -178,7 +178,7 @@ class RunView:
 
     @property
     def lag_histogram(self) -> tuple[tuple[int, int], ...]:
-        """(Smallest lag, count) of each bin of the histogram of policy lags."""
+        """The histogram of policy lags, as a pair (smallest lag, count) for each bin."""
         found = [row for row in rows(self.latest, "scheme", "policy_lag_histogram")
                  if isinstance(row, list) and len(row) == 2 and all(type(value) is int for value in row)]
         return tuple((lag, number) for lag, number in found)
@@ -275,11 +275,11 @@ def _state(result: Record, records: Sequence[Record], age_s: float | None) -> st
 
 
 def _before(records: Sequence[Record]) -> Record:
-    """Return the record with which the latest record is compared to compute rates.
+    """Return the earlier record with which the latest record is compared to compute rates.
 
-    This is the newest record that is at least `_WINDOW_S` older than the latest record. If no record is that old, it is
-    the oldest record. If there is only one record, return an empty record, in which all counts are 0. Also return an
-    empty record if the run was resumed within this time, because the counts of a resumed run start at 0 again.
+    The earlier record is the newest one that is at least `_WINDOW_S` seconds older than the latest record, or the
+    oldest record if no record is that old. Return an empty record, in which all counts are 0, if there is only one
+    record, or if the run was resumed after the earlier record, because the counts of a resumed run start at 0 again.
     """
     if len(records) < 2:
         return {}
@@ -345,7 +345,7 @@ def _bottleneck(shares: Mapping[str, Mapping[str, float]], settings: Record) -> 
 
 
 def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: Record) -> tuple[Wait, ...]:
-    """Return the waits that take at least `_MIN_WAIT_SHARE` of the time of their level, the longest wait first."""
+    """Return the waits that take at least `_MIN_WAIT_SHARE` of the waiting workers' time, the longest wait first."""
     data = "batches from the replay workers" if settings.get("num_replay_workers") else "rollouts"
     level, size = number(latest, "scheme", "queue", "mean") or 0.0, number(settings, "queue_size")
     is_full = settings.get("col_communication") == "asynchronous" and size and level >= _FULL * size

@@ -42,7 +42,7 @@ CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
 
 
 def is_default(resources: Mapping[str, float]) -> bool:
-    """Return whether the resources are default resources; only these may be reduced to the available resources."""
+    """Return whether a worker requests default resources, which a runtime may reduce if the machines have less."""
     return dict(resources) in (dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES))
 
 
@@ -172,10 +172,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop all workers, threads and processes that this runtime started. Idempotent."""
+        """Stop all workers, threads and processes that this runtime started; closing again has no effect."""
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Return the resources to request for one worker of each kind.
+        """Return the resources to request for one worker of each kind; default resources may be reduced.
 
         Args:
             requests: (name, number of workers, resources of one worker) for each kind of worker.

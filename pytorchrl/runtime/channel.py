@@ -82,7 +82,7 @@ def _each(stored: list[tuple[ScalarList, np.ndarray]]) -> Iterator[Stored]:
 class Shared(StoredValue):
     """A value that is encoded and stored once, and can then be sent to many readers.
 
-    If this object is part of a message, the reader receives the value in its place.
+    If a message contains this object, the reader receives the value instead of the object.
 
     Args:
         value: The value; later changes of its arrays have no effect.
@@ -115,7 +115,7 @@ class ClosedError(Exception):
 
 
 class FullError(Exception):
-    """The other process does not read its messages."""
+    """The connection is full, because the other process does not read the messages that were sent to it."""
 
 
 class Channel:
@@ -132,7 +132,7 @@ class Channel:
         self._sending, self._counting = threading.Lock(), threading.Lock()
         self._numbers: dict[Structure, int] = {}
         self._known: set[int] = set()  # numbers of the structures that the other process knows
-        self._builders: dict[int, Build] = {}  # keys: the numbers that the other process uses
+        self._builders: dict[int, Build] = {}  # keys: the numbers that the other process gave to structures
         self._mapped = MappedBlocks()
         self._sent: set[int] = set()  # blocks that the other process has mapped
         self._used: Counter[int] = Counter()  # blocks that the other process has not released
@@ -146,11 +146,11 @@ class Channel:
             number: Number of the call.
             method: Name of a method, or other text.
             value: The value to send.
-            wait: Whether to wait while the other process does not read its messages.
+            wait: Whether to wait while the connection is full.
 
         Raises:
             ClosedError: The channel is closed.
-            FullError: The other process does not read its messages, and `wait` is False.
+            FullError: The connection is full, and `wait` is False.
         """
         structure, parts = take_apart(value)
         with self._sending:

@@ -49,7 +49,7 @@ class Collective(Protocol):
         """Return the tensors of all ranks in rank order; their shapes must be equal."""
 
     def close(self) -> None:
-        """Leave the group and abort a call in progress; any thread may call this method. Idempotent."""
+        """Leave the group and abort a call in progress; any thread may call this method, also more than once."""
 
 
 class GlooCollective:
@@ -61,8 +61,8 @@ class GlooCollective:
         rank: Rank of the caller, from 0 to size - 1.
         size: Number of ranks.
         timeout_s: Seconds that a call waits for an answer from another rank before it raises an error.
-        in_order: Whether to add tensors in rank order, as a replay in the simulated runtime does, so that the sums are
-            equal; gloo's own order is faster.
+        in_order: Whether to add tensors in rank order, which is slower than gloo's own order. A recorded run needs rank
+            order, so that repeating the run in the simulated runtime yields equal sums.
         generation: Number of this group among the groups that use the same port, counted from 1.
         gpu: Identity of the caller's GPU; "" without a GPU.
 
@@ -288,7 +288,7 @@ def gloo_options(address: str, timeout: timedelta) -> FromTorch:
 
 
 def suits_nccl(gpus: Sequence[str]) -> bool:
-    """Return whether `gpus` contains several identities, all of them different; see `GlooCollective.gpus`."""
+    """Return whether NCCL can serve ranks with these `GlooCollective.gpus`: several GPUs, all of them different."""
     return len(gpus) > 1 and len(set(gpus)) == len(gpus)
 
 

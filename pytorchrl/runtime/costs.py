@@ -71,7 +71,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return the virtual seconds of an operation of `worker`; `since` is the `time.perf_counter()` at its start."""
+        """Return the virtual seconds of a worker's operation that began at time `since` (see `time.perf_counter`)."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

@@ -57,7 +57,7 @@ class Journal:
         return self.lock
 
     def note(self, *event: object) -> None:
-        """Record an event whose order depends on timing."""
+        """Record the worker's next event, or compare the event with the record."""
 
     def upcoming(self) -> Event | None:
         """Return the event that must happen next; None if no order is enforced."""
@@ -81,7 +81,7 @@ class Journal:
 class Recording(Journal):
     """Journal that records the order of events.
 
-    The learning thread may take the entries while another thread adds events; see `_take_all`.
+    The learning thread may call `take` while another thread calls `note`; see `_take_all`.
     """
 
     is_kept = True
@@ -107,7 +107,7 @@ class Recording(Journal):
         return self._write
 
     def begin_write(self) -> None:
-        """Begin a write; unless it is inside another write, record the number of reads since the previous write."""
+        """Begin a write; an outermost write records the number of reads since the previous write."""
         if not self.depth and not self._released:
             self._turns.append(self.reads)
             self.reads = 0

@@ -107,7 +107,7 @@ class ForkServer:
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
 
     def fork(self, address: str, name: str) -> None:
-        """Start a worker that listens at `address`; connections to `address` break if its process cannot start."""
+        """Start a worker that listens at `address`; connections to `address` break if the worker cannot start."""
         with listen(address) as listener:
             files = array.array("i", [listener.fileno()])
             self._send((_FORK, address, self._own, name), [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
@@ -151,7 +151,7 @@ class _Server:
     def serve(self) -> tuple[str, str, socket.socket] | None:
         """Fork workers until the driver ends, and return None.
 
-        This method also returns in each forked worker process: the worker's address, name and listening socket.
+        In each forked worker process, return the worker's address, name and listening socket instead.
         """
         while True:
             files = [self._listener.fileno(), self._woken.fileno(), *self._clients]
@@ -175,7 +175,7 @@ class _Server:
     def _handle(self, client: socket.socket) -> tuple[str, str, socket.socket] | None:
         """Handle one request of a client, and return None.
 
-        After a fork, this method also returns in the worker process: the worker's address, name and listening socket.
+        In a newly forked worker process, return the worker's address, name and listening socket instead.
         """
         try:
             packet, files, _, _ = socket.recv_fds(client, _PACKET_BYTES, 1)

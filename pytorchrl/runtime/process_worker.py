@@ -44,7 +44,7 @@ class Start:
 
 
 class _Host:
-    """Container of the worker of this process. The worker is built when the first message arrives."""
+    """Object that builds the worker of this process at the first message, and then runs the worker's methods."""
 
     def __init__(self) -> None:
         self._worker: object = None

@@ -78,7 +78,7 @@ class ProcessRuntime(Runtime):
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` in a new process, with one torch thread for each requested CPU, and at least one."""
+        """Start `cls(**params)` in a new process, with one torch thread per requested CPU, but at least one thread."""
         address, server = new_address(), self._connect()
         # Unlike pickle, cloudpickle also sends classes of the user's script, which other processes cannot import.
         pickled = cloudpickle.dumps((cls, dict(params)), protocol=5)
@@ -89,7 +89,7 @@ class ProcessRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on a worker; arguments that `put` returned are replaced with their stored values."""
+        """Enqueue a method call on a worker, which receives the stored value of each argument that `put` returned."""
         return self._send(handle, CALL, method, args, kwargs)
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -116,7 +116,7 @@ class ProcessRuntime(Runtime):
         return call.outcome()
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; announce how many workers have started."""
+        """Return the outcomes of the first calls to workers of one kind; log how many workers have started."""
         deadline, pending = self.now() + timeout_s, list(futures)
         while pending and self.now() < deadline:
             self._tell(f"started {len(futures) - len(pending)} of {len(futures)} {kind} ...")
@@ -152,9 +152,10 @@ class ProcessRuntime(Runtime):
         self._calls.close()
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Refuse workers if this machine lacks memory for them, or lacks resources that the user requests explicitly.
+        """Check that this machine has the requested resources, and return the resources of one worker of each kind.
 
-        Nothing is reserved: the workers share the cores, memory and GPUs of this machine.
+        The check covers memory for all workers, and resources that the user requests explicitly. Nothing is reserved:
+        the workers share the cores, memory and GPUs of this machine.
         """
         machine = this_machine()
         check_machine(requests, machine, FORKED_WORKER_BYTES)
@@ -182,10 +183,9 @@ same server returns the runtime in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Return the runtime that a pickled runtime becomes in this process.
+    """Unpickle a runtime: return this process's runtime with the same fork server, or a new one if there is none.
 
-    All runtimes that use the fork server at the address `server` become the same runtime in this process, which is
-    built if there is none yet. `server` is None if the pickled runtime used no fork server yet.
+    `server` is the address of the fork server; it is None if the pickled runtime had not used a fork server yet.
     """
     runtime = _runtimes.get(server or "")
     if runtime is None:

@@ -1,4 +1,4 @@
-"""The connection of this process to a Ray instance, which all runtimes of the process share.
+"""Connect this process to a Ray instance; all runtimes of the process share the connection.
 
 The first runtime starts or joins a Ray instance, and the last runtime to close leaves it. If the user has started or
 joined a Ray instance, the runtimes use this instance, but do not leave it.
@@ -42,7 +42,7 @@ _LOG_LINES, _LOG_WIDTH = 3, 300
 
 
 class Connection:
-    """The connection of this process to a Ray instance, which it has joined, or has started in a new directory.
+    """The connection to a Ray instance that this process has either joined or started in a new directory.
 
     Args:
         directory: Directory of a Ray instance that this process starts; None: the process joins a cluster.
@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def share(cls) -> Connection | None:
-        """Return the connection of another runtime, and count the caller as a user of it; None if there is none."""
+        """Return the existing connection, and count the caller as its user; return None if no connection exists."""
         with cls._lock:
             if cls.current is not None:
                 cls.current._users += 1
@@ -142,11 +142,11 @@ class Connection:
         if hasattr(os, "pidfd_open"):
             self._watch = Watch(self._note)
         # If the program ends without leaving Ray, Ray's own exit function ends the processes that the watch observes.
-        # `_close` must end the watch before that. `atexit` calls `_close` first, because it was registered last.
+        # The watch must end first. `atexit` calls `_close` before Ray's function, because `_close` was registered last.
         atexit.register(self._close, ray)
 
     def _note(self, problem: str) -> None:
-        """Send `problem` to the reaper, which prints it if Ray's native code ends this process."""
+        """Send `problem` to the reaper (see `reaper.py`), which prints it if Ray's native code ends this process."""
         if self._reaper is not None and self._reaper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._reaper.stdin.write(problem.encode() + b"\n")
@@ -190,7 +190,7 @@ def check_reachable(address: str) -> None:
 
 
 def last_lines(directory: str) -> str:
-    """Return the last lines of the logs of a Ray instance that did not start, as text for an error; "" without logs."""
+    """Return the last lines of Ray's logs after a failed start, for an error message; "" if there are no logs."""
     shown = []
     for path in sorted(Path(directory).glob("r/session_2*/logs/*")):
         if path.name.startswith(("gcs_server", "raylet", "dashboard_agent", "runtime_env_agent")):

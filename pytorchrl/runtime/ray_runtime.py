@@ -57,7 +57,7 @@ class RayRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; it also determines when faults with a probability occur.
+        seed: Seed of the experiment, which also determines when randomly injected faults occur.
         is_recording: Whether workers record the order of timing-dependent events.
     """
 
@@ -201,7 +201,7 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on an actor, which receives the stored values in place of references from `put`."""
+        """Enqueue a call of an actor's method, which receives values stored by `put` instead of references to them."""
         return Future(handle.name, None if self._problem else handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -282,7 +282,7 @@ class RayRuntime(Runtime):
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: T) -> T:
-        """Store a value in this node's object store; a small value is only pickled, and sent with each request."""
+        """Store a large value in this node's object store; pickle a small value, so that each request contains it."""
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
@@ -378,7 +378,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return how much of each resource a default request can get; raise an error if no needed GPU is free."""
+        """Return each default request's share of resources; raise an error if GPUs are requested, but none is free."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

@@ -23,11 +23,11 @@ _UMASK = "PYTORCHRL_UMASK"
 
 @contextlib.contextmanager
 def private_start(ray: ModuleType) -> Iterator[None]:
-    """Make `ray.init` in the `with` block start only the processes that a run needs, and make them private.
+    """Make `ray.init` in the `with` block start only the processes that a run needs, and protect these processes.
 
-    Other users cannot reach these processes. The processes inherit a umask that makes their files private, and the
-    token that authenticates calls is private, too. Only Ray's folders are not private: each worker makes them
-    accessible to all users, so the directory that contains them must be private.
+    Other users cannot reach the processes: their umask keeps other users out of their files, and only this user can
+    read the token that authenticates calls. Only Ray's folders are not protected: each worker makes them accessible
+    to all users, so the directory that contains these folders must be private.
 
     Other machines cannot reach the processes, because Ray uses the loopback address. By default, Ray would replace this
     address with the machine's address in the network; `resolve_ip_for_localhost` is replaced to prevent this.

@@ -4,9 +4,9 @@
 Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. A reaper
 has to start quickly, so this module imports only the standard library.
 
-When the driver leaves Ray in an orderly way, it writes an empty last line to the reaper. If this line is missing, there
-are two cases: the driver was killed, or Ray's native code has ended the driver. Ray does this when its raylet, which
-contains the object store, has ended. The reaper then prints the reason, because the driver itself cannot.
+When the driver leaves Ray in an orderly way, it writes an empty last line to the reaper. If this line is missing,
+either the driver was killed, or Ray's native code has ended the driver because Ray's raylet, which contains the object
+store, has ended. In the second case, the reaper prints the reason, because the driver cannot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def processes_of(directory: str, session: int) -> list[int]:
     """Return the ids of a session's processes that have `directory` in their command line or an open file in it."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        # An entry may not belong to a process, or its process may have ended or belong to another user.
+        # Skip entries that are not process ids, and processes that have ended or belong to another user.
         with contextlib.suppress(OSError, ValueError):
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):

@@ -124,7 +124,7 @@ class RemoteCalls:
             peer = self._peers.get(address)
             if peer is None:
                 peer = self._peers[address] = _Peer(name, None)
-                with contextlib.suppress(OSError):  # the worker has ended
+                with contextlib.suppress(OSError):  # `connect` fails if the worker has ended
                     peer.channel = Channel(connect(address))
                     self._by_file[peer.channel.connection.fileno()] = peer
                     self._epoll.register(peer.channel.connection.fileno(), select.EPOLLIN)
@@ -135,7 +135,7 @@ class RemoteCalls:
             call.settle(answer)
 
     def is_alive(self, address: str) -> bool:
-        """Return whether the worker at an address has not ended."""
+        """Return whether the worker at an address is running, judged by the connection to the worker."""
         return self._peer(address, "").channel is not None
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:

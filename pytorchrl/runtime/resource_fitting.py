@@ -1,7 +1,7 @@
 """Fit the resource requests of workers to the nodes of a cluster. This module does not use Ray.
 
-A request is (name, number of workers, resources of one worker). A node is a map from Ray's name of a resource to the
-amount of that resource on one machine.
+A request is (name, number of workers, resources of one worker). A default request asks for the default resources, and
+may be reduced. A node is a map from Ray's name of a resource to the amount of that resource on one machine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 
 def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int,
              per_place: float) -> float:
-    """Return the largest share of a resource that each default request can get.
+    """Return the largest amount of the resource `key` that each default request can get.
 
     There are `num_places` groups of `per_place` requests, and each group must fit on one node. `spare` contains the
-    amounts, on all nodes together, that are left for default requests.
+    amounts that all nodes together have left for default requests.
 
     If there are several nodes, the largest node is not counted, so that all workers still fit if this node is lost.
     There are two exceptions:
@@ -58,7 +58,7 @@ def largest_share(free: Sequence[float], count: int) -> float:
 
 
 def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dict[str, float]:
-    """Return a default request, reduced to the given share of each resource."""
+    """Return the resources of a default request, each reduced to at most its amount in `share`."""
     fitted = {}
     for key in ("num_cpus", "num_gpus", "memory"):
         asked = float(resources.get(key, 0.0))
@@ -97,7 +97,7 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return, by kind, the number of workers that share the resource `key`: their default requests contain it."""
+    """Return, for each kind of worker, the number of workers whose default requests contain the resource `key`."""
     return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
 
 

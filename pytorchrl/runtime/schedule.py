@@ -92,9 +92,9 @@ class Schedule:
         self._ties = random.Random(seed)
         self._order = itertools.count()
         # Heap of (moment, random number that breaks ties, order of insertion, entry, is_timeout). An entry is a
-        # function to call, or a pair: a task to resume, and the number of the wait that the task resumes from. Each
-        # task counts its waits from 1. `is_timeout` says whether the entry is the timeout of a wait; None: the task
-        # waits only to let other tasks go first.
+        # function to call, or a pair: a task to resume, and the number of the wait that ends. Each task counts its
+        # waits from 1. `is_timeout` is True for the timeout of a wait, None for a task that waits only to let other
+        # tasks go first, and False for all other entries.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes
@@ -181,7 +181,7 @@ class Schedule:
         thread.start()
 
     def end(self, task: Task) -> None:
-        """End a task by raising `Ended` in its current or next wait; a waiting task becomes due now."""
+        """End a task by raising `Ended` in its current wait at once, or, if the task is running, in its next wait."""
         task.killed = True
         if task is not self.current:
             task.num_waits += 1
@@ -301,7 +301,7 @@ class Schedule:
         return entry[0]
 
     def _nobody_works(self) -> bool:
-        """Return whether the agenda contains only timeouts of waits."""
+        """Return whether only timeouts are left in the agenda, so that no task has work to do."""
         return all(is_timeout or _is_void(entry) for _, _, _, entry, is_timeout in self._agenda)
 
     def _describe_waits(self) -> str:

@@ -2,7 +2,7 @@
 
 A block is a memfd: it has no name in any file system, so the kernel frees it when the last process that uses it ends,
 even if the process is killed. Its file descriptor is sent over a socket once, and the reader keeps the block mapped.
-The writer reuses a block when all readers have dropped their views of it.
+The writer reuses a block of up to 128 MiB when all readers have dropped their views of it.
 """
 
 from __future__ import annotations
@@ -148,5 +148,5 @@ class MappedBlocks:
 
 
 def is_reused(capacity: int) -> bool:
-    """Return whether blocks of this capacity are reused, and stay mapped by their readers."""
+    """Return whether the writer reuses blocks of this capacity; readers keep such blocks mapped."""
     return capacity <= _LARGEST_REUSED

@@ -23,7 +23,7 @@ from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
 
 
 class _Actor:
-    """Worker with its own task, which runs its calls one at a time, in order."""
+    """Worker whose calls run in a task of its own, one at a time, in the order of their arrival."""
 
     def __init__(self, name: str, owner: _Actor | None, build: Callable[[], object]) -> None:
         self.name, self.owner, self.build = name, owner, build
@@ -171,8 +171,8 @@ class SimulatedRuntime(Runtime):
         options: Options of the runtime; None: the defaults.
         seed: Seed of the experiment; it also determines when faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
-        replay: Map from (worker, incarnation) to the journal to repeat. In a repeated run, operations take no virtual
-            time.
+        replay: Map from (worker, incarnation) to the journal of a recorded run, which this run replays. In a replay,
+            operations take no virtual time.
 
     Attributes:
         schedule: Schedule that decides when each worker runs; it also stores the events and their digest.
@@ -190,7 +190,7 @@ class SimulatedRuntime(Runtime):
             "`Costs`.")
 
         def __post_init__(self) -> None:
-            """Check that the operations and distributions in `costs` exist."""
+            """Raise `ConfigError` if `costs` has an unknown operation or distribution, or a negative duration."""
             super().__post_init__()
             Costs(self.costs, 0)
 
@@ -228,7 +228,7 @@ class SimulatedRuntime(Runtime):
         return SimulatedEvent(self.schedule)
 
     def start_thread(self, thread: threading.Thread) -> None:
-        """Start a thread as a task, which ends when the calling worker ends."""
+        """Start a thread as a task of the schedule. If the calling worker ends, the task ends with it."""
         task = self._threads[thread] = Task(thread.name, self._current_actor())
         self.schedule.start(task, thread, thread.run)
 
@@ -239,7 +239,7 @@ class SimulatedRuntime(Runtime):
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
                    generation: int = 1, device: torch.device | None = None) -> Collective:
-        """Join the ranks in this process that have the same port and generation; they exchange data in host memory."""
+        """Join the group of all workers with the same `port` and `generation`; they exchange tensors in host memory."""
         meeting = self._meetings.setdefault((port, generation), _Meeting())
         return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 
@@ -257,7 +257,7 @@ class SimulatedRuntime(Runtime):
         return point
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """Return the journal of a worker; if a record is replayed, the journal enforces the recorded order."""
+        """Return the journal of a worker. In a replay of a recorded run, the journal enforces the recorded order."""
         if self._replay is None:
             return super().journal(worker, incarnation)
         return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)
@@ -319,8 +319,8 @@ class SimulatedRuntime(Runtime):
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
-        # A replay delivers messages immediately. Otherwise, a sender that dies could lose a message that arrived in the
-        # recorded run.
+        # A replay delivers messages immediately. With a latency, a message that arrived in the recorded run could get
+        # lost in the replay, because its sender may die before the message arrives.
         if self._replay is not None:
             deliver()
             return
@@ -349,7 +349,7 @@ class SimulatedRuntime(Runtime):
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short call after the latency of a message, even while the worker runs another call."""
+        """Run a short method call when its message arrives, even while the worker runs another call."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
         self.schedule.record(f"signal {result.call}")

@@ -24,7 +24,7 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 class _ThreadActor(threading.Thread):
     """Thread that builds a worker and then runs its calls in order.
 
-    None in `calls` is not a call; it only wakes the thread, which then checks `dead`.
+    The value None in `calls` is not a call; it only wakes the thread, which then checks `dead`.
     """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:
@@ -85,7 +85,7 @@ class ThreadRuntime(Runtime):
         """Options of the threads runtime."""
 
         def __post_init__(self) -> None:
-            """Refuse faults that kill a worker."""
+            """Refuse faults that kill a worker, because a thread cannot be killed."""
             super().__post_init__()
             if self.faults is not None and FaultPlan(self.faults, 0).kills:
                 raise ConfigError("the option faults kills a worker, but a thread cannot be killed; use runtime='ray', "

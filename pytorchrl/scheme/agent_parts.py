@@ -52,14 +52,14 @@ class AgentParts:
 
     @property
     def precisions(self) -> dict[str, bool]:
-        """For each policy, by name, whether its networks compute in bfloat16.
+        """Map the name of each policy to whether the networks of that policy compute in bfloat16.
 
         A policy is left out if its algorithm has no option `mixed_precision`, or if the option is "auto".
         """
         return precisions_of(self.algo_factory)
 
     def with_precisions(self, precisions: Mapping[str, bool]) -> AgentParts:
-        """Return a copy in which `precisions` replaces the value "auto" of each policy's option `mixed_precision`."""
+        """Return a copy in which each policy with `mixed_precision="auto"` gets its value from `precisions`."""
         return dataclasses.replace(self, algo_factory=with_precisions(self.algo_factory, precisions))
 
     def collectors(self, collection: Collection) -> CWorkerSetFactory:
@@ -123,10 +123,10 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
-    """Refuse parts that do not all have the same policies.
+    """Refuse parts with different policies.
 
-    If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, because it needs the
-    priorities of all shards together.
+    If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, which makes the
+    weights depend on the priorities in all shards.
     """
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}

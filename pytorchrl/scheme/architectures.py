@@ -33,9 +33,8 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Name of a setting -> (smallest allowed value, reason for this limit).
-        learner: Whether a single gradient worker learns in a separate thread by default. If True, the default of
-            `grad_communication` is asynchronous for one gradient worker, and synchronous for several. If False, it is
-            the default of `Scheme`.
+        learner: Whether `grad_communication` is by default asynchronous for one gradient worker, which then learns in a
+            separate thread, and synchronous for several. If False, the default of `Scheme` applies.
         kinds: Kinds of data that the architecture can provide; the algorithm must learn from one of them.
     """
 
@@ -47,7 +46,7 @@ class Preset:
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
-        """Return flat settings for `Scheme`: those of the architecture, with its defaults overridden by `given`.
+        """Return keyword arguments for `Scheme`: the settings of the architecture, where `given` replaces defaults.
 
         Raises:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from the data that

@@ -95,7 +95,7 @@ class WorkerCounters:
         return merged
 
     def copy(self) -> WorkerCounters:
-        """Return a copy that later changes to these counters do not affect."""
+        """Return an independent copy of these counters."""
         copied: WorkerCounters = object.__new__(WorkerCounters)
         values = self.__dict__.copy()
         for name in _BY_KEY:

@@ -100,9 +100,9 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
 
 
 def _resources_of_more(settings: Settings, changed: Settings, runtime: Runtime) -> Mapping[str, float] | None:
-    """Return the resources of each additional collection worker; None if there are no additional workers.
+    """Return the resources to request for each additional collection worker; None if there are no additional workers.
 
-    On Ray, a request for the default resources is reduced if the cluster has less.
+    On Ray, default requests are reduced if they exceed the free resources of the cluster.
     """
     num_grad_workers = settings.gradients.num_grad_workers
     before, after = (each.collection.numbers(num_grad_workers) for each in (settings, changed))

@@ -1,9 +1,10 @@
-"""The ledger of environment steps: each step is in exactly one place.
+"""Count the environment steps in each place; every collected step is in exactly one place.
 
     collected = in flight + queued + consumed (unique) + resident + evicted + sum of dropped[reason]
 
-A worker that moves steps between places records the move in its own `Ledger` and sends a snapshot with its next
-message. A snapshot contains totals, not changes, so it does no harm if a message is late or arrives twice.
+The page docs/ledger.md defines these places. A worker that moves steps between places records the move in its own
+`Ledger`, which has the additional place `sent` (see `merge`), and sends a snapshot with its next message. A snapshot
+contains totals, not changes, so it does no harm if a message is late or arrives twice.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class LedgerSnapshot:
 
     @property
     def imbalance(self) -> int:
-        """Number of collected steps that are in no place; 0 if the ledger is exact."""
+        """Number of collected steps that no place contains; 0 if the ledger is exact."""
         places = self.in_flight + self.queued + self.consumed_unique + self.resident + self.evicted + self.sent
         return self.collected - places - sum(self.dropped.values())
 
@@ -161,12 +162,11 @@ class Ledger:
 
 
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
-    """Return the ledger of the whole tree.
+    """Combine the workers' ledgers into the ledger of the whole tree, which counts `sent` steps as in flight.
 
-    When a gradient worker sends a gradient, it moves the steps of the gradient to `sent` in its own ledger. When the
-    gradient arrives, the update worker moves these steps from `sent` to `in_flight` in its own ledger, where `sent` is
-    therefore negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way. The
-    result counts these steps as in flight.
+    A gradient worker that sends a gradient adds the steps of the gradient to `sent` in its own ledger. When the
+    gradient arrives, the update worker subtracts these steps from `sent` in its own ledger, where `sent` is therefore
+    negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way.
 
     Args:
         snapshots: The gradient workers' ledgers.

@@ -1,7 +1,7 @@
-"""Rules that concern several levels of settings. A scheme checks them before it starts any worker.
+"""Check rules for settings of several levels, such as collection and gradients, before any worker starts.
 
 Each rule is a row of `RULES` or `WARNINGS`, with the condition under which settings break the rule and the text of the
-error or warning. Rules within one level are in the `Options` classes of the level.
+error or warning. Rules for a single level are in the `Options` classes of the level.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
     """Return the settings of a scheme, checked against all rules.
 
     Args:
-        given: Flat keywords.
+        given: Keyword arguments of `Scheme`.
         collection: Options of collection; None: built from the keywords.
         gradients: Options of gradients; None: built from the keywords.
         runtime: Options of the runtime, or its name; None: Ray if there are remote workers, else threads.
         supervision: Options for the handling of lost workers; None: built from the keywords.
-        for_storage: Flat keywords that belong to a replay storage.
+        for_storage: Keyword arguments of `Scheme` that belong to a replay storage.
 
     Raises:
         ConfigError: Settings are invalid or contradict each other. The message lists all problems.

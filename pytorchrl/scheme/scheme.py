@@ -124,7 +124,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return a mapping from each flat keyword to ("scheme", keyword), so that errors can suggest similar names."""
+        """Return all flat keywords, keyword -> ("scheme", keyword), from which error messages suggest similar names."""
         return known_keywords()
 
     @classmethod
@@ -301,9 +301,9 @@ class Scheme(Architectures):
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
         The tree is drained first. A checkpoint contains no state of environments, random generators or processes.
-        Therefore, environments start new episodes after a checkpoint, and all random numbers come from new seeds, which
-        derive from the experiment's seed and the number of checkpoints. This applies to this scheme, too. With
-        synchronous collection and gradients on a CPU, a scheme that resumes continues like this one, bit for bit.
+        Therefore, after a checkpoint, both this scheme and a scheme that resumes start new episodes, and use new seeds
+        that derive from the experiment's seed and the number of checkpoints. With synchronous collection and
+        gradients on a CPU, the scheme that resumes continues like this scheme, bit for bit.
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.
@@ -331,8 +331,8 @@ class Scheme(Architectures):
     def resume(self, checkpoint: StateDict) -> None:
         """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
 
-        If no seed was given to this scheme, it uses the seed of the checkpoint. Placement, resources, faults,
-        evaluation and `num_col_workers` may differ.
+        If no seed was given to this scheme, it uses the seed of the checkpoint. Some settings may differ: runtime,
+        placement, resources, timeouts, `faults`, `on_worker_failure`, `num_col_workers` and the test environments.
 
         Raises:
             CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
@@ -352,7 +352,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all train batches are used up, so that the next step takes new ones; see `UpdateStrategy`."""
+        """Whether all train batches are used up, so that the next step takes new batches; see `UpdateStrategy`."""
         return self._worker is None or self._worker.is_between_items
 
     @in_turn("_end")

@@ -72,7 +72,7 @@ class ProcessOptions(Options):
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
 
     def seed_or(self, recorded: int | None) -> int:
-        """Return the option `seed`; if it is None, return `recorded`, the seed of a recorded run, or draw a seed."""
+        """Return the option `seed`; if None, `recorded` (the seed of a recorded run); if also None, a random seed."""
         given = recorded if self.seed is None else self.seed
         return secrets.randbits(32) if given is None else given
 
@@ -166,7 +166,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords, each mapped to ("scheme", keyword), for errors that suggest a similar keyword."""
+    """Return a mapping from flat keyword to ("scheme", keyword), so that errors can suggest a similar keyword."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -186,18 +186,18 @@ class Settings:
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
                       supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
-        """Build settings from flat keywords; an options object for a level replaces the level's flat keywords.
+        """Build settings from flat keywords, and from objects that contain all options of one level each.
 
         Args:
             given: Flat keywords and their values.
             collection: All options of collection; None: built from the keywords.
             gradients: All options for computing gradients; None: built from the keywords.
-            runtime: All options of the runtime, or its name; None: Ray if there are remote workers, else threads.
+            runtime: Options or name of the runtime; None: simulated for a replay, Ray for remote workers, else threads.
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
             The settings, or None if a value is not allowed; and a list of all problems. A problem is a value that is
-            not allowed, an option that has no effect with the other options, or a contradiction within a level.
+            not allowed, an option that has no effect or is given in both forms, or a contradiction within a level.
 
         Raises:
             ConfigError: A name is unknown.
@@ -253,12 +253,12 @@ class Settings:
 
     @property
     def has_remote_workers(self) -> bool:
-        """Whether any worker runs outside this process."""
+        """Whether any collection workers, gradient workers or replay shards are remote."""
         return self.has_parallel_collection or self.has_parallel_gradients or self.num_shards > 1
 
     @property
     def used_runtime(self) -> Runtime.Options:
-        """The options of the runtime. Without remote workers, threads are used, and Ray is not started."""
+        """The options of the runtime in use; without remote workers, threads replace Ray and processes."""
         if self.has_remote_workers or isinstance(self.runtime, Simulated):
             return self.runtime
         return ThreadRuntime.Options(faults=self.runtime.faults)

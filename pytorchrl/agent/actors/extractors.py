@@ -156,7 +156,7 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _LayerWeights:
-    """Iterable over the pairs (weight, bias) of the layers, which reads the current tensors from the layers."""
+    """Iterable over the (weight, bias) pairs of layers. Each iteration reads the layers' current tensors."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._layers = layers

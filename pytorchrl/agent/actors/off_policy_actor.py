@@ -85,7 +85,7 @@ class OffPolicyActor(ReplayActor):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return what the actor needs instead of `space`, or None if it supports `space`; see `Actor`.
+        """Return a description of the space that the actor needs, or None if the actor supports `space`; see `Actor`.
 
         A Box must have finite bounds, because `to_env` scales actions from [-1, 1] to the bounds.
         """
@@ -156,7 +156,7 @@ class OffPolicyActor(ReplayActor):
         return {"pi": self.policy}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw random allowed actions, (E,) int64 or, for a Box, (E, ...) float32 in [-1, 1]; see `ReplayActor`."""
+        """Draw random allowed actions: for a Box, (E, ...) float32 in [-1, 1], else (E,) int64; see `ReplayActor`."""
         if self.is_discrete:
             return best_action(torch.rand(num_envs, self.action_size, generator=generator, device=self.device), mask)
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
@@ -172,7 +172,7 @@ class OffPolicyActor(ReplayActor):
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return actions (E, ...), float32 in [-1, 1] or int64.
+        """Return actions: for a Box, (E, ...) float32 in [-1, 1], otherwise (E,) int64.
 
         Args:
             obs: Leaf -> (E, ...).
@@ -201,11 +201,11 @@ class OffPolicyActor(ReplayActor):
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the modes of the policy's distributions, scaled to the bounds of a Box; see `Actor`."""
+        """Return the deterministic actions of `act`, scaled to the bounds if the space is a Box; see `Actor`."""
         return self.to_env(self.act(obs, deterministic=True, mask=mask)), {}
 
     def keep_policy(self) -> None:
-        """Remove the critics; see `Actor`."""
+        """Remove the critics, unless a subclass overrides `build_networks` or `act`; see `Actor`."""
         super().keep_policy()
         if not overrides(self, OffPolicyActor, "build_networks", "act"):
             self.critics = nn.ModuleList()
@@ -259,7 +259,7 @@ class PolicyNet(nn.Module):
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Return outputs (B, num_outputs) float32 for normalized observations, a tensor (B, ...) for each leaf."""
+        """Map normalized observations, leaf -> (B, ...), to outputs (B, num_outputs) float32."""
         features, _ = self.trunk.forward(obs, None, None)
         outputs: Tensor = self.head(features)
         return outputs.float()  # with mixed precision, the head returns bfloat16

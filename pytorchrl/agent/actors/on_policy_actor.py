@@ -249,7 +249,7 @@ class OnPolicyActor(Actor):
     def keep_policy(self) -> None:
         """Remove the value network; see `Actor`."""
         super().keep_policy()
-        self._linear = (None, None)  # forget the parameters of the removed head
+        self._linear = (None, None)  # look up the heads' weights in the modules, as `torch.export` needs
         if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):
             self.value, self.value_head = None, nn.Identity()
 

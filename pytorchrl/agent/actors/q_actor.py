@@ -187,5 +187,5 @@ class QActor(ReplayActor):
 
 
 def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the index (...) of the highest score (..., n) among allowed actions."""
+    """Return the allowed action with the highest score, as (...) int64 for `scores` (..., n)."""
     return (scores if mask is None else scores.masked_fill(~mask, _LOWEST)).argmax(-1)

@@ -58,7 +58,7 @@ class ReplayActor(Actor):
             None, help="Saved model from which the acting networks and normalizers are initialized.")
 
         def __post_init__(self) -> None:
-            """Flatten the spaces, and refuse unsupported spaces or an extractor that does not fit them."""
+            """Flatten the spaces; refuse unsupported spaces, and an extractor that does not fit the observations."""
             super().__post_init__()
             object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
             # Networks number actions from 0; the environments add the `start` of the space.
@@ -160,7 +160,7 @@ class DiscreteQNet(nn.Module):
         self._noisy = noisy
 
     def forward(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """Return the values (B, n) of all actions, without memory.
+        """Return the values (B, n) of all actions; the network must have no memory.
 
         Args:
             obs: Leaf -> (B, ...), normalized.

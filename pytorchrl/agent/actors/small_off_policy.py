@@ -29,10 +29,10 @@ class SmallOffPolicy:
             and SmallNetwork.supports(policy.trunk, policy.head, actor.options.activation))
 
     def outputs(self, obs: Arrays) -> np.ndarray | None:
-        """Return the policy's outputs (E, k); None if torch is faster for this E, or if `obs` is not a single array.
+        """Return the policy's outputs (E, k); None if torch is faster for this E, or if `obs` has several leaves.
 
         Args:
-            obs: Observations as environments return them, a mapping from leaf to (E, ...).
+            obs: Observations as environments return them; an array (E, ...) for each leaf of the observation space.
         """
         values = obs.get(OBS_LEAF)
         if values is None or len(values) > self._network.max_rows:
@@ -40,7 +40,7 @@ class SmallOffPolicy:
         return self._network(normalized(self._actor, values))
 
     def step(self, action: np.ndarray) -> ActingStep:
-        """Scale actions (E, D) in [-1, 1] as `to_env` does, and return them in the form of `acting_step`."""
+        """Return an `ActingStep` that contains actions (E, D) in [-1, 1], and these actions scaled as by `to_env`."""
         action = action.reshape(-1, *self._low.shape)
         scaled = self._low + 0.5 * (action + 1) * (self._high - self._low)
         return ActingStep(action, np.minimum(np.maximum(scaled, self._low), self._high), {}, {})

@@ -1,4 +1,4 @@
-"""Run small policies in NumPy, which takes a third of the time that torch takes. E = environments."""
+"""Compute the actions of small policies in NumPy, in a third of torch's time. E is the number of environments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether this class supports `actor`: the actor's policy must be an MLP without memory."""
+        """Return whether `actor` has a separate policy MLP without memory, with a `Categorical` or `Gaussian`."""
         return (
             not overrides(actor, OnPolicyActor, "act", "policy_features") and not actor.is_shared
             and SmallNetwork.supports(
@@ -96,7 +96,7 @@ class SmallPolicy:
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that normalizes one-leaf observations as `actor` does; None if it leaves them unchanged."""
+    """Return a function that normalizes observations as `actor` does; None if `actor` does not normalize."""
     if not actor.options.normalize_obs:
         return None
 
@@ -111,7 +111,7 @@ def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | No
 
 
 def small_value(actor: OnPolicyActor) -> SmallNetwork | None:
-    """Return the value network of `actor` if it is an MLP without memory and not part of the policy, else None."""
+    """Return the value network for use in NumPy; None unless `actor` has a separate value MLP without memory."""
     trunk, head, activation = getattr(actor, "value", None), actor.value_head, actor.options.activation
     if actor.is_shared or overrides(actor, OnPolicyActor, "get_value", "value_features"):
         return None

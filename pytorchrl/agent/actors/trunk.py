@@ -158,7 +158,7 @@ def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
-    # Any two of the axes may be the long ones, because the axes of an image may be in an unsupported order.
+    # Check the two longest axes, wherever they are, because an image may have its axes in an unsupported order.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(

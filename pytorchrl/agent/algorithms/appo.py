@@ -91,7 +91,7 @@ class APPO(VTraceAlgorithm, PPO):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO`.
 
-        If the option `kl_coef` is not 0, `kl` is a term of the loss; otherwise, it is a measure.
+        If the option `kl_coef` is not 0, `kl` is a term of the loss. Otherwise, `kl` is only reported as a measure.
         """
         slow_kl = None
         if self._slow is not None:

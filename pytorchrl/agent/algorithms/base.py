@@ -105,7 +105,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
-    _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, their norms); only compiled graphs set it
+    _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, norms) of a `torch.compile` graph, or empty
 
     @classmethod
     @brief_errors
@@ -140,7 +140,7 @@ class Algorithm(Part, Updatable, ABC):
         self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return the trained parameters, by group and name. By default, the only group is `all`, with all of them."""
+        """Return the trained parameters by group and name. By default, one group `all` contains all parameters."""
         return {"all": dict(self.actor.named_parameters())}
 
     # Acting
@@ -170,7 +170,7 @@ class Algorithm(Part, Updatable, ABC):
 
     @abstractmethod
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Complete a rollout with the values that must be computed with the weights that collected it.
+        """Add to a rollout the values that must be computed with the weights that chose its actions.
 
         The collector calls this method once for each rollout, before the weights change.
         """
@@ -209,13 +209,13 @@ class Algorithm(Part, Updatable, ABC):
     @abstractmethod
     def compute_gradients(
         self, batch: Batch,
-    ) -> tuple[list[Tensor], dict[str, Any]]:  # numbers and, for replay algorithms, the tensor `errors`
+    ) -> tuple[list[Tensor], dict[str, Any]]:  # dict values: numbers; for replay, also the tensor `errors`
         """Compute the gradient of the loss over a batch's valid samples, without changing any state.
 
         Returns:
             A flat gradient for each group, (P,) float32, valid until the next call; and the loss and its terms by name.
-            If the loss is not finite, all elements of the gradient are NaN, so `apply_gradients` refuses this gradient,
-            and every mean over workers that includes it.
+            If the loss is not finite, all elements of the gradient are NaN, so `apply_gradients` refuses this gradient
+            and every mean over workers that includes this gradient.
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:

@@ -29,17 +29,17 @@ Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]
 class CompiledGradient:
     """A function that computes a gradient and is compiled into a single graph at the first batch.
 
-    The graph contains the forward pass, the loss and the backward pass, and writes the gradients into one vector. The
-    values of updatable options and the number of rows of a batch may change without a new compilation.
+    The graph contains the forward pass, the loss and the backward pass, and writes the gradients into one vector. No
+    new compilation is needed if the value of an option or the number of rows of a batch (at least two) changes.
     """
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
                  device: torch.device) -> None:
-        """Prepare the gradient of `loss(batch, parameters, weights)`.
+        """Prepare the gradient of `loss(batch, parameters, weights)`; see `OnPolicyAlgorithm.loss` for the arguments.
 
         Args:
             loss: Function that returns the loss (), and a vector of values to report, such as the terms of the loss.
-            params: The parameters with respect to which the gradient is computed.
+            params: The network parameters with respect to which the gradient is computed.
             network: The network that the loss uses.
             device: Device of the network.
         """
@@ -79,7 +79,7 @@ class CompiledLosses:
         """Prepare the gradients of the losses that `losses(batch, noise)` returns.
 
         Args:
-            losses: See `ReplayAlgorithm.losses`; all noise must come from its second argument.
+            losses: Function that returns the same values as `ReplayAlgorithm.losses`, with all noise from `noise`.
             groups: For each group, the parameters over which its loss is minimized.
             networks: All networks that the losses use.
         """
@@ -97,8 +97,8 @@ class CompiledLosses:
             due: The groups whose losses are differentiated and returned; the gradients of other groups are 0.
 
         Returns:
-            One gradient (P,) for each group; a vector of the losses, the measures and the norms of the gradients; and
-            the absolute TD errors (B,).
+            One gradient (P,) for each group; a vector of the losses, the measures (see `ReplayAlgorithm.losses`) and
+            the norms of the gradients; and the absolute TD errors (B,).
 
         Raises:
             ConfigError: This machine cannot compile the losses.

@@ -1,4 +1,4 @@
-"""Numbers that a loss receives as a tensor."""
+"""Cache the numbers that a loss needs, such as the weights of its terms, as a tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 class Constants:
     """A cached tensor of numbers.
 
-    Building a tensor takes as long as computing a small layer, so the tensor is rebuilt only if the numbers change.
+    Building a tensor takes as long as the forward pass of a small layer, so the tensor is rebuilt only for new numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -18,7 +18,7 @@ class Constants:
         self._tensor = torch.empty(0, device=device)
 
     def of(self, *numbers: float) -> Tensor:
-        """Return the numbers as a tensor (n,) float32, which the caller must not change."""
+        """Return the n numbers as a float32 tensor of shape (n,), which the caller must not modify."""
         if numbers != self._numbers:
             self._numbers, self._tensor = numbers, torch.tensor(numbers, device=self._device)
         return self._tensor

@@ -71,7 +71,7 @@ class CudaRecorder:
             # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
-        self._first = self._first or graph  # its memory is shared: graphs run in turn, and results are copied
+        self._first = self._first or graph  # all graphs can share its memory: they run in turn, results are copied
         return result, graph.replay
 
 

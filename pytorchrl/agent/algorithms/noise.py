@@ -1,4 +1,4 @@
-"""Exploration noise for actions in [-1, 1]. E = environments, D = dimensions of an action."""
+"""Exploration noise for actions in [-1, 1]. E = number of environments, D = size of an action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOISES = ("gaussian", "ou", "none")
 
 
 class OrnsteinUhlenbeck:
-    """Ornstein-Uhlenbeck noise, x <- x - theta x dt + sigma sqrt(dt) N(0, 1): Lillicrap et al. 2016 (DDPG).
+    """Ornstein-Uhlenbeck noise x (Lillicrap et al. 2016, DDPG): x <- x - theta x dt + sigma sqrt(dt) N(0, 1).
 
     At the start of an episode, x is 0.
 
@@ -25,7 +25,7 @@ class OrnsteinUhlenbeck:
         self.state = torch.zeros(0)
 
     def draw(self, num_envs: int, size: int, done: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the next noise (E, D); `done` (E,) bool is true where an episode starts."""
+        """Return the next noise, (E, D) float32; `done`, (E,) bool, is true where an episode starts."""
         if self.state.shape != (num_envs, size):
             self.state = torch.zeros(num_envs, size, device=done.device)
         start = self.state.masked_fill(done.unsqueeze(-1), 0.0)

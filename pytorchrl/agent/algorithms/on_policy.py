@@ -1,6 +1,6 @@
 """The base class of on-policy algorithms: acting, value estimates, and a loss that is a weighted sum of named terms.
 
-T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of the parameter vector.
+T = steps in a rollout, E = environments, B = samples in a batch, L = steps in a sequence (for actors with memory).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._term_names: tuple[str, ...] = ()
         # With V-trace, the learner computes values with its own weights, so collectors compute none.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
-        # `with_value` is passed only if it is False: a user's `act` may not have it.
+        # `with_value` is passed only if it is False, because a user's `act` may lack this parameter.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
@@ -201,7 +201,7 @@ class OnPolicyAlgorithm(Algorithm):
             known: (T, E) values of all rows except the last one, if they are known.
 
         Returns:
-            Values (T + 1, E), and values (K,) of the final observations; float32 on the CPU.
+            Values (T + 1, E), and values (K,) of the K final observations; float32 on the CPU.
         """
         num_steps, num_envs = rollout.reward.shape
         start = 0 if known is None else num_steps
@@ -212,8 +212,8 @@ class OnPolicyAlgorithm(Algorithm):
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
             return value, torch.zeros(0)
-        # Row t + 1 of `rhs` is the memory after o_t, even if the episode ended there: it is reset only when a network
-        # processes the first observation of the next episode.
+        # Row t + 1 of `rhs` is the memory after o_t, even if step t ended the episode: the memory is reset only when a
+        # network processes the first observation of the next episode.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
@@ -320,7 +320,7 @@ class OnPolicyAlgorithm(Algorithm):
         return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:
-        """Return a batch for timing a gradient, with the current policy's actions for all-zero observations."""
+        """Return a batch for timing `compute_gradients`: all-zero observations, and actions of the current policy."""
         columns, length = shape
         obs, rhs = example_rows(self.actor.example_obs(), columns), self.actor.initial_states(columns)
         done = torch.zeros(columns, dtype=torch.bool, device=self.device)
@@ -393,5 +393,5 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def rows_at_once(obs: Obs) -> int:
-    """Return how many rows of `obs`, leaf -> (rows, ...), one forward pass may process within the memory limit."""
+    """Return the largest number of rows per forward pass within the memory limit; leaves of `obs` are (rows, ...)."""
     return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

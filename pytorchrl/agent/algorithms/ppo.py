@@ -1,4 +1,4 @@
-"""Proximal policy optimization (Schulman et al. 2017). B = samples of a batch."""
+"""Proximal policy optimization (Schulman et al. 2017)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _KL_TOLERANCE = 1.5
 
 @algorithm("ppo", storage=GAEBuffer)
 class PPO(OnPolicyAlgorithm):
-    """Clipped surrogate objective with a value loss and an entropy bonus.
+    """Proximal policy optimization: the clipped surrogate objective, a value loss and an entropy bonus.
 
-    The ratio is exp(log pi(a|o) - logp), where logp is the log-probability of a when it was drawn. With c = clip_param,
-    the advantage A, the value V, the return R and the entropy H:
-    loss = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A) + value_loss_coef * mean (V - R)^2 / 2
-    - entropy_coef * mean H.
+    The probability ratio of an action a is r = exp(log pi(a|o) - logp), where logp is the log-probability with which
+    a was drawn. Let c be clip_param, A the advantage, V the value, R the return, and H the entropy. The loss is
+    mean(-min(r * A, clip(r, 1 - c, 1 + c) * A)) + value_loss_coef * mean((V - R)^2) / 2 - entropy_coef * mean(H).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ class PPO(OnPolicyAlgorithm):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `OnPolicyAlgorithm`.
 
-        The measures are `kl` and `clip_fraction`; the latter is 1 for a sample whose ratio is clipped, else 0.
+        The additional measures are `kl` and `clip_fraction`, which is 1 for a sample whose ratio is clipped, else 0.
         """
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
@@ -108,6 +107,6 @@ class PPO(OnPolicyAlgorithm):
         """Return whether KL is so large that the remaining batches of the rollout must be skipped.
 
         Args:
-            info: Statistics whose `kl` is the mean over all workers.
+            info: Statistics of one gradient, or their means over several workers; only `kl` is used.
         """
         return info["kl"] > _KL_TOLERANCE * self.parameters.get("target_kl", float("inf"))

@@ -2,7 +2,7 @@
 
 Whether bfloat16 is faster depends on the processor, the networks and the batch size. The trial therefore builds the
 networks of the agent, and measures how long the gradient of a batch takes in each precision. The batch has the size of
-the batches in training, but contains only zeros.
+the batches in training, but its observations are all-zero.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
 
 
 def undecided(algorithm: Factory[object]) -> list[str]:
-    """Return the policies with `mixed_precision="auto"`."""
+    """Return the names of the policies with `mixed_precision="auto"`."""
     return [policy for policy, own in policies_of(algorithm).items()
             if getattr(own.options, "mixed_precision", None) == AUTO]
 
@@ -137,7 +137,7 @@ def compare(
 
 
 def example_rows(example: Obs, count: int) -> Obs:
-    """Return `count` rows of each leaf, by repeating the rows of an actor's `example_obs()`."""
+    """Return a batch of `count` observations, by repeating the rows of an actor's `example_obs()`."""
     return {name: leaf[torch.arange(count, device=leaf.device) % NUM_EXAMPLES] for name, leaf in example.items()}
 
 

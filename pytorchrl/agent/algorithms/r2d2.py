@@ -1,6 +1,6 @@
 """Recurrent replay distributed DQN: Kapturowski et al. 2019.
 
-B = sequences, W = steps of the burn-in, L = steps after the burn-in, n = the storage's option `n_step`.
+B = number of sequences, W = steps of the burn-in, L = steps after the burn-in, n = option `n_step` of the storage.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 
 @algorithm("r2d2", storage=SequenceBuffer, rollout_storage=RolloutSequenceBuffer)
 class R2D2(DQN):
-    """DQN with memory, which learns from sequences of steps.
+    """DQN with memory, trained on sequences of steps.
 
     Each sequence begins with the state that the memory had during acting. From this state, the online network and the
     target network both process the first W steps of the sequence, the burn-in, without gradient.
 
     For each of the L steps after the burn-in, the TD error is
-    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`. The action a* is
-    argmax_a Q(o_{t+m}, a) if the option `double` is set, and otherwise argmax_a Q_target(o_{t+m}, a). The storage
-    provides the return R, the discount DISC, the number m <= n of steps that R covers, and the weights w. The loss is
-    the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
+    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`, or the identity without
+    `value_rescaling`. The action a* is argmax_a Q(o_{t+m}, a) with `double`, otherwise argmax_a Q_target(o_{t+m}, a).
+    The storage provides the return R of m steps (m <= `n_step`), the discount DISC and the weight w. With `loss="mse"`,
+    the loss is the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -170,8 +170,8 @@ class R2D2(DQN):
 
         Args:
             batch: The batch.
-            scores: The online network's values for the rows after the burn-in, (L + n, B, actions).
-            next_scores: The target network's values for the same rows.
+            scores: The online network's values for the L + n observations after the burn-in, (L + n, B, actions).
+            next_scores: The target network's values for the same observations, with the same shape.
         """
         row = (batch.next_row - batch.burn_in).unsqueeze(-1)
         after = next_scores.gather(0, row.expand(-1, -1, scores.shape[-1]))
@@ -186,14 +186,14 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return the values that `net` computes for the given rows, and its memory after these rows.
+        """Return the values that `net` computes for the observations in `rows`, and its memory after these rows.
 
         Args:
             net: The online or the target network.
             obs: Normalized observations of the batch.
             state: The memory before the first of these rows.
             batch: The batch.
-            rows: Indices of the rows in the batch.
+            rows: The rows to process; a sequence has W + L + n rows of observations.
 
         Returns:
             Values of shape (number of rows, B, actions), and the memory.

@@ -211,7 +211,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return how many times `num_updates` updates are due in total after `num_transitions` insertions."""
+        """Return how many blocks of `num_updates` updates are due in total after `num_transitions` insertions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -353,7 +353,7 @@ class ReplayAlgorithm(Algorithm):
         return info
 
     def _move_targets(self) -> None:
-        """Set each target to polyak * target + (1 - polyak) * network; copy the buffers of custom extractors."""
+        """Set each target to polyak * target + (1 - polyak) * network; copy buffers, if extractors have any."""
         polyak, networks = self.options.polyak, self.actor.networks()
         for name, vector in self._target_vectors.items():
             if polyak == 0:

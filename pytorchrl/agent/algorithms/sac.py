@@ -91,7 +91,7 @@ class SAC(ReplayAlgorithm):
     def contradiction(cls, agent: AgentOptions) -> str | None:
         """Return a message if options contradict each other; see `Part`.
 
-        `target_entropy_scale` needs discrete actions, because it scales the entropy of n actions.
+        `target_entropy_scale` needs discrete actions, because it scales log(n), the largest entropy of n actions.
         """
         scale, space = agent.algorithm.target_entropy_scale, getattr(agent.actor, "action_space", None)
         if scale != SAC.Options.target_entropy_scale and space is not None and not isinstance(space,
@@ -152,7 +152,7 @@ class SAC(ReplayAlgorithm):
     def _continuous_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the soft values (B,) at o', the critics' values (num_critics, B), the policy loss and the entropy."""
+        """Return soft values (B,) of `next_obs`, critics' values (num_critics, B), the policy loss and the entropy."""
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)

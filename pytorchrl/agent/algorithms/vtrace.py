@@ -24,7 +24,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
         """Evaluate a rollout for V-trace with the current weights; gradients are disabled.
 
         For actors with memory, each sequence is unrolled from the stored memory state of its first step, exactly as in
-        the loss. The values of the last row and of final observations are computed from their stored memory states.
+        the loss. The values of `obs[T]` and of `final_obs` are computed with the memory states stored for them.
 
         Args:
             rollout: T steps of E environments.
@@ -32,7 +32,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
 
         Returns:
             Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
-            of the final observations; all float32 on the CPU.
+            of the K observations in `rollout.final_obs`; all float32 on the CPU.
         """
         length = rows_at_once(rollout.obs)
         if self.actor.is_recurrent:
@@ -60,10 +60,10 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
         The target policy is the actor's policy, unless a subclass chooses a different one. Gradients are disabled.
 
         Args:
-            obs: Observations (L, E, ...), by leaf.
-            rhs: Memory (E, H) before the first row, by network; empty without memory.
-            done: (L, E) bool, whether a row is the first of its episode.
-            action: (L, E, ...).
+            obs: Observations (L, E, ...) of L consecutive steps in E environments, by leaf.
+            rhs: Memory (E, H) before the first of these steps, by network; empty without memory.
+            done: (L, E) bool, whether an observation is the first of its episode.
+            action: Recorded actions (L, E, ...).
             mask: (L, E, n) bool, true where an action is allowed, or None.
         """
         logp, _, value = self.actor.evaluate(obs, rhs, done, action, mask)

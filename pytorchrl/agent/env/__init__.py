@@ -1,4 +1,4 @@
-"""Environments, with the same interface for all backends.
+"""Provide environments with the same interface for all backends.
 
 Names are imported on first use, so that processes that need only the environments do not import torch.
 """

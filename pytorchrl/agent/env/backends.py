@@ -304,7 +304,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of the latest observation of environment `index`, for a step that raises an exception."""
+        """Return a copy of the latest observation of environment `index`; after an exception, it ends the episode."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 

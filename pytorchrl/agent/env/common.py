@@ -16,7 +16,7 @@ from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError
 from pytorchrl.worker_names import collection_worker, in_file_name
 
-# Environments get the upper 31 bits of a seed, because ALE and EnvPool store seeds as signed 32-bit integers.
+# Environments get the upper 31 of a seed's 63 bits, because ALE and EnvPool store seeds as signed 32-bit integers.
 _SEED_SHIFT = 32
 
 
@@ -62,7 +62,7 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
 
 
 def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function from raw rewards (E,) to the rewards that agents learn from; None if the two are equal."""
+    """Return the function that transforms raw rewards (E,) for learning; None if `transform` is None."""
     if transform is None:
         return None
     if transform == "sign":

@@ -137,7 +137,7 @@ def describe(failure: BaseException) -> str:
 
 
 def hint_for(failure: BaseException) -> str:
-    """Return a hint if `failure` looks like a common violation of the contract; otherwise an empty string."""
+    """Return a hint if `failure` looks like a common violation of the Gymnasium API; otherwise an empty string."""
     text = _text(failure)
     return "".join(f"; {hint}" for mark, hint in _HINTS if mark in text)
 
@@ -152,7 +152,7 @@ def _text(failure: BaseException) -> str:
 def space_problem(
     env: AnyEnv | AnyVectorEnv, names: tuple[str, ...] = ("observation_space", "action_space"),
 ) -> str | None:
-    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; None if all are."""
+    """Return an error text if an attribute in `names` is not a `gymnasium.Space`; None if all attributes are spaces."""
     for name in names:
         space = getattr(env, name, None)
         if not isinstance(space, spaces.Space):
@@ -162,14 +162,14 @@ def space_problem(
 
 
 def reset_problem(space: AnySpace, result: object) -> str | None:
-    """Return an error text if the `result` of `reset` violates the contract; otherwise None."""
+    """Return an error text if the `result` of `reset` violates the Gymnasium API or does not fit `space`; else None."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         return f"expected (observation, info), got {_kind(result)}; return both; info may be empty"
     return observation_problem(space, result[0])
 
 
 def step_problem(space: AnySpace, result: object) -> str | None:
-    """Return an error text if the `result` of `step` violates the contract; otherwise None."""
+    """Return an error text if the `result` of `step` violates the Gymnasium API or does not fit `space`; else None."""
     if not (isinstance(result, tuple) and len(result) == 5):
         return (f"expected (observation, reward, terminated, truncated, info), got {_kind(result)}; "
                 "split a single `done` into terminated and truncated")
@@ -231,10 +231,10 @@ def _kind(value: object) -> str:
 
 
 def _has_finite_sum(array: np.ndarray) -> bool:
-    """Return whether the sum of an array, or of its squares if it is small, is finite.
+    """Return whether the sum of an array's values is finite; for a small array, whether the sum of their squares is.
 
     If so, all values are finite. Otherwise, the array contains NaN or infinity, or the sum of finite values overflows.
-    The sum is computed several times as fast as `np.isfinite`.
+    This check is several times as fast as `np.isfinite`.
     """
     if array.size <= _FEW_VALUES:  # `vdot` never warns, so it needs no `errstate`, which takes a microsecond
         return math.isfinite(np.vdot(array, array))

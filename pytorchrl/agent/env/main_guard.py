@@ -15,10 +15,10 @@ _GUARDS = {"__name__", "current_process"}
 
 
 def check_main_guard(setting: str) -> None:
-    """Refuse to start processes if the main script does so outside `if __name__ == "__main__":`.
+    """Refuse to start processes if the main script starts them outside `if __name__ == "__main__":`.
 
-    A spawned process first imports the main script. Without this condition, the import would run the line that starts
-    processes again, and fail. The process that runs the script would then wait forever.
+    A spawned process first imports the main script. Outside the `if`, this import would again reach the line that
+    starts processes, and would fail there. The process that runs the script would then wait forever.
 
     Args:
         setting: The setting that starts processes, for the message.

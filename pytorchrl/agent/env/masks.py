@@ -36,7 +36,7 @@ class ActionMasks:
         self._all = np.ones(num_envs, dtype=np.bool_)
 
     def reset(self, observations: Observation, info: Info) -> np.ndarray | None:
-        """Return the masks after a reset of all environments; if `info` contains masks, all later infos must, too."""
+        """Return masks after a reset of all environments; masks in `info` are then required in each later `info`."""
         self.is_in_info = not self._reader.has_mask and MASK_LEAF in info
         mask = self.read(observations, info)
         if mask is not None:
@@ -44,7 +44,7 @@ class ActionMasks:
         return mask
 
     def read(self, observations: Observation, info: Info) -> np.ndarray | None:
-        """Return the masks of a step, (E, n) bool; None if the environment has none.
+        """Return the masks of a step, (E, n) bool; None if the environment has no action masks.
 
         Raises:
             EnvError: The `info` of the first reset contained `action_mask`, but the `info` of this step does not.
@@ -66,8 +66,8 @@ class ActionMasks:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
         In NEXT_STEP mode, an action must be chosen even after an episode's last observation, although the environment
-        ignores it. The mask of this observation may allow no action, so it is replaced by a mask that allows all
-        actions. It is kept only if the episode was truncated and learners need the mask to bootstrap.
+        ignores it. The mask of this observation may allow no action, so a mask that allows all actions replaces the
+        original mask, unless the episode was truncated and learners need the original mask to bootstrap.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):

@@ -1,8 +1,8 @@
-"""Replace environments that raise exceptions, a limited number of times, and truncate their episodes.
+"""Replace environments that raise exceptions, up to a limit, and truncate their episodes.
 
-If a step raises an exception, `RestartingEnv` returns the latest observation, truncated=True, and `info[CUT]`; this
-step is not a transition. The next reset closes the environment and builds a new one. An environment is also replaced
-if a reset raises an exception, except for the first reset.
+If a step raises an exception, `RestartingEnv` returns the latest observation, with truncated=True and `info[CUT]` set
+to True; this step is not a transition. The next reset closes the environment and builds a new one. An environment is
+also replaced if a reset raises an exception, except for the first reset.
 
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
@@ -29,7 +29,7 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which an environment's process reports its faults to the worker."""
 WINDOW = 1000
 """Length, in vector steps, of the sliding window within which restarts are counted and limited."""
-# The seed of a replacement is the upper 31 bits of a random 64-bit number.
+# Environments get the upper 31 bits of a seed, because ALE and EnvPool store seeds as signed 32-bit integers.
 _SEED_SHIFT = 33
 
 
@@ -78,8 +78,8 @@ class Restarts:
             cause: The exception that the environment raised; None if it was raised in another process.
 
         Raises:
-            EnvError: The limit is reached. The cause of the error is `cause` or, if that is None, an error with the
-                text of the traceback.
+            EnvError: The limit is reached. The `__cause__` of this error is `cause`, or a RuntimeError with the text of
+                the traceback if `cause` is None.
         """
         now, steps = self.now(), self._steps
         while steps and steps[0] <= now - WINDOW:

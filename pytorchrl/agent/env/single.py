@@ -23,10 +23,10 @@ from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 
-# For each namespace of ids: the module that registers them, and the extra that installs this module.
+# For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# The extra that an environment needs if its entry point contains the key.
+# For each word in an entry point or in the text of an import error: the extra that installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
@@ -60,7 +60,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
 
     Raises:
         ConfigError: The id is unknown (the message names similar ids), or its package is not installed (the message
-            names the extra).
+            says how to install it).
     """
     if isinstance(env_id, EnvSpec):
         return env_id
@@ -75,7 +75,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     if name in gym.registry:
         return gym.registry[name]
     try:
-        return gym.spec(name)  # finds the newest version of an id without a version
+        return gym.spec(name)  # raises an error that contains the reason
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else (
@@ -182,7 +182,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` that names the extra if a missing package caused `failure`; otherwise None."""
+    """Return a `ConfigError` with the extra to install, if known; None if `failure` is a `PyTorchRLError`."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""

@@ -80,7 +80,7 @@ class EpisodeStatistics:
         return episodes
 
     def discard(self, ended: np.ndarray) -> None:
-        """Reset the return and length to 0 where `ended`, (E,) bool, is true, without reporting an episode."""
+        """Discard the running episode of each environment where the (E,) bool mask `ended` is True."""
         self._returns[ended] = 0.0
         self._num_before[ended] = self._num_steps
 

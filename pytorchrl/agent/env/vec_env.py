@@ -41,7 +41,7 @@ from pytorchrl.worker_names import collection_worker
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# If more restarts than this are needed within 1000 steps, the fault is considered permanent.
+# If a worker's environments need more restarts within 1000 vector steps, the fault is considered permanent.
 _MAX_RESTARTS = 3
 # float32 has a mantissa of 24 bits, so it stores numbers above this limit with at most six fractional bits.
 _LARGE = 2.0**17
@@ -79,7 +79,7 @@ class VecEnv(Part):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings of a vector of environments."""
+        """Settings of a `VecEnv`."""
 
         env_fn: Any = option(  # `EnvFn`, checked below
             help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment "
@@ -146,7 +146,7 @@ class VecEnv(Part):
     def create_factory(
         cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, **options: OptionValue,
     ) -> EnvFactory:
-        """Return a factory of vectors of environments; build and close one environment to find its spaces.
+        """Return a factory of `VecEnv` objects; build and close one environment to find its spaces.
 
         Args:
             env_fn: A Gymnasium id, an EnvSpec, or a function that takes keyword arguments.
@@ -157,7 +157,7 @@ class VecEnv(Part):
         Raises:
             ConfigError: An option is invalid, the id is unknown (the message names similar ids), or a package is
                 missing (the message names the extra).
-            EnvError: The environment raises an exception, or violates its contract, when it is built or reset.
+            EnvError: The environment raises an exception, or violates Gymnasium's API, when it is built or reset.
         """
         kwargs = dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}
         built = build_options(cls, {"env_fn": env_fn, "env_kwargs": kwargs, "vec_env_size": vec_env_size, **options})
@@ -248,7 +248,7 @@ class VecEnv(Part):
             is None if the environment has no masks.
 
         Raises:
-            EnvError: An environment raised an exception or violated its contract.
+            EnvError: An environment raised an exception or violated Gymnasium's API.
         """
         seeds = self.seeds if self._num_steps < 0 else None
         try:
@@ -343,8 +343,8 @@ class VecEnv(Part):
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
         """Return `info` with the lives and masks of environments that raised exceptions (`cut`, (E,) bool).
 
-        In NEXT_STEP mode, these entries are missing: add unchanged lives, and a mask that allows all actions. In other
-        modes, these environments have been reset already, so `info` contains the entries of the reset.
+        In NEXT_STEP mode, `info` lacks these entries; the result contains the previous lives and a mask that allows all
+        actions. In other modes, the environments have been reset already, so `info` contains the entries of the reset.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info
@@ -378,7 +378,7 @@ class VecEnv(Part):
     def _check_first_step(
         self, observations: Observation, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
     ) -> None:
-        """Raise `EnvError` if the first step of a vector environment violates its contract."""
+        """Raise `EnvError` if a result of the first step has an unexpected structure, shape or dtype."""
         problem = observation_problem(self.vector.observation_space, observations)
         for name, array, kinds in (
                 ("reward", reward, "fiu"), ("terminated", terminated, "b"), ("truncated", truncated, "b")):
@@ -404,7 +404,7 @@ class VecEnv(Part):
 
 @dataclass(frozen=True, repr=False)
 class EnvFactory(Factory[VecEnv]):
-    """Factory of vectors of environments; it also stores the spaces of one environment."""
+    """Factory of `VecEnv` objects; it also stores the spaces of one environment."""
 
     observation_space: dict[str, AnySpace]
     """The space of each leaf of an environment's observations, as returned by `flatten_space`."""

@@ -1,4 +1,4 @@
-"""Wrappers of single environments that implement options of `VecEnv`."""
+"""Wrap single environments to implement options of `VecEnv`."""
 
 from __future__ import annotations
 

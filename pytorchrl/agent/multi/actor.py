@@ -1,4 +1,4 @@
-"""Actor of an agent with several policies. C = number of columns of a policy; see `agent.multi.data`."""
+"""Actor with several policies. C = environments * agents of one policy, H = size of a memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MultiAgentActor(nn.Module):
 
         @property
         def observation_space(self) -> dict[str, dict[str, AnySpace]]:
-            """The space of each leaf of a policy's observations, by policy and by leaf."""
+            """The observation spaces: policy -> leaf -> space."""
             return {policy: factory.options.observation_space for policy, factory in self.policies.items()}
 
         @property
@@ -67,7 +67,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
-        """Return the initial memory of each network with memory: zeros (C, H) for C agents, by policy and network."""
+        """Return the initial memory of each network with memory: policy -> network -> zeros (C, H)."""
         return {policy: actor.initial_states(num_envs * len(self.options.agents[policy]))
                 for policy, actor in self.actors.items()}
 

@@ -84,7 +84,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """The value "batch" if any policy has it, else "minibatch" if any policy has it, else "none"."""
+            """The first of "batch", "minibatch" and "none" that at least one policy uses."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
@@ -121,7 +121,7 @@ class MultiAgentAlgorithm(Algorithm):
         cls, policies: Mapping[str, Factory[Algorithm]], agents: Mapping[str, tuple[str, ...]],
         trainable: tuple[str, ...] | None = None,
     ) -> Factory[MultiAgentAlgorithm]:
-        """Return a factory of these algorithms; `multi_agent` calls this method."""
+        """Return a factory of a `MultiAgentAlgorithm` for these policies; `multi_agent` calls this method."""
         return Factory(cls, cls.Options(
             policies=dict(policies), agents=dict(agents),
             trainable=tuple(policies if trainable is None else trainable)))
@@ -208,7 +208,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """P, the number of scalar parameters, for each policy."""
+        """The number P of scalar parameters of each policy."""
         return [sum(algo.gradient_sizes) for algo in self.algorithms.values()]
 
     def apply_gradients(  # type: ignore[override] # a gradient per policy
@@ -288,7 +288,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # named by policy
-        """The schedules of the parameters of all policies, by `policy/name`."""
+        """The parameter schedules of all policies, by `policy/name`."""
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:

@@ -76,7 +76,7 @@ class PolicyColumns:
         """Write observations and masks to `columns`; other columns stay unchanged.
 
         Raises:
-            EnvError: Only some infos contain masks, or they contain masks although the first reset had none.
+            EnvError: Only some infos contain masks, or all contain masks although the infos of the first reset did not.
         """
         for leaf, rows in self.reader.read_rows(observations).items():
             self.obs[leaf][columns] = rows

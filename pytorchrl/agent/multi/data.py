@@ -97,7 +97,7 @@ class MultiRollout:
     def num_valid(self) -> int:
         """Return T · E, because all env steps are valid.
 
-        No step only resets an environment: the step that ends an episode also resets the environment.
+        The step that ends an episode also resets the environment, so resets need no additional, invalid steps.
         """
         return self.size
 

@@ -1,6 +1,6 @@
-"""`MultiAgentVecEnv`: environments with several agents (PettingZoo's parallel API), stepped together.
+"""`MultiAgentVecEnv`: a vector of environments with several agents (PettingZoo's parallel API).
 
-C = number of columns of a policy; see `agent.multi.data`.
+C = number of columns of a policy, one column for each of its agents in each environment; see `agent.multi.data`.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class MultiAgentVecEnv(VecEnv):
     ) -> None:
         """Store the observations of `agents`, the agents that are present after a step or reset.
 
-        Those that are not in `acting` have just joined, so their observations are the first of their episodes.
+        An observation is marked as the first of an episode if its agent did not act in the step (is not in `acting`).
         """
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "

@@ -151,14 +151,14 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def mass(self) -> float:
-        """Sum of the masses of all policies' storages. A shard is chosen for a batch in proportion to its mass."""
+        """Weight of this storage when one of several shards is drawn: the sum of `mass` over the policies' storages."""
         return float(sum(storage.mass for storage in self.storages.values()))
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of env steps (`inserted`, `evicted` and `resident`) and number of transitions (`sampled`).
+        """Numbers of env steps (`inserted`, `evicted` and `resident`) and number of drawn transitions (`sampled`).
 
-        An entry `<name>/<policy>` is a counter of the policy's storage.
+        For each batch, `sampled` adds the maximum over policies. `<name>/<policy>` is a counter of a policy's storage.
         """
         return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
                 "resident": self._inserted - self._evicted,
@@ -191,7 +191,7 @@ class _InEnvSteps:
 
     @property
     def num_learned_from(self) -> int:
-        """Number of env steps for which the algorithm has already drawn batches; see `Storage`."""
+        """Value of the counter `inserted` when the algorithm last requested batches; see `Storage`."""
         return self._storage.num_learned_from
 
     @num_learned_from.setter

@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if they differ, the kind that requires the newest data."""
+            """Kind of data that the storages provide; of several kinds, the one that requires the newest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -72,7 +72,7 @@ class MultiAgentStorage(Storage):
 
         Raises:
             ConfigError: Some policies have a replay storage but others do not, a replay storage is of an unsupported
-                class, or sizes differ.
+                class, or the storages differ in `size` or `rollout_size`.
         """
         keep = {policy: provided_kind(factory).is_kept for policy, factory in policies.items()}
         if len(set(keep.values())) > 1:
@@ -200,7 +200,7 @@ class MultiAgentStorage(Storage):
             storage.before_gradients()
 
     def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # mappings
-        """Return, by policy, the count, mean and sum of squared deviations of the policy's advantages."""
+        """Return, by policy, the number of advantages, their mean, and the sum of their squared deviations from it."""
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
@@ -247,13 +247,13 @@ class MultiAgentStorage(Storage):
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
         """Set `num_samples` and `num_new_samples` of a batch, in env steps.
 
-        The batch contains steps of single agents, whose number is converted to env steps. Rounding errors do not
-        add up: over a pass, the sum of `num_samples` is exactly the number of env steps in the rollouts.
+        The given numbers of single agents' steps are converted to env steps. Rounding errors do not accumulate: over a
+        pass, the sum of `num_samples` is exactly the number of env steps in the rollouts.
 
         Args:
             batch: The batch.
-            samples: Number of agents' steps in all earlier batches, and in this batch.
-            new: The same two numbers, without steps that an earlier batch already contained.
+            samples: Number of agents' steps in all earlier batches, and number of agents' steps in this batch.
+            new: The same two numbers, but each step counts only in the first batch that contains it.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps

@@ -1,4 +1,4 @@
-"""Storages, to which acting adds transitions and from which learning draws batches."""
+"""Store collected transitions, and draw the batches from which algorithms learn."""
 
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer

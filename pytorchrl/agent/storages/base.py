@@ -30,7 +30,7 @@ class StorageActor(Protocol):
     """The members of an actor that every storage uses."""
 
     def initial_states(self, num_proc: int, /) -> Obs:
-        """Return the initial memory states, one (num_proc, H) for each network; {} for an actor without memory."""
+        """Return a mapping from network to initial memory, (num_proc, memory size); {} for an actor without memory."""
 
 
 class Storage(Part, Updatable, ABC):
@@ -120,7 +120,7 @@ class Storage(Part, Updatable, ABC):
 
     @property
     def full(self) -> bool:
-        """Whether the current rollout has all of its T steps."""
+        """Whether the current rollout has all of its `rollout_size` steps."""
         return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
@@ -139,7 +139,7 @@ class Storage(Part, Updatable, ABC):
         self._rollout_rows.insert(acting, step)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """Return the steps of the current rollout, which may be fewer than T.
+        """Return the steps of the current rollout, which may be fewer than `rollout_size`.
 
         The next transition starts a new rollout, which begins with the last observation of the current rollout.
 
@@ -175,7 +175,7 @@ class Storage(Part, Updatable, ABC):
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A with (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or `Moments` by policy
+    def normalize_by(self, moments: Sequence[Any]) -> None:  # each: `Moments`, or a mapping policy -> `Moments`
         """Normalize the advantages with the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 
@@ -189,7 +189,7 @@ class Storage(Part, Updatable, ABC):
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Return one error (B,) for each transition or sequence in the batch, given the algorithm's `errors`."""
+        """Convert the algorithm's TD errors to (B,), one error for the priority of each transition or sequence."""
         return errors
 
     @abstractmethod

@@ -70,7 +70,7 @@ class SlotPool:
 
         Args:
             state: The state.
-            num_written: Number of rows in the arrays of the slots' data; each slot in use needs a row.
+            num_written: Number of rows in the arrays that hold the slots' data; each slot in use needs a row.
 
         Raises:
             ValueError: Free slots are repeated or do not exist, or slots in use have no row.
@@ -139,8 +139,8 @@ class ObservationColumn(ABC):
             places: (T+1, E) int64, the place of each observation: a row or, in the last step, an extra observation.
             previous: (E,) int64. For an environment that continues its previous rollout: the (negative) place of the
                 last observation of that rollout, which is also the first observation of this one. Otherwise: 0.
-            cut: (T+1, E) bool, true where the final observation of an episode came between an observation and the
-                observation one step before.
+            cut: (T+1, E) bool, true at step t if the final observation of an episode lies between the observations of
+                steps t - 1 and t.
         """
 
     @abstractmethod
@@ -273,7 +273,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1: the newest frame of a row may also be part of the stacks of the next K - 1 rows."""
+        """Number of later rows that may need the data of a row: K - 1, because K stacks may share a frame."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -330,8 +330,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
-        # Extra frames need no check. They are released when their owner is evicted, but every other stack that contains
-        # them also contains the newest frame of the owner, which is checked.
+        # Extra frames need no check. An extra frame is released when the observation that owns the frame is evicted,
+        # but each later stack with this extra frame also contains that observation's newest frame, which is checked.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -381,7 +381,7 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store the older frames of stacks as extra frames, except for black frames and repetitions of the next frame.
+        """Store the older frames of stacks as extra frames, unless a frame is black or equals the frame after it.
 
         Args:
             stacks: (N, K, pixels).
@@ -400,9 +400,9 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _inherit_frames(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the frame numbers of the rows that replace extra observations when the next rollout arrives.
+        """Return the frame numbers of new rows that replace the last (extra) observations of the previous rollout.
 
-        A row becomes the owner of all extra frames of the observation that it replaces, except for the newest frame.
+        A row takes over the extra frames that the extra observation owned, except its newest, which the row stores.
 
         Args:
             extras: (N,) places of the extra observations.
@@ -422,7 +422,7 @@ class StackedColumn(ObservationColumn):
 
 
 def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return (N,) bool: whether each of N stacks `after` (N, K, pixels) is the stack `before`, shifted by one frame."""
+    """Return, for N pairs of stacks (N, K, pixels), whether `after` is `before` shifted by one frame, (N,) bool."""
     size = before.shape[2]
     older, newer = before.reshape(len(before), -1)[:, size:], after.reshape(len(after), -1)[:, :-size]
     if size * before.itemsize % 8 == 0:  # comparing eight bytes at once is five times as fast

@@ -44,7 +44,7 @@ class RolloutLearner(Protocol):
     recompute_advantages: bool
 
     def compute_values(self, rollout: RolloutData) -> tuple[Tensor, Tensor]:
-        """Return the values of a rollout's observations, (T + 1, E), and of its `final_obs`, (K,)."""
+        """Return the values of a rollout's observations, (T + 1, E), and of the K observations in `final_obs`, (K,)."""
 
 
 class VanillaOnPolicyBuffer(Storage):

@@ -113,7 +113,7 @@ class ReplayBuffer(Storage):
                 self._insert(rollout, source)
 
     def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
-        """Append rollouts of the collectors `sources`; see `insert_data_slice`."""
+        """Append rollouts; `sources` contains the collector of each rollout, see `insert_data_slice`."""
         self.insert_data_slice(list(rollouts), sources)
 
     # Drawing

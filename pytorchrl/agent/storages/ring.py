@@ -3,8 +3,8 @@
 Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
 rows `first` to `total - 1` are resident. In a rollout, the rows of one environment are consecutive. The *link* of a row
 is the place of the observation after its step: the next row or, at the end of an episode or rollout, an extra
-observation (see `observation_columns`). A *source* is a collector; its rollouts are consecutive in time. When its next
-rollout arrives and begins with the last observation of the previous one, this observation is no longer an extra one.
+observation (see `observation_columns`). A *source* is a collector; its rollouts are consecutive in time. If a rollout
+continues the source's previous rollout, their rows are linked, and the extra observation between them is released.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Window(NamedTuple):
 
 @dataclass(slots=True)
 class _Head:
-    """The last step of each of E environments in the newest rollout of a source (a collector); arrays are (E,)."""
+    """The last step of each environment in the newest rollout of a source (a collector). All arrays have shape (E,)."""
 
     ids: np.ndarray
     """Id of the row that contains this step."""
@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false where the last step ends an episode, and its row links to one of `finals`
+            shown = link[-1] == heads  # false where the last step ends an episode: then `link` is one of `finals`
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
@@ -170,7 +170,7 @@ class Ring:
         """Evict the `count` oldest rows.
 
         Returns:
-            Places of later rows that can no longer be drawn, because their stacks contain evicted frames.
+            Places of resident rows that can no longer be drawn, because their frame stacks contain evicted frames.
         """
         if count <= 0:
             return _NO_ROWS
@@ -216,7 +216,7 @@ class Ring:
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
-        """Return the masks of the n actions for the N observations at `places`, (N, n) bool; None if there are none."""
+        """Return the action masks of the N observations at `places`, (N, actions) bool; None if no masks are stored."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
@@ -356,7 +356,7 @@ class Ring:
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark the rows whose stacks contain evicted frames as broken, and forbid drawing these rows.
+        """Mark as broken the rows whose frame stacks contain evicted frames, and forbid drawing these rows.
 
         Args:
             rows: (N,) places of the rows to which evicted rows link.
@@ -399,7 +399,7 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write the observations of a rollout, and release extra observations that equal its first observations.
+        """Write a rollout's observations, and release extra observations that equal the rollout's first observations.
 
         Returns:
             (K,) int64, the places of the rollout's K final observations (the last observations of episodes).
@@ -407,7 +407,7 @@ class Ring:
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if rollout.final_index.shape[0]:
             t, e = rollout.final_index.numpy().T
-            cut[t + 1, e] = True  # the previous row links to its final observation, not to this row
+            cut[t + 1, e] = True  # the previous row links to the final observation of the episode, not to this row
             finals = -1 - self.extras.take(len(t))
         start = self.total % self.capacity
         for name, leaf in self.observations.items():
@@ -427,7 +427,7 @@ class Ring:
 
 
 def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
-    """Return the number of frames stacked in observations (T+1, E, ...); 1 if they are to be stored unchanged.
+    """Return the number of frames stacked in each observation; 1 if observations are to be stored unchanged.
 
     Raises:
         ConfigError: The observations are not stacks of `wanted` frames.

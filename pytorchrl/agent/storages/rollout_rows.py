@@ -41,8 +41,8 @@ class RolloutRows:
     """T + 1 rows of observations and T rows of transitions in memory that is allocated once.
 
     After t steps, rows 0 to t of the observations and rows 0 to t - 1 of the transitions belong to the current rollout.
-    `take` ends the rollout. The last row of observations remains the input for the next action. The next `insert`
-    copies this row to row 0 and overwrites the other rows, so the views that `take` returned are valid until then.
+    `take` ends the rollout. The last row of observations remains the input for the next action. The views that `take`
+    returned are valid until the next `insert`, which copies this last row to row 0 and overwrites row 1.
     """
 
     def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:

@@ -45,7 +45,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
     the rollout's last observation.
 
     An old rollout is always evicted as a whole, even if a new rollout needs only a part of its space. A rollout without
-    valid steps is not stored.
+    env steps is not stored.
     """
 
     provides = DataKind.SEQUENCES
@@ -102,14 +102,14 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each sequence: the steps in order, and after each episode, its last observation."""
+        """Return the rows of each sequence in order: one for each step, and one for each episode's last observation."""
         column, capacity, n_step = self.ring.columns, self.ring.capacity, self.options.n_step
         found = []
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # If an episode ends with a step, its last observation is not the observation of the following step. The
-            # last observation then needs a row of its own, which shifts all later steps.
+            # If a step ends an episode, the episode's last observation is not the observation of the next step. The
+            # last observation then needs a row of its own, which shifts the rows of all later steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))

@@ -58,7 +58,7 @@ class Samples:
         return sum(tensor.nbytes for tensor in tensors)
 
     def select(self, index: Tensor) -> Batch:
-        """Return a batch of the rows or sequences with these indices, without `num_samples` and `num_new_samples`."""
+        """Return a batch of the rows or sequences with these indices; `num_samples` and `num_new_samples` stay 0."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Samples:
 def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
     """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
     def rows(parts: list[Tensor]) -> Tensor:
-        """Cut tensors (>= T, E, ...) to T steps and concatenate them to (sum of T·E, ...)."""
+        """Concatenate the first T steps of each rollout's tensor (T or longer, E, ...) to rows (N, ...)."""
         cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut)
 
@@ -105,7 +105,7 @@ def sequences(
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Cut tensors (>= T, E, ...) to T steps and concatenate their sequences to (L, C, ...)."""
+        """Cut the first T steps of each rollout's tensor (T or longer, E, ...) into sequences; return (L, C, ...)."""
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)

@@ -1,7 +1,7 @@
-"""Build sequence batches from a ring of rows, for storages that draw sequences.
+"""Build batches of sequences from the rows of a ring buffer.
 
-B = sequences, W = steps of burn-in, L = trained steps (steps that the loss covers), n = rewards of an n-step return,
-H = size of a memory state.
+B = number of sequences, W = number of burn-in steps, L = number of trained steps (steps that the loss covers),
+n = number of rewards in an n-step return, H = size of a memory state.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    `rows` equals `walk.places`, except that the negative places (of extra observations) are replaced by 0.
+    `rows` equals `walk.places`, but with 0 for each negative place, which marks an observation without a row.
 
     Returns:
         Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.

@@ -115,7 +115,7 @@ class Episode:
 
 
 class _WindowTable:
-    """Arrays that describe windows, indexed by rows of the ring buffer; an index of -1 means that there is none."""
+    """Arrays that describe windows, indexed by rows of the ring buffer; -1 means that no window or state exists."""
 
     def __init__(self, capacity: int) -> None:
         # These arrays are indexed by the ring index of a window's first trained step, which identifies the window. They
@@ -340,7 +340,7 @@ class SequenceBuffer(PERBuffer):
             places[i] = at
             row = np.maximum(at, 0)
             here = is_step[i] = (i >= begin) & goes_on & (at >= 0) & column["valid"][row]
-            # The last step of an episode links to the episode's true last observation, which ends the sequence.
+            # After an episode's last step, `at` is the place of the final observation, where the sequence ends.
             goes_on = (i < begin) | (here & ~(column["terminated"][row] | column["truncated"][row]))
             at = np.where(here, column["link"][row], at)
         return Walk(places, is_step, burn_in, self.options.n_step)

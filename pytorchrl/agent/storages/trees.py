@@ -83,7 +83,7 @@ class _Tree:
         return float(result)
 
     def clear(self) -> None:
-        """Set all values to the neutral value."""
+        """Set all values to the neutral value: 0 for sums, infinity for minima."""
         self._nodes.fill(self._neutral)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:

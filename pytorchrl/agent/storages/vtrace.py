@@ -20,7 +20,7 @@ class VTraceLearner(RolloutLearner, Protocol):
     def evaluate_rollout(
         self, rollout: RolloutData, sequence_length: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities (T, E), values (T + 1, E) and values of final observations (K,)."""
+        """Return log-probabilities (T, E), values (T + 1, E), and values (K,) of the K rows of `rollout.final_obs`."""
 
 
 class VTraceBuffer(VanillaOnPolicyBuffer):

@@ -1,7 +1,7 @@
-"""Convert the options of several classes to flat keywords, and back.
+"""Convert the options of several classes to flat keywords (keyword arguments of `Scheme`), and back.
 
 Each class declares its options in its own `Options` class. A kind, such as asynchronous collection, inherits only from
-the `Options` classes that it needs. It therefore has no fields for options that would have no effect.
+the `Options` classes that it needs, so it has no fields for options that would have no effect.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ KindT = TypeVar("KindT", bound="Kind")
 
 
 class Kind(Options):
-    """Base class of kinds.
+    """Base class of kinds, the classes of options that belong to one variant of a level.
 
-    A level of a scheme, such as collection, has several variants, such as asynchronous collection. A kind is the class
-    of the options of one variant.
+    A level of a scheme is, for example, collection; one of its variants is asynchronous collection.
     """
 
     title: ClassVar[str]
@@ -118,7 +117,7 @@ class Reader:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
 
-    def with_execution(self, options: Any, level: str) -> Any:  # `options` is an object of any kind, or None
+    def with_execution(self, options: Any, level: str) -> Any:  # `options`: an object of a subclass of `Kind`, or None
         """Return `options`, with a default for `{level}_execution`: "Parallel" for several workers, "Central" for one.
 
         If the option was given and contradicts the number of workers, a problem is recorded.

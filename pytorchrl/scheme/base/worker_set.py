@@ -142,14 +142,14 @@ class WorkerSet(Generic[W]):
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Return the list of the handles of workers 1..N, which changes with each replacement and with `resize`."""
+        """Return the list of handles of workers 1..N; later calls of `replace` and `resize` change this list."""
         return self._remote
 
     def wait_ready(self) -> None:
         """Wait until every remote worker is built.
 
-        If a codec is "auto", which encodes messages only when that saves time, this method also measures how fast data
-        are sent to and from each worker. At this time, the workers are still idle.
+        With the codec "auto", which encodes messages only if this saves time, the method also measures the speed of the
+        link to each worker, while the workers are still idle.
 
         Raises:
             StartTimeoutError: A worker did not start in time.
@@ -171,7 +171,7 @@ class WorkerSet(Generic[W]):
                 self._send_link(place)
 
     def _send_link(self, place: int) -> None:
-        if self._links_s:  # a worker that was added later receives the mean of all measured values
+        if self._links_s:  # a worker added after the measurement gets the mean of all links
             known = self._links_s[place:place + 1] or self._links_s
             self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 

@@ -95,7 +95,7 @@ class RolloutBuilder:
             version: Version of the oldest weights with which the steps were collected.
             episodes: Episodes that ended in these steps.
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
-            preempted: Whether collection ended before the storage was full.
+            preempted: Whether the rollout is shorter than requested.
             elapsed_s: Function that returns the seconds since the start of the rollout. The time that `watch` has not
                 assigned to another part is recorded as "store". None: all time is already assigned.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
@@ -157,7 +157,7 @@ class CWorker(Worker):
 
     Attributes:
         actor, algo, storage: The agent's parts.
-        envs: The vector of environments; None without environments.
+        envs: The vector of environments; None if `role` is `Role.SERVER`.
         num_envs: Number of environments in the vector of each collection worker.
         version: Number of updates that led to the current weights.
     """
@@ -181,7 +181,7 @@ class CWorker(Worker):
         self.storage: UserPart = self._make_storage(path)
         self._make_envs = recipe.env_maker(path, num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # number of restarted environments before the latest `reseed`
+        self._envs_restarted = 0  # number of environments that were restarted before the latest `reseed`
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()
@@ -243,7 +243,7 @@ class CWorker(Worker):
         """Copy weights into the actor.
 
         Args:
-            weights: A `Weights` message, or an acting state, which leaves the version unchanged.
+            weights: A `Weights` message, or an acting state. An acting state does not change `version`.
 
         Raises:
             WeightsError: Names or shapes differ from those of the actor.
@@ -283,8 +283,8 @@ class CWorker(Worker):
 
         Args:
             weights: New weights; None: the weights do not change.
-            num_steps: Number of steps in each environment; `preempt` cannot end a rollout with a given number of steps.
-                None: the rollout fills the storage.
+            num_steps: Number of steps in each environment; if a number is given, `preempt` has no effect. None: the
+                rollout fills the storage.
 
         Returns:
             A rollout of the requested length, or a shorter one after `preempt` or `interrupt`.
@@ -302,7 +302,7 @@ class CWorker(Worker):
             envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
     def _fill_storage(self, watch: Stopwatch, num_steps: int | None) -> tuple[list[Episode], bool]:
-        """Step the environments until the rollout has the requested length or a signal ends it; see `collect`.
+        """Step the environments until the rollout has the requested length, or is preempted or interrupted.
 
         Returns:
             The episodes that ended, and whether the rollout is shorter than requested.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Time limit, in seconds, within which workers must build new environments.
 _RESEED_TIMEOUT_S = 60.0
-# Time limit, in seconds, within which workers that leave must close their environments.
+# Time limit, in seconds, within which the workers that a resize removes must close their environments.
 _LEAVE_TIMEOUT_S = 5.0
 
 
@@ -51,7 +51,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         col_communication: "synchronous" or "asynchronous" collection.
         initial_weights: Weights with which all workers start; None: the actor's own initialization.
         collects: Whether the set collects; False if its gradient worker only stores the current parameters.
-        first_incarnation: First incarnation of the workers, above 0 if the gradient worker is a replacement.
+        first_incarnation: Incarnation of each worker before replacements add 1; above 0 if the parent is a replacement.
         journal: Journal of the gradient worker, which the local worker shares.
 
     Attributes:

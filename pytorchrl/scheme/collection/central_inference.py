@@ -91,7 +91,7 @@ class _Stream:
         return acting.clipped_action
 
     def add(self, answer: EnvAnswer) -> None:
-        """Add the step in an answer to the storage; after a reset, start the storage with the observations instead."""
+        """Add the step of `answer` to the storage; after a reset, start the storage with the first observations."""
         start = self._now()
         with torch.inference_mode():
             if answer.first is not None:
@@ -117,7 +117,7 @@ class _Stream:
 class CentralInference:
     """Asynchronous collection in which one actor chooses the actions of all workers; see the module's docstring.
 
-    The weights of the actor may change within a rollout; the version of the rollout is then the oldest version.
+    The actor's weights may change within a rollout; the rollout's version is that of the oldest weights.
 
     Args:
         workers: Handles of the environment workers; each replacement is stored at the index of the lost worker.
@@ -225,8 +225,8 @@ class CentralInference:
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
         # With fewer live workers, fewer waiting workers may be enough for a batch. Choose their actions before the next
-        # answer is handled. Otherwise, a replay could choose actions for other workers than the recorded run, because
-        # the answer may arrive in a different poll.
+        # answer is handled: in a replay of a recorded run, this answer may arrive in a different poll, and would then
+        # change which workers the batch contains.
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
@@ -315,14 +315,14 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the number of inference batches, their total size, and the sum of the lags of their weights."""
+        """Add to `counters` the number of inference batches, their environments, and their weights' lag in updates."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag
 
 
 def _concatenated(rows: Sequence[T]) -> T:
-    """Concatenate the inputs for the next actions of several workers, along the first axis of each array.
+    """Concatenate the actor's inputs from several workers along the first axis of each array.
 
     Args:
         rows: For each worker, a structure of tuples, mappings, arrays and None; all structures are alike.

@@ -43,7 +43,7 @@ class RolloutQueue:
 
     Attributes:
         queue: Bounded queue, whose entries are lists of rollouts that arrived together.
-        delays_requests: Whether `may_request` can return False; always False.
+        delays_requests: False, because `may_request` always returns True.
     """
 
     def __init__(self, runtime: Runtime, closing: threading.Event) -> None:
@@ -104,8 +104,8 @@ class CollectorThread(threading.Thread):
         ledger: The gradient worker's ledger; None: a new ledger.
         supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
         compress_weights_to_send: Codec of weights that are sent to remote workers.
-        inference: The parts of central inference, with which the remote workers only step environments. None: each
-            remote worker chooses its own actions.
+        inference: The parts of central inference: one actor chooses the actions, and the remote workers only step
+            environments. None: each remote worker chooses its own actions.
 
     Attributes:
         stopped: Whether collection is ending or has ended.
@@ -115,7 +115,7 @@ class CollectorThread(threading.Thread):
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         resizing: The requested changes of the number of remote workers; None: the number is fixed.
         supervisor: The supervisor of the remote workers.
-        num_sent_since_broadcast: Number of rollouts received since the last broadcast of weights.
+        num_sent_since_broadcast: Number of rollouts that arrived since weights were last attached to a request.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ class CollectorThread(threading.Thread):
         return self._weights.is_due()
 
     def broadcast_new_weights(self) -> None:
-        """Attach the local worker's weights to the next request of every remote worker that has older weights."""
+        """Attach the local worker's weights to the next request to each remote worker whose weights are older."""
         self._weights.attach_newer()
 
     def weight_versions(self) -> list[int]:
@@ -259,7 +259,7 @@ class CollectorThread(threading.Thread):
 
     @property
     def num_sent_since_broadcast(self) -> int:
-        """Number of rollouts received since the last broadcast of weights."""
+        """Number of rollouts that arrived since weights were last attached to a request."""
         return self._weights.num_rollouts_since
 
     # Statistics
@@ -287,7 +287,7 @@ class CollectorThread(threading.Thread):
         return self._watch.take()
 
     def take_send_s(self) -> float:
-        """Return the transit time, in seconds, of the messages of synchronous rounds since the last call."""
+        """Return the time, in seconds, that messages of rounds have spent in transit since the last call."""
         return self.strategy.take_send_s()
 
     @property
@@ -318,7 +318,7 @@ class CollectorThread(threading.Thread):
         return self.failure
 
     def drain(self, number: int, timeout_s: float) -> None:
-        """Wait for the rollouts in flight, and discard queued train batches.
+        """Complete drain `number`: wait for the rollouts in flight, and empty the sample queue, if there is one.
 
         Collection resumes when the learner next asks for data. Rollouts that arrive during the drain are stored in
         replay. Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The

@@ -66,7 +66,7 @@ class EnvWorker(Worker):
 
     Args:
         index_worker: Index in the set of collection workers, from 1.
-        recipe: Agent, options and seed of all collection workers.
+        recipe: Factories, options and seed, which all collection workers share.
         index_parent: Index of the gradient worker.
         incarnation: 0 for the first worker with this index; each replacement has a larger number.
         num_threads: Number of threads that a native vector environment may use; None: 1.
@@ -79,14 +79,14 @@ class EnvWorker(Worker):
         runtime = runtime or ThreadRuntime()
         self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
         self._envs = self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # number of restarted environments before the latest `reseed`
+        self._envs_restarted = 0  # restarts of environments that `reseed` has since replaced
         self._reset_pending, self._is_closed = True, False
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
         self.made_steps = 0
 
     def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
-        """Take one step in every environment; the first call, also after `reseed`, only resets the environments.
+        """Take one step in every environment; the first call, and the first after `reseed`, only reset them.
 
         Args:
             action: Actions (E, ...) for the E environments. With several policies, a mapping from each policy to its

@@ -17,25 +17,25 @@ class LocalCollection:
     Args:
         local_worker: The local worker.
         ledger: The gradient worker's ledger.
-        watch: Stopwatch of the collector thread.
+        watch: Stopwatch for the delivery of rollouts.
         owed: Count of the steps that are missing from a preempted rollout.
     """
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch, owed: OwedSteps) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # times the delivery of rollouts ("receive"), including waits for queue space
+        self._watch = watch  # measures the delivery of rollouts ("receive"), including waits for queue space
         self._owed = owed
         self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
-        """Collect one round and deliver it."""
+        """Collect rollouts as `collect` does, and pass them to `deliver`."""
         rollouts = self._collect()
         with self._watch.part("receive"):
             if valid := self._book(rollouts):
                 deliver(valid)
 
     def collect(self) -> list[Rollout]:
-        """Collect one rollout, and return it in a list, which omits rollouts without valid steps.
+        """Collect one rollout; return a list that contains the rollout if it has at least one valid step.
 
         If the previous rollout was preempted and must be finished, its missing steps are collected first. The list then
         begins with a rollout of these steps.
@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Cancel the steps that the worker owes after a preempted rollout; no rollouts are in flight."""
+        """Cancel the steps that the worker owes after a preempted rollout; no rollout is in flight to be delivered."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

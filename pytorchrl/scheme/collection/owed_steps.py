@@ -1,4 +1,4 @@
-"""Count of the steps that are missing from preempted rollouts."""
+"""Count the steps that are missing from preempted rollouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OwedSteps:
     preempted. Over many rounds, all workers therefore collect equally many steps.
 
     Args:
-        rollout_size: Number of steps of the vector of environments in a full rollout.
+        rollout_size: Number of steps of the vector environment in a full rollout.
         is_kept: Whether workers must collect missing steps later; if not, preempted rollouts remain short.
     """
 
@@ -27,8 +27,8 @@ class OwedSteps:
     def receive(self, index: int, header: RolloutHeader) -> bool:
         """Record a rollout; return whether it contains the steps that were missing from the worker's previous rollout.
 
-        A rollout of missing steps cannot be preempted. After it, the worker owes nothing, even if the rollout is too
-        short: the worker was then interrupted, and will collect nothing more.
+        A rollout of missing steps cannot be preempted, so the worker owes nothing after this rollout. If the rollout is
+        too short nevertheless, the worker was interrupted, and will collect nothing more.
         """
         is_rest = self._owed.pop(index, None) is not None
         if self._is_kept and header.preempted and not is_rest:
@@ -36,5 +36,5 @@ class OwedSteps:
         return is_rest
 
     def cancel(self, first: int = 0) -> None:
-        """Forget the steps that the workers from index `first` on owe."""
+        """Forget the owed steps of all workers with an index of at least `first`."""
         self._owed = {index: steps for index, steps in self._owed.items() if index < first}

@@ -34,7 +34,7 @@ class CollectionStrategy(Protocol):
         """Return the number of requests to remote workers whose rollouts have not arrived."""
 
     def take_send_s(self) -> float:
-        """Return the time, in seconds, that messages of synchronous rounds were in transit since the last call."""
+        """Return the time, in seconds, that messages of rounds have spent in transit since the last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline count as lost."""
@@ -77,9 +77,9 @@ class RoundStrategy(CollectionStrategy, Protocol):
         """
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds for at least `num_steps` steps (`Rollout.size`), which later calls of `collect` return.
+        """Start enough rounds to collect at least `num_steps` steps; later calls of `collect` return these rounds.
 
-        If the local worker collects, this method does nothing.
+        Steps are counted as in `RolloutHeader.size`. If the local worker collects, this method does nothing.
         """
 
 
@@ -116,7 +116,7 @@ class Destination(Protocol):
         """
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Accept or discard rollouts that arrive during a drain; the ledger counts these rollouts as in flight."""
+        """Store rollouts that arrive during a drain and are in flight in the ledger; without replay, discard them."""
 
     def end_drain(self, deadline: float) -> None:
-        """End a drain after all rollouts have arrived: discard them or, in replay, wait until they are stored."""
+        """End a drain after all rollouts have arrived: empty the queue, or wait until replay has stored them."""

@@ -1,4 +1,4 @@
-"""The recipe of collection workers: factories of the agent's parts, options of the workers, and a seed."""
+"""Describe how to build collection workers: factories of the agent's parts, options of the workers, and a seed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class CWorkerOptions(Options):
         return self.num_workers > 1 if self.col_execution is None else self.col_execution is PARALLEL
 
     def numbers(self, num_parents: int = 1) -> tuple[int, ...]:
-        """Return the number of collection workers of each of the `num_parents` gradient workers."""
+        """Return how many collection workers each of the `num_parents` gradient workers has."""
         given = self.num_col_workers
         return given if isinstance(given, tuple) else (given,) * num_parents
 
@@ -104,7 +104,7 @@ class ReplayCWorkerOptions(CWorkerOptions):
 
 @dataclass(frozen=True)
 class CWorkerRecipe:
-    """The recipe of the collection workers of each gradient worker.
+    """The recipe from which each gradient worker builds its collection workers.
 
     Attributes:
         options: Options of the workers.
@@ -126,7 +126,7 @@ class CWorkerRecipe:
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up the codec of rollouts here, because workers may lack a codec that this process registered."""
+        """Look up the codec of rollouts in this process, because workers may not have registered it."""
         object.__setattr__(self, "compression", Compression.of(DATA, self.options.compress_data_to_send))
 
     @property

@@ -45,7 +45,7 @@ class ElasticSet(Protocol):
         """Return the list of the workers' handles; `follow` changes this list."""
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
-        """Return a copy of the set's recipe with another number of workers."""
+        """Return a copy of the set's recipe with another value of `num_col_workers`."""
 
     def close_from(self, place: int) -> list[Closed]:
         """Close the workers in `remote_workers()` from index `place` on; return the result of each `CWorker.close`."""
@@ -55,7 +55,7 @@ class ElasticSet(Protocol):
 
 
 class Resizing:
-    """Queue of requested changes of the number of collection workers. The collecting thread applies the changes.
+    """Queue of requests to change the number of collection workers; the collecting thread applies the changes.
 
     Args:
         workers: The set of collection workers.
@@ -70,10 +70,10 @@ class Resizing:
         self._requests: deque[_Request] = deque()
 
     def request(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
-        """Request a new number of workers, which `apply` sets; any thread may call this method.
+        """Request a new number of workers, which takes effect in `apply`; any thread may call this method.
 
         Args:
-            num_col_workers: The option `num_col_workers` of all gradient workers.
+            num_col_workers: New value of the option `num_col_workers`, which applies to all gradient workers.
             resources: Resources of each new worker; None: the resources of the earlier workers.
         """
         request = _Request(num_col_workers, resources)
@@ -128,7 +128,7 @@ class Elastic(ABC):
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
+        """Make requests only to the first `number` workers; return whether the others have delivered all rollouts."""
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 

@@ -26,8 +26,8 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
-# Seconds between two checks of the collector thread whether a delayed request is now allowed. The thread must check,
-# because an update, after which more requests may be allowed, does not wake it.
+# Seconds between two checks whether a delayed request is now allowed. The collector thread must check repeatedly,
+# because an update may allow more requests, but does not wake the thread.
 _DELAYED_INTERVAL_S = 0.01
 
 
@@ -46,7 +46,7 @@ class _RemoteCollection(Elastic):
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # times the delivery of rollouts ("receive"), including waits for queue space
+        self._watch = weights.watch  # measures the time of deliveries ("receive"), including waits for queue space
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return a counter of the steps that each worker owes; a full rollout has `rollout_size` steps."""
+            """Return a counter of the steps that preempted workers owe; a full rollout has `rollout_size` steps."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # by worker: the arrived rollout of the steps that it owed
+        self._rests: dict[int, Rollout] = {}  # worker index -> arrived rollout of the steps that this worker owed
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -270,7 +270,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rollouts of owed steps to `_arrived`, because the base class does not know `_rests`."""
+        """Move the rollouts in `_rests` to `_arrived`, so that the methods of the base class include these rollouts."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
@@ -281,7 +281,7 @@ class Barrier(_RemoteCollection):
         super().resized(number, closed)
 
     def take_send_s(self) -> float:
-        """Return the transit time of the messages of all rounds since the last call, in seconds.
+        """Return the seconds that messages of rounds spent in transit since the last call of this method.
 
         Rounds that were started in advance do not count, because the learner does not wait for their messages.
         """
@@ -338,7 +338,7 @@ class OnArrival(_RemoteCollection):
 
         @property
         def longest_interval(self) -> int:
-            """Number of updates after which a worker receives new weights; a subclass may limit this number."""
+            """Number of updates after which a worker receives new weights; at most `broadcast_interval`."""
             return self.broadcast_interval
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -371,7 +371,7 @@ class OnArrival(_RemoteCollection):
 class OnDemand(_RemoteCollection):
     """Asynchronous collection in which rollouts are requested only if they will not be too old at their first use.
 
-    When a request is made depends on the learner's progress. The journal therefore contains each request, so that a
+    The learner's progress determines when a request is made. The journal therefore contains each request, so that a
     replay can make the same requests in the same order.
 
     Args:
@@ -394,7 +394,7 @@ class OnDemand(_RemoteCollection):
             self._make_requests()
 
     def _make_requests(self) -> bool:
-        """Make all allowed requests; return whether a free worker is left, to which no request is allowed yet."""
+        """Make all allowed requests; return whether a free worker must wait, because no request is allowed yet."""
         while free := self._free():
             index = self._next_in_record() if self._journal.upcoming() else free[0]
             if index is None or (not self._journal.upcoming() and not self._may_request(len(self._in_flight))):

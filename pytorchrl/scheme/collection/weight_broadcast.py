@@ -17,7 +17,7 @@ of env steps that it has delivered since these weights were attached."""
 
 
 class WeightBroadcast:
-    """Sends the local worker's weights to remote workers.
+    """Send the local worker's weights to remote workers.
 
     If a remote worker is due for new weights, they are attached to the next request that the worker receives.
 

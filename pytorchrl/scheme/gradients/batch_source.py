@@ -62,10 +62,10 @@ class RoundSource:
         by_hand: Queue to which users may add train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        goal: Rounds are added to a train batch until it has at least this many steps (`Rollout.size`). None: a train
-            batch is one round.
-        microbatch: Rounds are added to a microbatch until it has at least this many steps; None: `goal`. The train
-            batch ends with the microbatch that reaches `goal`.
+        goal: Minimum number of steps (`Rollout.size`) of a train batch; rounds are added until it is reached. None: a
+            train batch is one round.
+        microbatch: Minimum number of steps of a microbatch, to which rounds are added in the same way. A train batch
+            consists of whole microbatches that have at least `goal` steps together. None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -216,7 +216,7 @@ class QueueSource:
 
 
 class BatchSource:
-    """Loads train batches into the storage, and provides the batches from which gradients are computed.
+    """Load train batches into the storage, and provide the batches from which gradients are computed.
 
     Args:
         worker: The local collection worker, with the storage and the algorithm.
@@ -224,16 +224,16 @@ class BatchSource:
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         group: The group of ranks, which may normalize advantages over the data of all ranks together.
-        is_streamed: Whether each train batch is only one microbatch of an update. If so, advantages are not normalized
-            over several workers.
+        is_streamed: Whether `source` returns the data of one update as several train batches (microbatches). If so,
+            advantages are not normalized over several workers.
         is_local: Whether the local worker collects. If so, rollouts already contain tensors.
-        loader: Loads train batches onto the learner's device in advance; None: they stay in host memory.
+        loader: Loader that copies train batches to the learner's device in advance; None: they stay in host memory.
         staging: See the attribute `staging`.
         draws_ahead: Whether to draw the next batch, and to start copying it to the device, before the gradient of the
             current batch is computed.
 
     Attributes:
-        staging: Copies batches to the learner's device; None if nothing is copied in advance.
+        staging: Object that copies batches to the learner's device; None if nothing is copied in advance.
         is_loaded: Whether the storage contains a train batch that has not been divided into batches.
     """
 
@@ -248,7 +248,7 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps of the current train batch in batches that `next` has already returned
+        self._drawn_steps = 0  # env steps in those batches of the current train batch that `next` has returned
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
@@ -392,7 +392,7 @@ class BatchSource:
             counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)
 
     def take_times(self) -> Times:
-        """Return the durations of loading and of the source's operations since the last call."""
+        """Return the durations of the source's operations and of copies to the device since the last call."""
         return {**self._source.take_times(), **({} if self.staging is None else self.staging.watch.take())}
 
     def take_levels(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ _PREFETCHED_BATCHES = 4
 
 
 def resolve_defaults(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
-    """Return the options of collection with all defaults that depend on the agent, and a list of warnings.
+    """Fill in the collection options whose defaults depend on the agent; return all options and a list of warnings.
 
     Raises:
         ConfigError: The options contradict the agent.

@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# Workers below incarnation i of a GWorker start with incarnation 64 i, so that no incarnation number is used twice.
+# A GWorker with incarnation i numbers its workers' incarnations from 64 * i, so that its replacement reuses none.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -115,7 +115,7 @@ class GWorker(Worker):
         self.ledger, self.stats, self._group, self._plan = parts.ledger, parts.stats, parts.group, parts.plan
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
-        self._collected_before = 0  # env steps that were collected before the checkpoint
+        self._collected_before = 0  # env steps collected before the restored checkpoint
         self._preparing = 0  # the argument `number` of the latest call of `prepare`
         self._final: LedgerSnapshot | None = None
 
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            [] if no rank had data, else None, for `Gradients.vectors`; and statistics, or None after a skipped update.
+            `Gradients.vectors` ([] if no rank had data, else None), and statistics (None after a skipped update).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
@@ -333,7 +333,7 @@ class GWorker(Worker):
         self._group.leave(generation)
 
     def leave_and_propose(self, generation: int) -> Candidate:
-        """Leave the group (see `leave_group`), discard the train batch in use, and return a `Candidate`."""
+        """Call `leave_group`, discard the train batch in use, and return a `Candidate` for the next group."""
         self._group.leave(generation)
         if not self.batch_source.is_loaded:
             self.batch_source.abandon(DropReason.WORKER_LOST)
@@ -358,7 +358,7 @@ class GWorker(Worker):
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
-        """Save the actor to a file in an existing folder, as plain values for `torch.load`; return the file's path."""
+        """Save the actor in an existing folder, for `torch.load(..., weights_only=True)`; return the file's path."""
         with self._journal.lock:
             state = {"format": MODEL_FORMAT, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         return save(fname, state)
@@ -387,7 +387,7 @@ class GWorker(Worker):
         return self.collector.is_draining
 
     def drain(self, number: int, timeout_s: float) -> tuple[int, LedgerSnapshot]:
-        """Wait for everything in flight below this worker, and drop data that no gradient has used.
+        """Wait for all data in flight to or from workers below this worker; drop unused data, except replay data.
 
         Args:
             number: Number of the drain: 1, 2, ...
@@ -409,7 +409,7 @@ class GWorker(Worker):
         return state_of(self)
 
     def restore(self, state: StateDict) -> None:
-        """Load a result of `state()`, before anything is collected."""
+        """Load a result of `state()`; call this method before anything is collected."""
         self.ledger.restore(LedgerSnapshot.from_saved(**state["ledger"]))
         self.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
         self.storage.load_state_dict(state["storage"])
@@ -445,6 +445,6 @@ class GWorker(Worker):
             self.ledger.drop_all(DropReason.SHUTDOWN)
             before = self._collected_before + self.collector.delivered_by_lost
             self._group.leave()
-            # The collection workers count their steps themselves, so this is an independent check of the ledger.
+            # The collection workers count their steps themselves, so their count checks the ledger independently.
             self._final = self.ledger.snapshot(None if made is None else before + made)
         return self._final

@@ -27,12 +27,12 @@ class GWorkerOptions(Options):
         "finite; None: such batches are not saved.")
 
     def __post_init__(self) -> None:
-        """Make `keep_bad_batches` an absolute path, and refuse it if it cannot be a directory."""
+        """Make `keep_bad_batches` an absolute path; raise `ConfigError` if the path cannot be a writable directory."""
         super().__post_init__()
         if self.keep_bad_batches is not None:
             object.__setattr__(self, "keep_bad_batches", check_directory("keep_bad_batches", self.keep_bad_batches))
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return `collection` if its class inherits from `owner`; otherwise, return the default options of `owner`."""
+    """Return options of the class `owner`: `collection` if it is an instance, otherwise the default options."""
     return collection if isinstance(collection, owner) else owner()

@@ -120,7 +120,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             remote_params={"device": options.grad_device, "num_threads": factory.num_threads})
 
     def plan_resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
-        """Set the number of collection workers of future gradient workers; see `GWorker.resize`."""
+        """Set the number and resources of the collection workers for gradient workers that start later."""
         factory: CWorkerSetFactory = self.worker_params["col_workers_factory"]
         self.worker_params["col_workers_factory"] = replace(factory, options=replace(
             factory.options, num_col_workers=num_col_workers,
@@ -238,7 +238,7 @@ class GWorkerSetFactory:
                               "same factories of algorithm, actor and storage")
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
-        """Return a copy of this factory in which all devices, resources and options that were left out have values."""
+        """Return a copy of this factory with defaults filled in for omitted devices, resources and options."""
         collection, _ = resolve_defaults(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())

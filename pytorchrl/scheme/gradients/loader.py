@@ -31,9 +31,9 @@ class Loader:
     returns.
 
     Args:
-        staging: Copies the observations.
-        following: Function that returns the train batch that the learner will probably take next; None if it
-            does not exist yet.
+        staging: Object that copies the observations.
+        following: Function that returns the train batch that the learner will probably take next, or None while this
+            batch does not exist.
         now: The clock.
     """
 

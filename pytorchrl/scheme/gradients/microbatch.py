@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 
 
 class GradAccumulator:
-    """Combines the gradients of the slices of a batch into the gradient of the whole batch.
+    """Combine the gradients of the slices of a batch into the gradient of the whole batch.
 
     Args:
         microbatch_size: Largest number of env steps in a slice; None: the batch is one slice.
@@ -222,7 +222,7 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Set `skip_remaining` in averaged statistics to the algorithm's decision to stop early; return the statistics."""
+    """Let the algorithm decide from averaged statistics whether to skip the rest of a train batch; return `info`."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
@@ -287,8 +287,8 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
     Args:
         rollout: Number of env steps in a full rollout.
         wanted: Least number of env steps in a train batch; None: one round or, in asynchronous collection, one rollout.
-        rounds: For synchronous collection, a pair: the number of rollouts in a round, and the least number of env steps
-            in a microbatch (None without microbatches). For asynchronous collection, None.
+        rounds: None for asynchronous collection. For synchronous collection, the number of rollouts in a round, one
+            per worker, and the least number of env steps in a microbatch (None without microbatches).
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds per microbatch

@@ -46,7 +46,7 @@ class GradientGroup:
         Args:
             gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
             weights: The number of valid samples, n, that contributed to each gradient of this rank.
-            sizes: Number of scalars in each gradient; may be None unless a gradient is None.
+            sizes: Number of scalars in each gradient; required if a gradient is None.
             votes: Whether to count this rank in `num_votes`, so that the ranks can make a joint decision.
 
         Returns:
@@ -118,7 +118,7 @@ class Candidate:
 
 
 class ProcessGroup:
-    """A gradient worker's membership in groups of ranks, and the moments that it has not yet sent to the other ranks.
+    """A gradient worker's membership in groups of ranks, and its unshared moments for the normalizers of all ranks.
 
     Each group has a number, its generation, and a signal to leave a group contains this number. If the signal arrives
     before the worker joins the group, the worker leaves the group as soon as it has joined. If the signal arrives late,
@@ -169,7 +169,7 @@ class ProcessGroup:
     def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
         """Return the mean over all ranks; see `GradientGroup.mean`.
 
-        A rank passes `shares=True` if it has moments to send. If any rank does, all must then call `shared`.
+        A rank passes `shares=True` if it has moments to send. If any rank passes it, all ranks must call `shared`.
         """
         return self._joined().mean(gradients, weights, sizes, shares)
 
@@ -192,7 +192,7 @@ class ProcessGroup:
         self._unshared += moments
 
     def discard(self) -> None:
-        """Discard the moments that have not been shared, because their data were discarded."""
+        """Discard the unshared moments. Call this method when the data of these moments were discarded."""
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:

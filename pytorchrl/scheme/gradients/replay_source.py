@@ -46,7 +46,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
         batch_steps = batch_size + rollout - 1
     elif storage.draws_rollouts:  # `batch_size` counts sequences, and a rollout contains `num_envs` sequences
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
-    else:  # a sequence counts `length` steps, including its padding; a transition counts one step
+    else:  # a sequence counts as `length` steps, including its padding; a transition counts as one step
         batch_steps = batch_size * getattr(storage.options, "length", 1)
     return Shards(
         workers, ledger, replace(options, learning_starts=learning_starts), supervision, batch_size=batch_size,
@@ -55,7 +55,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
 
 
 class ReplaySource:
-    """Replay shards as a source of sampled batches, or of train batches that consist of sampled rollouts.
+    """Take data from replay shards: `draw` returns a sampled batch, `take` returns sampled rollouts as a train batch.
 
     Args:
         collector: The collector thread, which adds rollouts to the shards.
@@ -149,12 +149,12 @@ class ReplayDestination:
         self._shards.is_draining = True
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Pass rollouts that arrive during a drain on to the shards; wait for free space until the deadline."""
+        """Add rollouts that arrive during a drain to the shards; wait for free space until the deadline."""
         for rollout in rollouts:
             if rollout.header.num_env_steps:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)
 
     def end_drain(self, deadline: float) -> None:
-        """Wait until the shards have confirmed all rollouts."""
+        """Wait until the shards have confirmed all rollouts; a shard that misses the deadline counts as lost."""
         self._shards.drain(deadline)
         self._shards.is_draining = False

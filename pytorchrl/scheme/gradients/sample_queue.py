@@ -177,7 +177,7 @@ class CircularBuffer:
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch, which evicts the oldest train batch if the buffer is full.
+        """Add a train batch; if the buffer is full, evict the oldest train batch.
 
         Returns:
             The evicted train batch and the number of its remaining uses; None if no train batch was evicted.
@@ -236,7 +236,7 @@ class SampleQueue:
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of canceled second and later uses of train batches.
+        passes_cancelled: Number of canceled uses of train batches, not counting dropped train batches.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -332,8 +332,8 @@ class SampleQueue:
     def may_request(self, num_in_flight: int) -> bool:
         """Return whether the lag of a rollout requested now would be at most `max_policy_lag` at its first use.
 
-        The lag is the number of updates that the learner will make before it uses the rollout: those with all queued
-        train batches, and with the `num_in_flight` rollouts that were requested earlier.
+        The lag is the number of updates that the learner will make before it uses the rollout: the updates from the
+        train batches in the buffer and the queue, and from the `num_in_flight` rollouts that were requested earlier.
         """
         if self._options.max_policy_lag is None:
             return True
@@ -373,7 +373,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal records no more accesses to the queue, so make none
+            if self._closing.is_set():  # the journal no longer records accesses, so leave the queue as it is
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version

@@ -26,7 +26,7 @@ class Saved(Protocol):
 
 
 def state_of(worker: Saved) -> dict[str, object]:
-    """Return the state of a drained gradient worker for a checkpoint.
+    """Return the state of a gradient worker for a checkpoint; call `GWorker.drain` before.
 
     The state contains the replay data, the ledger, the compression errors that the gradient codec will add to later
     gradients (error feedback), and the incarnations of the collection workers. Parameters and optimizers are saved by

@@ -151,7 +151,7 @@ class Staging:
         return Staged(data, offsets, copy)
 
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
-        """Yield the batches unchanged. Before a batch is yielded, start to copy the next one, for `on_device`."""
+        """Yield the batches unchanged; before each batch, start the copy that `on_device` needs for the next batch."""
         current = self._begun(next(batches, None))
         while current is not None:
             following = self._begun(next(batches, None))

@@ -138,8 +138,8 @@ class WorkerStats:
 
         Args:
             headers: The headers of the rollouts that were added to replay since the last batch.
-            versions: (K, 2) int64, the versions at which each of K items was collected and sent; see
-                `Sample.versions`.
+            versions: (K, 2) int64. For each of K items: the version of the weights that collected it, and the
+                learner's version when it was sent to its shard; see `Sample.versions`.
             version: The learner's version now.
         """
         for header in headers:
@@ -169,7 +169,7 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: RolloutHeader) -> None:
-        """Count the episodes in preempted rollouts and in full rollouts separately, and count preempted rollouts."""
+        """Count preempted rollouts; to compare episode lengths, count their episodes and those of others separately."""
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:
             self.counters.full_episodes += len(header.episodes)

@@ -138,7 +138,7 @@ class RecordWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether `add` should be called now. To save time, it is not called after every update."""
+        """Whether `add` should be called now; to save time, `add` is not called after every update."""
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
@@ -217,12 +217,12 @@ class Record:
 
     @cached_property
     def updates(self) -> int:
-        """Number of updates in the record, made or skipped."""
+        """Number of updates in the record, including skipped updates."""
         part = self.parts.get((DRIVER, 0), Part([], []))
         return sum(event[0] == "update" for event in part.events)
 
     def is_over(self, updates: int) -> bool:
-        """Return whether a replay has reached the end of the record after this number of updates, made or skipped."""
+        """Return whether a replay ends after `updates` updates (including skipped ones); False if the run failed."""
         return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, object], agent: Mapping[str, object]) -> None:
@@ -302,7 +302,7 @@ def _mapping(value: object) -> dict[str, Json]:
 
 
 def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """Return the options of each factory as strings, by the names of the factory and of the option.
+    """Return the class and the options of each factory as strings, by factory name and then by option name.
 
     The strings contain no memory addresses. The option `log_dir` is omitted.
     """

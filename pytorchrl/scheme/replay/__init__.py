@@ -1,1 +1,1 @@
-"""The replay level of the worker tree: shards between collection and gradients."""
+"""The replay level of the worker tree: shards that store collected data, and sample batches for gradient workers."""

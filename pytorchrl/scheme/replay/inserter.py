@@ -95,7 +95,7 @@ class Inserter:
         self._states.changed.set()
 
     def _reset(self, index: int) -> None:
-        """Count the env steps that a lost shard contained, and the env steps in flight to the shard, as dropped."""
+        """Record that a shard is lost: its env steps, both resident and in flight, are counted as dropped."""
         in_flight = sum(rollout.header.num_env_steps for rollout in self._in_flight[index])
         self._ledger.drop(in_flight, "in_flight", DropReason.WORKER_LOST)
         self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)

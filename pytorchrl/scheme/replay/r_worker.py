@@ -54,7 +54,7 @@ class RWorker(Worker):
         index_parent: Index of the gradient worker to which the shard belongs.
         algo_factory, actor_factory, storage_factory: Factories of the agent's parts.
         num_shards: Number of shards, each with an equal share of the storage's size. A single shard runs in the
-            learner's process; several shards are remote.
+            gradient worker's process; several shards are remote.
         seed: Seed of the experiment.
         incarnation: Number of earlier shards that had the same index and were lost.
         num_threads: Number of PyTorch threads of the shard's process; None leaves the number unchanged.
@@ -86,7 +86,7 @@ class RWorker(Worker):
 
         Args:
             rollout: The rollout.
-            version: The learner's version when the rollout was sent.
+            version: Version of the learner's weights when the rollout was sent to this shard.
         """
         with self._timed("add"):
             self._add(rollout, version)
@@ -131,7 +131,7 @@ class RWorker(Worker):
         the largest weight in this shard.
         """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.min_priority  # may be less than `smallest`, which may be out of date
+            own = self._storage.min_priority  # `smallest` may be out of date and thus exceed `own`
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
@@ -162,7 +162,7 @@ class RWorker(Worker):
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Record the duration of the `with` block as the duration of one call of the kind `name`."""
+        """Record the duration of the `with` block, in milliseconds, as that of a call of the kind `name`."""
         start = self._now()
         yield
         self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))
@@ -198,10 +198,10 @@ def describe(storage: UserPart) -> MetricsDict:
 
     Returns:
         A dictionary with the following entries.
-        `added` and `sampled`: number of transitions added and sampled since the storage was created; `items`: number of
-        items that can be sampled; `bytes`: memory of the storage; `mass`: the sampling weight of the shard;
-        `min_priority`: the smallest priority (None without items); `stale_priorities`: number of TD errors that arrived
-        for evicted items; `evicted_unused`: number of items that were evicted without having been sampled.
+        `added`: number of transitions added so far (env steps for `MultiAgentReplay`); `sampled`: number of transitions
+        sampled so far; `items`: number of items that can be sampled; `bytes`: memory of the storage in bytes; `mass`:
+        sampling weight of the shard; `min_priority`: smallest priority (None without items); `stale_priorities`: number
+        of TD errors that arrived for evicted items; `evicted_unused`: number of items evicted without being sampled.
     """
     counters, smallest = storage.counters, getattr(storage, "min_priority", 1.0)
     alpha = getattr(storage.options, "alpha", 1.0)  # priorities were raised to this power before they were stored
@@ -211,7 +211,7 @@ def describe(storage: UserPart) -> MetricsDict:
              "stale_priorities": counters.get("stale_priorities", 0),
              "evicted_unused": counters.get("evicted_unused", 0)}
     policies = {policy: describe(own) for policy, own in getattr(storage, "storages", {}).items()}
-    if policies:  # only the storages of the policies have the following statistics
+    if policies:  # `storage` lacks these statistics, so combine those of its policies
         found["min_priority"] = min(
             (own["min_priority"] for own in policies.values() if own["min_priority"] is not None), default=None)
         for name in ("stale_priorities", "evicted_unused"):

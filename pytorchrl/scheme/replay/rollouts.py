@@ -27,7 +27,7 @@ AnyRollout: TypeAlias = RolloutData | MultiRollout
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """A sample of rollouts from replay, which the learner divides into its own batches."""
+    """Rollouts sampled from replay; the learner divides these rollouts into its own batches."""
 
     rollouts: list[AnyRollout]
     """Rollouts as the collection workers sent them, with the log-probabilities of the policy that acted."""
@@ -61,8 +61,8 @@ class RolloutReplay:
     """A replay buffer of the newest whole rollouts, which are sampled uniformly with replacement.
 
     Shards use this storage if the agent's own storage, such as `VTraceBuffer`, is not a replay buffer. Collection
-    workers and the learner still use the agent's own storage: the learner makes batches from the sampled rollouts with
-    it. `RolloutReplay` needs neither the actor nor the algorithm.
+    workers and the learner still use the agent's own storage: the learner uses that storage to make batches from the
+    sampled rollouts. `RolloutReplay` needs neither the actor nor the algorithm.
 
     Args:
         options: Checked options.
@@ -178,7 +178,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return `ids` (N,) unchanged, because the id of a rollout is the index of its first env step."""
+        """Return the row of each id in `ids` (N,): the id of a rollout is the row of its first env step."""
         return ids
 
     def reset(self) -> None:

@@ -197,7 +197,7 @@ class Sampler:
         """Wait for the batches and priorities in flight, discard the batches, and return how many were discarded.
 
         Args:
-            deadline: Time at which to stop waiting.
+            deadline: Time at which to stop waiting, in seconds on the clock of the runtime (`Runtime.now`).
         """
         num_discarded = 0
         while self._requests and self._runtime.now() < deadline:
@@ -227,5 +227,5 @@ class Sampler:
 
 
 def _as_tensor(value: object) -> object:
-    """Copy an array to a tensor, because it may be in read-only shared memory; return other values unchanged."""
+    """Copy an array to a tensor, because the array may be in read-only shared memory; return other values unchanged."""
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

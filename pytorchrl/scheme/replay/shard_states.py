@@ -1,4 +1,4 @@
-"""The last known states of replay shards, which a gradient worker's collector thread and learning thread share."""
+"""Share the last known states of replay shards between the collector and learning threads of a gradient worker."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ShardStates:
         """Stop sampling from a lost shard, and add the loss to `lost`, so that the inserter handles it."""
         with self._lock:
             if incarnation == self._incarnations[index]:
-                # This number of answers is so large that `update` ignores responses of the lost shard that arrive late.
+                # The lost shard never reaches this number of answers, so `update` ignores its late responses.
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 

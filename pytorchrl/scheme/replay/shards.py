@@ -194,7 +194,7 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """The two versions of each of the K items of the latest batch taken, (K, 2) int64; see `Sample`."""
+        """Versions at which the K items of the latest batch were collected and sent, (K, 2) int64; see `Sample`."""
         return self.sampler.versions
 
     @property

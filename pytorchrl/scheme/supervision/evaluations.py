@@ -1,4 +1,4 @@
-"""Evaluations in parallel with training: one at a time, on a separate worker."""
+"""Run evaluations in parallel with training, one at a time, on a separate worker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Evaluations:
     Args:
         runtime: The runtime in which the evaluation worker runs.
         parameters: Keyword arguments of `Evaluator`.
-        retries: Whether an evaluation whose worker is lost is repeated on a new worker, at most twice. Otherwise, the
-            loss raises an error.
+        retries: Whether to repeat an evaluation on a new worker, at most twice, if its worker dies. Without retries,
+            the death of the worker raises `WorkerLostError`.
 
     Attributes:
         worker: The evaluation worker; None before the first evaluation.

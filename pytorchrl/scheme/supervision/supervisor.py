@@ -30,7 +30,7 @@ _MAX_FRUITLESS = 3
 # A worker that is lost `_MAX_SHORT_LIVES` times in a row, each time after fewer than `_FEW_RESULTS` results, is also in
 # a crash loop.
 _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
-# The error about a crash loop lists at most this number of earlier losses of the worker.
+# The error about a crash loop lists at most this number of the worker's earlier errors.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
@@ -38,17 +38,17 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 _MAX_STARTING = 4
 # A worker is considered hung if its call exceeds both the timeout and `_HANG_FACTOR` times the longest call so far. For
 # a worker's first call, which includes the start of the worker, the timeout is multiplied by `_FIRST_CALL_FACTOR`, and
-# the longest first call so far also counts.
+# `_HANG_FACTOR` also applies to the longest earlier first call.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
 
 
 class Supervisor:
-    """Finds hung workers in one set of workers, and replaces lost workers.
+    """Find hung workers in one set of workers, and replace lost workers.
 
-    A lost worker is replaced after a pause, which is 0.5 s at first and doubles with each loss, up to 30 s. The run
-    ends if a worker is lost too often:
+    A lost worker is replaced after a pause, which is 0.5 s at first and doubles each time the worker is lost, up to
+    30 s. The run ends if a worker is lost too often:
 
     - three times in a row without a result in between,
     - five times in a row, each time after fewer than five results, or
@@ -66,7 +66,7 @@ class Supervisor:
             wait for resources is always limited by `worker_timeout_s`.
 
     Attributes:
-        restarts_by_index: The number of replacements so far of each worker, by its index.
+        restarts_by_index: For the index of each worker, the number of replacements so far.
         gone: Indices of the workers that are lost and not (yet) replaced.
     """
 
@@ -88,9 +88,9 @@ class Supervisor:
         self._options = options or self.Options()
         self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
         self._rng = random.Random(f"pauses {seed}")
-        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # for each loss: (time, error)
+        self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time when lost, error)
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # for each worker, the number of results before each loss
+        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results before each time the worker was lost
         self._since: dict[int, float] = {}
         self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}
@@ -113,14 +113,14 @@ class Supervisor:
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker could begin its oldest pending call.
+        """Return for how many seconds a worker has been free to work on its oldest pending call.
 
         This is the time since the call or, if the worker was still busy then, since its previous answer.
         """
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
-        """Return the names of all lost workers and of all workers with a pending call, with its age in seconds."""
+        """Return text that lists each worker that is lost or has a pending call, with the seconds since the call."""
         now = self._runtime.now()
         since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
         waits = since | dict.fromkeys(set(self.gone), "lost")
@@ -155,8 +155,8 @@ class Supervisor:
         Args:
             index: Index of the worker.
             error: The error that shows that the worker is dead or hung.
-            will_be_replaced: Whether the worker is certain to be replaced, as in a replayed run. If so, the number of
-                its losses is not limited.
+            will_be_replaced: Whether the worker is certain to be replaced, as in a replayed run. If so, it may be
+                lost any number of times.
 
         Raises:
             WorkerLostError: `on_worker_failure` is "raise", or a process of Ray itself has ended.

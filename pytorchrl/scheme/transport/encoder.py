@@ -28,7 +28,7 @@ _REASONS_REFUSED = {
 # Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
 # the first.
 _LOOK_INTERVAL = 64
-# The number of encoded messages, starting with the first, that the sender itself decodes to time decoding.
+# The sender itself decodes this number of messages, starting with the first, to measure how long decoding takes.
 _FIRST_TIMED = 3
 
 
@@ -178,12 +178,12 @@ class Pack(Protocol):
 
 
 class Encoder:
-    """Encodes the messages of one sender.
+    """An encoder for the messages of one sender.
 
-    A codec with error feedback keeps the remainder that an encoding leaves out, and adds it to the next array with the
-    same index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that encoding errors do not add up. If an
-    array has non-finite values, the remainder does not change. Remainders are saved in checkpoints. The replacement of
-    a lost sender starts without remainders.
+    If the codec has error feedback, the encoder keeps the encoding error (remainder) of each array, and adds it to the
+    next array with the same index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that encoding errors do
+    not add up. If an array has non-finite values, the remainder does not change. Remainders are saved in checkpoints.
+    The replacement of a lost sender starts without remainders.
 
     Args:
         compression: Codec to use; None sends everything without encoding.
@@ -213,10 +213,10 @@ class Encoder:
             self._adaptive.link_s = seconds_per_byte
 
     def pack(self, walk: Callable[[Pack], T]) -> tuple[T, Sent]:
-        """Build and encode a message; return the message, and its size and encoding.
+        """Build and encode a message; return the message and a `Sent`, which describes its size and encoding.
 
         Args:
-            walk: Function that builds the message, given a function that encodes one array.
+            walk: Function that builds the message; its argument is a function that encodes one array of the message.
         """
         is_encoded = self._codec is not None and (self._adaptive is None or self._adaptive.next())
         self._is_measured = is_encoded and self._encodings % _LOOK_INTERVAL == 0
@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return the array plus the remainder of index `place`, for a message that is sent without encoding."""
+        """Return the sum of an array and the remainder at index `place`; the sum is sent without encoding."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

@@ -25,10 +25,10 @@ _TIMEOUT_S = 30.0
 
 
 class Peer:
-    """One end of a link, which answers probes and stores the link's speed.
+    """A worker that answers probes of its link to the parent worker, and stores the link's speed.
 
     Attributes:
-        encoder: Encoder of the messages to the parent worker; None if none of these messages may be encoded.
+        encoder: Encoder of the messages to the parent worker; None if these messages are never encoded.
     """
 
     encoder: Encoder | None = None

@@ -43,13 +43,13 @@ class Weights:
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of the bytes of the acting state and the learning state."""
+        """CRC-32 checksum of all arrays in `state` and `learning`."""
         arrays = {**{f"learning {name}": array for name, array in self.learning.items()}, **self.state}
         return functools.reduce(lambda checksum, name: zlib.crc32(arrays[name].tobytes(), checksum), sorted(arrays), 0)
 
     @property
     def num_bytes(self) -> int:
-        """Size of the acting state and the learning state, as they are sent, in bytes."""
+        """Size in bytes of all arrays in `state` and `learning`, as they are sent."""
         return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
 
 
@@ -122,8 +122,8 @@ class Rollout:
     def numbers(self) -> tuple[int, ...]:
         """Numbers that must be identical in a replayed run.
 
-        They are the number of env steps, the version of the weights, and a checksum of the actions and rewards. The
-        last number is the number of steps of the vector of environments if the rollout was preempted, otherwise 0.
+        They are the number of env steps, the version of the weights, a checksum of the actions and rewards, and
+        `num_steps` if the rollout was preempted, otherwise 0.
         """
         checksum = 0
         for array in (array for part in self.data.parts.values() for array in (part.action, part.reward)):
@@ -201,7 +201,7 @@ class Gradients:
     """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
     def __post_init__(self) -> None:
-        """Fill in `samples` if the agent has a single policy."""
+        """Set `samples` from `num_samples` if the agent has a single policy."""
         if not self.samples:
             object.__setattr__(self, "samples", {"": self.num_samples})
 
@@ -225,5 +225,5 @@ class Gradients:
         return self.samples.get(statistic.rpartition("/")[2], self.num_samples)
 
     def weights(self, num_vectors: int) -> list[int]:
-        """Return the number of samples from which each vector was computed."""
+        """Return, for each of `num_vectors` gradient vectors, the number of samples from which it was computed."""
         return weights_of_gradients(self.samples, num_vectors)

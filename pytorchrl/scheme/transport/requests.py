@@ -1,4 +1,4 @@
-"""Pending requests to the workers of one set."""
+"""Keep track of the pending calls to one worker set, and return their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FETCH_TIMEOUT_S = 60.0
 
 
 class Watch(Protocol):
-    """Supervision of the workers of a set; see `pytorchrl.scheme.supervision.supervisor.Supervisor`."""
+    """Interface of a worker set's supervisor; see `pytorchrl.scheme.supervision.supervisor.Supervisor`."""
 
     @property
     def gone(self) -> Collection[int]:
@@ -34,13 +34,13 @@ class Watch(Protocol):
         """Return the seconds since a worker could begin its oldest pending call."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Record a result for which a worker needed `seconds`; `more` says whether other calls to it are pending."""
+        """Record a worker's result that took `seconds`; `more` says whether this worker has other pending calls."""
 
     def failed(self, index: int) -> None:
         """Record a call that ended with an error."""
 
     def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
-        """Record that a worker is dead or hung; `will_be_replaced` says whether it will certainly be replaced."""
+        """Record that a worker is dead or hung; with `will_be_replaced`, the number of its losses is not limited."""
 
     def replaced(self) -> list[int]:
         """Replace the lost workers whose replacement is due; return their indices."""
@@ -56,7 +56,7 @@ class Watch(Protocol):
 
 
 class Requests(Generic[R]):
-    """Pending calls to the workers of one set, in the order of the requests.
+    """The pending calls to the workers of one worker set, in the order in which the calls were added.
 
     Args:
         runtime: The runtime of the workers.
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds of waiting for its answers, since the last answer with the worker's own time.
+        # Seconds spent waiting for each worker's answers since its last answer for which `seconds_of` returned a time.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -88,12 +88,12 @@ class Requests(Generic[R]):
         return list(self._open.values())
 
     def add(self, index: int, future: Future[R]) -> None:
-        """Add a call to a worker."""
+        """Register `future`, a call that was sent to the worker with this index."""
         self._open[future] = index
         self._supervisor.called(index)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
-        """Replace lost workers whose replacement is due, and yield (worker, value) of each finished call.
+        """Replace lost workers whose replacement is due, and yield (worker index, result) for each finished call.
 
         The method waits up to `timeout_s` seconds for the first finished call.
 
@@ -109,7 +109,7 @@ class Requests(Generic[R]):
                 self._lose(index, outcome.error)
                 continue
             if self._journal.is_kept:
-                # If the result differs from the record, `_note` raises an error. The call stays pending for `finish`.
+                # If `_note` raises a `ReplayError`, the call must stay pending, so that `finish` returns its outcome.
                 self._note(index, outcome)
             del self._open[future]
             if outcome.error is not None:
@@ -125,7 +125,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the times of waiting for answers without a time, so that `take_send_s` does not count them."""
+        """Discard the waits for results that contain no working time, so that `take_send_s` does not count them."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
@@ -140,7 +140,7 @@ class Requests(Generic[R]):
     def _note(self, index: int, outcome: Outcome[R]) -> None:
         if outcome.error is None:
             self._journal.note("answer", index, *self._numbers_of(outcome.unwrap()))
-        elif not isinstance(outcome.error, ReplayError):  # a `ReplayError` already names the first difference
+        elif not isinstance(outcome.error, ReplayError):  # a new `ReplayError` from `note` would hide this one
             self._journal.note("error", index, type(outcome.error).__name__)
 
     def _as_completed(self, timeout_s: float) -> list[Future[R]]:
@@ -201,7 +201,7 @@ class Requests(Generic[R]):
         self._supervisor.lost(index, error, will_be_replaced=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
-        """Wait at most `timeout_s` seconds for all pending calls; return their outcomes, and remove the calls."""
+        """Remove all pending calls and return their outcomes, which are errors for calls that exceed `timeout_s`."""
         outcomes = self._runtime.get_all(list(self._open), timeout_s)
         self._open.clear()
         return outcomes

@@ -29,7 +29,7 @@ class AsynchronousUpdates(RemoteUpdates):
     in the order of their requests.
 
     Args:
-        tree: The components of the tree that the strategy uses.
+        tree: The components of the worker tree that the updates use.
         options: Number of gradients per update, and treatment of late gradients.
 
     Attributes:
@@ -132,7 +132,7 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # A replay needs this event to know that it must send these requests before it takes the next answers.
+            # When this run is replayed, the event shows that these requests are sent before the next answers are taken.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():

@@ -10,12 +10,12 @@ from pytorchrl.scheme.transport.messages import Gradients
 
 
 def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Return the mean of each vector over the given gradients, weighted by the vector's number of samples.
+    """Return the mean of each vector over all gradients; each vector is weighted by its number of samples.
 
     Args:
         gradients: At least one gradient; all have the same number of vectors. They are summed in this order.
-        factors: One factor s_i for each gradient g_i with n_i samples: the result is the sum of n_i s_i g_i
-            divided by the sum of n_i. None: all factors are 1.
+        factors: One factor s_i for each gradient: the mean of vectors v_i with n_i samples is the sum of
+            n_i s_i v_i divided by the sum of n_i. None: all factors are 1.
 
     Returns:
         One flat float32 tensor for each vector; None if no gradient has this vector.

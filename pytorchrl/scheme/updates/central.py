@@ -11,7 +11,7 @@ from pytorchrl.scheme.updates.strategy import PendingMoments, WorkerState, disca
 
 
 class CentralUpdates:
-    """Updates from the gradients of the local gradient worker; an `UpdateStrategy`.
+    """An `UpdateStrategy` that computes each gradient in the local gradient worker, and applies it there.
 
     Args:
         local_worker: The local gradient worker.
@@ -30,12 +30,12 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Compute gradients until one has samples, and make or skip its update. A drain ends the call early."""
+        """Compute gradients until one is not empty, and apply it if it is finite; return early during a drain."""
         while not self._step() and not self._local.is_draining:
             pass
 
     def _step(self) -> bool:
-        """Compute one gradient, and make or skip its update; return False if the gradient has no samples."""
+        """Compute one gradient, and apply it if it is finite; return False if the gradient is empty."""
         with self._statistics.timed("wait"):
             gradients = self._local.collect_and_grad(with_report=self._with_report)
         self._statistics.receive(gradients)

@@ -234,7 +234,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return True
 
     def _state_of(self, source: int | None) -> WholeState | None:
-        """Return the state of worker `source` (None: of the local worker); return None if the worker is lost."""
+        """Return the state of worker `source`, or None if the worker is lost; `source=None` is the local worker."""
         if source is None:
             return self._local.whole_state()
         found = self._ask({source: self._workers[source].submit(GWorker.whole_state)})
@@ -295,7 +295,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing, because every request contains the current values of parameters such as the learning rate."""
+        """Do nothing: ranks own their weights, and every request contains parameters such as the learning rate."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""

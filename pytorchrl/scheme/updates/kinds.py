@@ -1,4 +1,4 @@
-"""The three kinds of gradients, which determine how updates are made from the gradients of several workers."""
+"""Options of the three ways to make updates from gradients: synchronous, asynchronous and decentralised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPattern(Options):
-    """The keywords of `Scheme` that select the kind of gradients."""
+    """Keywords of `Scheme` that select synchronous, asynchronous or decentralised gradients."""
 
     grad_communication: Communication = option(
         SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "
@@ -57,7 +57,7 @@ GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGrad
 
 
 def gradient_kind(reader: Reader) -> type[Gradients]:
-    """Return the kind of gradients that the keywords in `reader` select; add problems to `reader.problems`."""
+    """Return the class of gradient options that the keywords in `reader` select; add problems to `reader.problems`."""
     pattern = reader.read(GradientPattern)
     if pattern is None:
         return SynchronousGradients
@@ -71,7 +71,7 @@ def gradient_kind(reader: Reader) -> type[Gradients]:
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Build the options of gradients from the options of the gradient workers and from the keywords in `given`.
+    """Merge the gradient workers' `options` with the keywords in `given`, which select the class of the result.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

@@ -1,4 +1,4 @@
-"""Histograms of lags: numbers of updates made between the production and the use of data."""
+"""Count lags; a lag is the number of updates between the production and the use of data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PHASES = ("collect", "queue", "replay")
 
 
 class Lags:
-    """Lags of rollouts and of gradients, since the start. This class is not thread-safe."""
+    """Histograms of the lags of rollouts and gradients since the start of the run. This class is not thread-safe."""
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
-        # Key: phase in `_PHASES`. Value: the number of updates that each item of data spent in the phase, summed.
+        # Key: phase in `_PHASES`. Value: number of updates during the phase, summed over all rollouts and replay items.
         self._phases: Counter[str] = Counter()
         self._gradients: Counter[int] = Counter()
         # Key: gradient worker and collection worker. Data from replay are not counted here.
@@ -71,7 +71,7 @@ class Lags:
 
 
 def _restored(histogram: Mapping[int, int] | Mapping[str, int]) -> Counter[int]:
-    """Return a saved histogram; raise an error if its counts are not positive integers."""
+    """Convert a saved histogram to a counter; raise an error if a count is not a positive integer."""
     found = Counter({int(lag): saved_int(count) for lag, count in histogram.items()})
     if found and min(found.values()) < 1:
         raise ValueError(f"a histogram of lags must have positive counts, got {histogram!r:.100}")

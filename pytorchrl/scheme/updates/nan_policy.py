@@ -10,8 +10,8 @@ from pytorchrl.terminal import get_logger
 # Number of updates in a row that may be skipped. One more skipped update raises an error: skipped updates do not change
 # parameters, so the cause would probably persist.
 _MAX_SKIPPED_IN_A_ROW = 5
-# Number of causes that an error message lists. The message lists the first causes, because the saved bad batches
-# (`keep_bad_batches`) are also the first of each worker.
+# Number of causes that an error message lists. The message lists the first causes, because `keep_bad_batches`
+# saves only the first bad batches of each worker.
 _MAX_FAULTS_SHOWN = 3
 
 logger = get_logger(__name__)
@@ -24,7 +24,7 @@ class NanPolicy:
     """
 
     def __init__(self) -> None:
-        self._faults: list[str] = []  # why updates were skipped since the last update that was made
+        self._faults: list[str] = []  # causes of all skipped updates since the last update that was made
         self._num_in_a_row = 0
 
     def made(self) -> None:

@@ -75,7 +75,7 @@ class RemoteUpdates:
         self._versions = [-1] * len(self._workers)
         self._num_drains, self._is_draining = 0, False
         # Not thread-safe: other threads may use the requests only after the thread that makes updates has ended.
-        self.in_flight: Requests[Any] = Requests(  # the result type depends on the method
+        self.in_flight: Requests[Any] = Requests(  # the type of an answer depends on the requested method
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
@@ -93,7 +93,7 @@ class RemoteUpdates:
         self._statistics.traffic[WEIGHTS] = self._weight_sync.traffic
         return self._weight_sync.reference
 
-    def _receive(self, answer: Any) -> Any:  # the result type depends on the method
+    def _receive(self, answer: Any) -> Any:  # the type of an answer depends on the requested method
         """Return a worker's answer; if the answer is a gradient, decode its vectors."""
         if not isinstance(answer, Gradients):
             return answer
@@ -116,9 +116,9 @@ class RemoteUpdates:
         """Count the replacement of a worker."""
         self._statistics.counters.restarts_by_worker[index + 1] += 1
 
-    def _gather_all(self) -> list[Any]:  # the result type depends on the method
+    def _gather_all(self) -> list[Any]:  # the type of an answer depends on the requested method
         """Wait for all requests in flight, and return the answers in worker order; raise the first error."""
-        done: dict[int, Any] = {}  # the result type depends on the method
+        done: dict[int, Any] = {}  # the type of an answer depends on the requested method
         with self._statistics.timed("wait"):
             while len(self.in_flight) or self.supervisor.is_replacing:
                 done.update((index, self._receive(answer)) for index, answer in self.in_flight.poll(POLL_INTERVAL_S))
@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """True; see `UpdateStrategy`. Strategies whose workers start train batches together override this property."""
+        """Return True. Subclasses whose workers start train batches together override this; see `UpdateStrategy`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

@@ -81,7 +81,7 @@ class Statistics:
         counters: The update worker's own counters, written by the thread that makes updates.
         traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the latest update; empty if that update was skipped.
-        local_report: Function that returns a report of the local gradient worker; None: gradients contain reports.
+        local_report: Function that returns a report of the local gradient worker; None if gradients contain reports.
         local_episodes: Function that returns the newly finished episodes of the local worker, without waiting for a
             report; the next report then omits these episodes.
         num_workers: Number of remote gradient workers.
@@ -117,8 +117,8 @@ class Statistics:
     def receive(self, gradients: Gradients) -> None:
         """Record a gradient that arrived.
 
-        The gradient's new env steps, which no earlier gradient used, are in flight until the gradient is applied or
-        dropped.
+        The gradient's new env steps, which no earlier gradient used, are in flight until the gradient is passed to
+        `apply`, `skip`, `drop` or `empty`.
         """
         self.add_journal_part(gradients.part)
         sender = (gradients.worker, gradients.incarnation)
@@ -258,7 +258,7 @@ class Statistics:
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint; it omits the ledgers that live gradient workers save themselves."""
+        """Return the state for a checkpoint. Each live gradient worker saves its own ledger."""
         self.request_report()
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
@@ -378,7 +378,7 @@ class Statistics:
     def _by_worker(self) -> list[dict[str, object]]:
         """Return a row of counts for each gradient worker, followed by a row for each of its collection workers.
 
-        Lists are not written to TensorBoard, where each worker would otherwise add several curves.
+        The result is a list, which is not written to TensorBoard; a mapping would add several curves for each worker.
         """
         env_steps: Counter[tuple[int, int]] = Counter()  # key: gradient worker and collection worker
         restarts: Counter[tuple[int, int]] = Counter()

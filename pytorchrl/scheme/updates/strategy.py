@@ -14,7 +14,7 @@ WorkerState = StateDict
 
 
 class UpdateStrategy(Protocol):
-    """A strategy that turns gradients into updates; it is chosen when the tree is built."""
+    """A strategy that turns gradients into updates; it is chosen when the worker tree is built."""
 
     def step(self) -> None:
         """Make one update and record it."""
@@ -46,7 +46,7 @@ class UpdateStrategy(Protocol):
         """Restore a saved state, before the first step."""
 
     def reseed(self, seed: int) -> None:
-        """Reseed the tree after a drain; see `GWorker.reseed`."""
+        """Reseed the worker tree after a drain; see `GWorker.reseed`."""
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
@@ -55,14 +55,14 @@ class UpdateStrategy(Protocol):
         """
 
     def forget_weights(self) -> None:
-        """Send the weights again with the next requests, even if their version has not changed."""
+        """Make the next requests contain the weights again, even if the version of the weights has not changed."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy the newest weights to the local worker, if other workers have applied the updates."""
 
 
 def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> list[Gradients]:
-    """Count the empty gradients in the statistics, and return the other gradients.
+    """Record empty gradients in the statistics, and return the other gradients.
 
     Raises:
         CollectionError: Too many gradients in a row were empty.
@@ -93,7 +93,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Moments that arrived with gradients. They are used to update normalizers once the train batch is used up."""
+    """Moments that arrived with gradients; they update the normalizers once their train batch is used up."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class SynchronousUpdates(RemoteUpdates):
-    """Strategy in which each update applies the mean of one gradient from every remote gradient worker.
+    """Strategy that averages one gradient from each remote gradient worker, and applies the mean as one update.
 
     Every update needs the gradients of all workers. If a worker is lost, its train batch is lost, too. The other
     workers then drop their train batches, so that all workers start again together with the replacement.
@@ -73,14 +73,14 @@ class SynchronousUpdates(RemoteUpdates):
             GWorker.collect_and_grad, weights, skip_remaining=self._skip, advantage_moments=advantage_moments))
 
     def drain(self, timeout_s: float) -> None:
-        """Drain as `RemoteUpdates` does; all workers then start the next step with new train batches."""
+        """Drain the workers, see `RemoteUpdates.drain`; the next step then starts with new train batches."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
         self._pending.discard()
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all workers start the next step with new train batches."""
+        """Whether the train batches of all workers are used up, so that the next step takes new ones."""
         return self._used_up
 
     def step(self) -> None:

@@ -51,12 +51,12 @@ class Rates:
 class Times:
     """Seconds that each level of the tree spent on each part of its work, and mean times of operations.
 
-    The caller must hold a lock when it calls any method other than `timed`.
+    This class is not thread-safe: callers must hold a common lock when they call any method other than `timed`.
 
     Args:
         now: The clock.
         add: Function that is called at the end of each part of the update worker's work, with the name and the seconds
-            of the part. The function must acquire the lock, and call `add_part` with the same arguments.
+            of the part. The function must acquire the common lock, and call `add_part` with the same arguments.
     """
 
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
@@ -77,7 +77,7 @@ class Times:
         return self._watch.part(part)
 
     def add_part(self, name: str, seconds: float) -> None:
-        """Record the seconds of a part of the update worker's work that has just ended."""
+        """Record that a part of the update worker's work has just ended, and how many seconds it took."""
         self._until = self._now()
         self._operations[name].append(seconds)
 
@@ -86,7 +86,7 @@ class Times:
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add the seconds that each level spent on each part of its work to the totals."""
+        """Add seconds of work, given by level and part, to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, report: Report) -> None:

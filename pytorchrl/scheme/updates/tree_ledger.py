@@ -17,7 +17,7 @@ checkpoint counts these ledgers as lost, too."""
 
 
 class SavedLedger(TypedDict):
-    """The state of a `TreeLedger` in a checkpoint; live gradient workers save their own ledgers."""
+    """The saved state of a `TreeLedger`, without the ledgers of live gradient workers, which these workers save."""
 
     own: dict[str, object]
     lost: dict[str, object]
@@ -27,8 +27,8 @@ class TreeLedger:
     """Ledger of all environment steps of the tree. This class is thread-safe.
 
     Steps that arrive with a gradient are in flight until the gradient is applied or dropped. A gradient worker sends a
-    snapshot of its own ledger with each gradient. This ledger adds up the latest snapshots of all incarnations of all
-    gradient workers.
+    snapshot of its own ledger with each gradient. This ledger adds up the latest snapshots of all gradient
+    workers, including lost workers that were replaced.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class TreeLedger:
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Record that a gradient is dropped, with its `num_new_steps` steps that no earlier gradient used."""
+        """Record that a gradient is dropped, including `num_new_steps` env steps that no earlier gradient used."""
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
@@ -78,7 +78,7 @@ class TreeLedger:
                 collected=last.collected, sent=last.sent, evicted=last.evicted, dropped=dict(lost))
 
     def lose(self, worker: int) -> None:
-        """Record that a gradient worker is lost; its replacement has its own ledger."""
+        """Record that a gradient worker is lost, and begin a separate ledger for the worker's replacement."""
         self.close(worker, None)
         with self._lock:
             self._incarnations[worker] += 1
@@ -112,7 +112,7 @@ class TreeLedger:
 
     @property
     def consumed_since_start(self) -> int:
-        """Number of env steps that updates of this process have used, counted once for each pass."""
+        """Number of env steps that updates of this process have used; a step counts once for each use."""
         return self._own.snapshot().consumed - self._consumed_before
 
     def state(self) -> SavedLedger:

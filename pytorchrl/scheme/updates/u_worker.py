@@ -263,12 +263,12 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; if a separate thread makes them, wait for as many since the last call.
+        """Make `updates_per_step` updates, or wait until a separate thread has made this number since the last call.
 
         Returns:
             The means of the algorithm's statistics over the updates since the last call. An update is skipped if its
-            loss or gradient is not finite; such an update has no statistics. If no separate thread
-            makes the updates, a skipped update counts as one of `updates_per_step`.
+            loss or gradient is not finite; such an update has no statistics. If no separate thread makes the updates, a
+            skipped update counts as one of `updates_per_step`.
 
         Raises:
             StoppedError: `stop()` was called earlier.
@@ -324,7 +324,7 @@ class UWorker(Worker):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all workers start the next step with new train batches; see `UpdateStrategy`."""
+        """Whether all train batches are used up, so that the next step takes new ones; see `UpdateStrategy`."""
         return self.strategy.is_between_items
 
     def checkpoint(self, seed: int, timeout_s: float) -> StateDict:
@@ -391,7 +391,7 @@ class UWorker(Worker):
         return self.statistics.updates
 
     def get_weights(self) -> Weights:
-        """Return a snapshot of the current acting state and its version."""
+        """Return a snapshot of the parameters and normalizers that acting needs, and their version."""
         self._pull_weights()
         return self.local_worker.get_weights()
 
