@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # worker index -> arrived rollout of the steps that this worker owed
+        self._rests: dict[int, Rollout] = {}  # worker index -> the rest of its preempted rollout, which has arrived
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 

@@ -110,7 +110,7 @@ class Statistics:
         self._info, self._new_updates = WeightedMeans(), 0  # totals since the last call of `take_info`
         self._nan_policy = NanPolicy()
         self._empty_in_a_row = 0
-        self._thread = 0  # identifier of the thread in which the latest gradient without a report arrived
+        self._thread = 0  # identifier of the thread that last passed a gradient without report to `receive`
 
     # Gradients
 
