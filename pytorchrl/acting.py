@@ -64,7 +64,7 @@ class PolicyParts:
 
 
 def _with_options(factory: Factory[T], values: Mapping[str, object]) -> Factory[T]:
-    """Return a copy of the factory in which the options `values` are changed; ignore names that are not its options."""
+    """Return a copy of the factory with the given option values; ignore names that are not options of the factory."""
     known = {name: value for name, value in values.items() if hasattr(factory.options, name)}
     return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **known))
 

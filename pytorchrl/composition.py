@@ -1,7 +1,7 @@
 """Compose an agent, a scheme and a learner from flat options.
 
-Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is passed to that owner. The
-flags of the command line are built from the same list of options; see `option_specs`.
+Each option has exactly one owner, to which it is passed: a part of the agent, the scheme or the learner. The flags of
+the command line are built from the same list of options; see `option_specs`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Agent:
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
 ) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
-    """Divide the options of `train` among agent, scheme and learner; the given options override the preset.
+    """Complete `options` from the preset for `algorithm` and `env`, and divide them among agent, scheme and learner.
 
     Returns:
         The agent, the scheme's keyword arguments, and the learner's options (including `target_steps`).
@@ -194,7 +194,7 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage; all policies have the same options."""
+    """Return the factories of algorithm, actor and storage; if there are several policies, they share all options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
@@ -247,7 +247,7 @@ def _factory_without(storage: type[Storage], options: dict[str, OptionValue], wh
 
 
 def _in_users_words(text: str, specs: Iterable[OptionSpec]) -> str:
-    """Replace the names of options of environments and storages in an error message by their names in `train`."""
+    """Rename options in an error message, from their names in environments and storages to their names in `train`."""
     for spec in specs:
         if spec.part in ("environments", "storage") and spec.own_name != spec.name:
             text = re.sub(rf"\b{spec.own_name}(?= must\b)|(?<= needs ){spec.own_name}$", spec.name, text)

@@ -172,7 +172,7 @@ def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
 
 
 def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options: Mapping[str, object]) -> None:
-    """Write the arguments of `train`, except those of a single run (such as `log_dir`), to a file for `load_config`.
+    """Write arguments of `train` to a file for `load_config`; omit arguments that concern one run, such as `log_dir`.
 
     Args:
         path: The TOML file, which is overwritten.

@@ -192,7 +192,7 @@ def factory_from_json(
 
 
 def part_of(description: Mapping[str, object], find: Find | None = None) -> type:
-    """Return the class of the part that a description of a factory names.
+    """Return the class, a part of an agent, to which the description of a factory refers.
 
     Raises:
         CheckpointError: The class is not found, or is not a part of an agent.
@@ -272,7 +272,7 @@ def find_imported(reference: str) -> object:
 
 
 def _references(cls: type) -> tuple[str, str]:
-    """Return two references to a class; for a class of the running script, with `__main__` and with its file."""
+    """Return two references to a class, equal except for a class of the running script (`__main__:C`, `script:C`)."""
     return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 

@@ -32,7 +32,7 @@ class Evaluations:
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation is running, or has ended without a call of `poll` or `wait` since then."""
+        """Whether an evaluation is running; an ended evaluation still counts until `poll` or `wait` is called."""
         return self._is_running
 
     def start(self, num_episodes: int) -> None:

@@ -205,7 +205,7 @@ class Learner:
             self._callbacks.stop_reason = reason
 
     def _train(self, interrupts: Interrupts) -> None:
-        is_whole = False
+        is_whole = False  # whether training ended between two updates
         try:
             self.start()
             interrupts.finish_starting()
@@ -226,7 +226,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # The signal may have caused `error`: native code may turn `Unblocked` into `error`, or workers have died.
+            # The signal may have caused `error`: workers may have died, or native code may have replaced `Unblocked`.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -234,7 +234,7 @@ class Learner:
             interrupts.raise_received(self.env_steps, self.log_dir)
 
     def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
-        """Save the model after a signal, write a checkpoint if the options ask for it, and stop."""
+        """Save the model after a signal, write a checkpoint if the options ask for it, and stop the scheme."""
         if self._started:
             self._save()
             if self.options.checkpoints_on_exit:
@@ -382,7 +382,7 @@ class Learner:
         """Stop all workers, check the ledger, wait for the last checkpoint, and close the files.
 
         Returns:
-            The final ledger, also for repeated calls and calls from several threads, which have no other effect.
+            The final ledger. Every further call, from any thread, only returns this ledger again.
 
         Raises:
             LedgerError: The ledger does not balance. All workers have been stopped nevertheless.

@@ -273,7 +273,7 @@ class _Recorder(AnyWrapper):
 
 
 def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -> EnvFactory:
-    """Return a factory of one test environment with the wrapper `recorder`, which sees what the policy sees."""
+    """Return a factory of one test environment whose outermost wrapper is `recorder`, also outside of `FrameStack`."""
     factory = single_environment(agent, lambda env: env, None)
     options: VecEnv.Options = factory.options
     stack = [functools.partial(FrameStack, num_frames=options.frame_stack)] if options.frame_stack > 1 else []

@@ -218,7 +218,7 @@ def between(before: Settings, after: Settings) -> MetricsDict:
 
 
 def options_of(scheme: Scheme) -> dict[str, OptionValue]:
-    """Map the name of each option on which advice may depend to its value in the scheme or the agent's factories."""
+    """Return the values of the options that `explain` reads, by name, from the scheme and the agent's factories."""
     algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
     storage = scheme.agent.storage_factory.options
     return {

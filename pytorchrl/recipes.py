@@ -134,7 +134,7 @@ def _of_policies(part: Described, change: Callable[[Described], Described]) -> D
 
 
 def _can_be_built(option: object, find: Find) -> bool:
-    """Return whether an option can be built from its description: `find` must find all code that it names."""
+    """Return whether an option can be built: `find` must find all code that the option's description names."""
     try:
         return not code_in(option) or from_json(option, find) is not None
     except CheckpointError:

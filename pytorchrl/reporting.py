@@ -77,7 +77,7 @@ def description(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of packages, read from their metadata without importing them."""
+    """Return the versions of Python, of the platform and of the main packages, without importing these packages."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco", "pettingzoo"):
         try:
@@ -263,7 +263,7 @@ class Means:
         self._taken: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add one set of numbers, in which any name may be missing."""
+        """Add each value to the mean of its name; the names may differ between calls."""
         sums, counts = self._sums, self._counts
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
@@ -434,10 +434,10 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 
 def start_progress(log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool) -> Progress:
-    """Return a new progress line that first announces, where needed, the run's directory and slow first updates.
+    """Return a new progress line, and show up to two notes before training.
 
-    `log_dir` is the directory of the run, and `given` is the path that the user passed. If the two differ, announce
-    `log_dir`. If `compiles` is true, announce that the first updates take longer.
+    `log_dir` is the directory of the run, and `given` is the path that the user passed. If the two differ, a note names
+    `log_dir`. If `compiles` is true, a note says that the first updates take longer.
     """
     progress = Progress()
     if log_dir is not None and log_dir != Path(given or "").expanduser():

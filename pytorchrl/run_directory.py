@@ -3,7 +3,7 @@
 run.json         settings, seed and versions, written once when training starts
 metrics.jsonl    one JSON object per line, the learning curve
 result.json      the summary, written when the run ends
-monitor_*.csv    finished training episodes, one file per collection worker (only with `train` and the command line)
+monitor_*.csv    finished training episodes, one file per collection worker (only from `train` and `pytorchrl train`)
 model.pt         the agent
 checkpoints/     files from which a run is resumed
 
@@ -97,7 +97,7 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the error message for a directory without the file `missing`; it names the newest run there, if any."""
+    """Return the error message for a path without the file `missing`; if `path` contains runs, name the newest."""
     newest = _newest_run(path)
     if path.is_file():
         return f"{str(path)!r} is a file; name the directory of the run, {str(path.parent)!r}"

@@ -93,12 +93,12 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
 
     Args:
         path: The file.
-        kind: Kind of file for messages, such as "model".
+        kind: Kind of the file, such as "model", for error messages.
         largest: Maximum size in bytes; None: no limit.
 
     Raises:
         CheckpointError: The file is missing, too large or damaged, is not a regular file, or contains values that
-            `write_sealed` cannot have written. The message names the path.
+            this library never saves. The message names the path.
     """
     name = f"{kind} {os.fspath(path)!r}"
     try:
@@ -127,7 +127,7 @@ def _verify(file: IO[bytes], name: str) -> bool:
     """Check the archive and its checksum; return whether the archive has a checksum.
 
     Raises:
-        CheckpointError: The checksum is wrong, or entries are compressed, which `torch.save` never does.
+        CheckpointError: The checksum is wrong, or entries are compressed (`torch.save` never compresses entries).
     """
     with zipfile.ZipFile(file) as archive:
         members, comment = archive.infolist(), archive.comment
@@ -151,7 +151,7 @@ def _digest(file: IO[bytes]) -> str:
 
 
 def _check_tensors(value: object, name: str, where: str = "") -> None:
-    """Refuse tensors that `write_sealed` cannot have written: sparse, complex, quantized or with gradients."""
+    """Refuse tensors that this library never saves, such as sparse or complex tensors, or tensors with gradients."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _check_tensors(item, name, f"{where}/{key}" if where else str(key))
@@ -171,7 +171,7 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
 
 
 def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors for acting from `saved`, the contents of the model `name`.
+    """Return the tensors that the agent needs to act; `saved` contains the contents of the model `name`.
 
     Raises:
         CheckpointError: These tensors are missing or contain NaN or infinity, or a newer version saved the model.

@@ -39,7 +39,7 @@ def _digest(previous: str, start: bytes) -> str:
 
 
 class LineChecker:
-    """Checks the checksums of consecutive lines of a file.
+    """Verify the checksums of consecutive lines of a file.
 
     Lines without a checksum, which earlier versions wrote, are accepted only before the first line with a checksum.
 

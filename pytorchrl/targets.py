@@ -33,8 +33,8 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The first number that is at least `env_steps` is the number at the end of the last rollout. A larger number
-        shows that another rollout has begun, and then `is_reached` considers the run done.
+        The first count that reaches the target is the count at the end of the last rollout. If the count increases
+        further, another rollout has begun, and `is_reached` considers the run done.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
@@ -44,7 +44,7 @@ class Target:
 
         Args:
             env_steps: Env steps that have reached the learner.
-            ledger: The ledger from which `env_steps` was counted.
+            ledger: The scheme's counts of env steps, from which `env_steps` was computed.
             num_skipped: Number of samples whose update was skipped because of NaN or infinity; they count as trained.
         """
         if env_steps < self.env_steps:
@@ -110,7 +110,7 @@ class Due:
         self._plan()
 
     def after_evaluation(self, env_steps: int) -> None:
-        """Plan the next evaluation after the start of an evaluation at `env_steps`."""
+        """Plan the next evaluation when an evaluation starts, or is skipped, at `env_steps`."""
         self.evaluation = next_multiple(self._eval_every, env_steps)
         self._plan()
 

@@ -81,11 +81,11 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     The order of the levels, from the upper to the lower, is update, gradients, collection. Two neighboring levels are
     compared:
 
-    - If they take turns, the parts of both count. The "idle" time of the lower level is then the time for which the
-      upper level waits, minus the time for which the lower level works.
-    - If they run concurrently, the parts of only one level count. The lower level counts if the upper level's share of
-      waiting time exceeds both a tenth and the lower level's share of idle time. Otherwise, the upper level counts.
-    - With replay shards, the parts of collection do not count. "gradients/wait", the wait for batches, counts instead.
+    - If they take turns, the parts of both are returned. The lower level's share of "idle" time is then the upper
+      level's share of waiting time, minus the lower level's share of working time.
+    - If they run concurrently, and the upper level's share of waiting time exceeds both a tenth and the lower level's
+      share of idle time, the upper levels are left out. Otherwise, the lower levels are left out.
+    - With replay shards, "gradients/wait", the wait for batches, is returned in place of the parts of collection.
 
     Args:
         time_s: Seconds by level and part.
@@ -119,7 +119,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a name for the total time that the `candidates` are shares of, such as "the time of gradient workers"."""
+    """Return a name for the total time to which the shares refer, such as "the time of gradient workers"."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"

@@ -29,9 +29,9 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called the function.
 
-    The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. If
-    earlier errors led to the `ConfigError`, only the latest of them with a frame of the user's own code is kept. If
-    the traceback of the `ConfigError` itself contains such a frame, for example of an environment, nothing is removed.
+    The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. The
+    chain of causes is shortened, too: it then begins with the first cause that has a frame of the user's own code. If
+    the traceback of the `ConfigError` itself has such a frame, for example of an environment, nothing is removed.
 
     A `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same
     way.

@@ -129,10 +129,10 @@ def load(
     run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
     trust: bool = False,
 ) -> TrainedAgent:
-    """Return the agent of a run from its directory, the `log_dir` of `train`, `pytorchrl train` or a `Learner`.
+    """Return the agent that `train`, `pytorchrl train` or a `Learner` saved in the directory of a run.
 
     Args:
-        run_dir: Directory of the run.
+        run_dir: Directory of a single run, such as the `log_dir` of a `TrainedAgent` or a `Learner`.
         model: Name of the model in that directory, without `.pt`.
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
             names, which must be in this package or already imported by this process.
@@ -150,7 +150,7 @@ def load(
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
     except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
-        # One cause is a lack of memory. Keep only the error's first line, because torch may append its own stack.
+        # If memory is lacking, torch may append a C++ stack trace to the message. Keep only the first line.
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
                               f"{type(error).__name__}: {reason}") from error
@@ -296,7 +296,7 @@ class TrainedAgent:
         return self._exporter.export(file, to, checks, overwrite)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Save the policy in the format of `Scheme.save_model`, which the option `checkpoint` of an actor can load."""
+        """Save the policy to a file for the option `checkpoint` of an actor, in the format of `Scheme.save_model`."""
         return save(path, {"format": MODEL_FORMAT, "version": self._version, "acting_state": self.acting_state})
 
     @property

@@ -26,17 +26,17 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 
-# Prefix of the path of a file of this package -> kind of work of its functions. A function in any other file does the
-# same kind of work as its caller, unless `_METHODS` names it.
+# Path prefix of files in this package -> kind of work that the functions in these files do. A function in any other
+# file does the same kind of work as its caller, unless `_METHODS` names the function.
 _FILES = {
     "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
     "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
     "agent/algorithms/optimizers": "optimizer", "scheme/": "ours"}
-# Name of a function of an algorithm -> its kind of work. Any other function does the same kind of work as its caller.
+# Function of an algorithm -> its kind of work. Other functions of algorithms do the same kind of work as their caller.
 _METHODS = {
     "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
     "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Prefix of the path of a file of this package -> kind of work of functions of other packages that the file calls.
+# Path prefix of files in this package -> kind of work that other packages do when these files call them.
 _CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")
@@ -47,7 +47,7 @@ class _Role:
 
     Attributes:
         kind: Kind of work that the function does, regardless of its caller; None: the kind of its caller.
-        calls: Kind of work of functions of other packages when this function calls them; None: the function's own kind.
+        calls: Kind of work that other packages do if this function, itself of kind "ours", calls them; None: "ours".
         is_own: Whether the function belongs to this package.
         is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
     """

@@ -1,4 +1,4 @@
-"""Name workers consistently in logs, errors, statistics, fault plans, costs, records and file names.
+"""Name workers in the same way in logs, errors, statistics, records, file names, and the options `faults` and `costs`.
 
 A worker's name is its place in the tree, such as "GWorker 1/CWorker 2" for collection worker 2 of gradient worker 1.
 Gradient worker 0 runs inside the update worker; collection worker 0 runs inside its gradient worker.

@@ -217,11 +217,11 @@ def check_attributes(part: object, **meanings: str) -> None:
 
 
 def check_features(actor: object, method: str, returned: object, rhs: Mapping[str, Tensor]) -> Tensor:
-    """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` rows; return the features (rows, F).
+    """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` observations; return the features.
 
     Raises:
-        ContractError: The result is not a pair of features (rows, F) and memory states, or the name or shape of a
-            memory state differs from the initial memory states `rhs`.
+        ContractError: The result is not a pair of features (`NUM_EXAMPLES`, F) and memory states, or the name or shape
+            of a memory state differs from the initial memory states `rhs`.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
         raise violation(actor, method, _described(returned),

@@ -34,7 +34,7 @@ Parameters = Mapping[str, Any]
 
 
 class DataKind(Enum):
-    """The kind of data that an algorithm learns from, or that a storage provides; in an agent, both must be the same.
+    """The kind of data that an algorithm learns from or a storage provides; in an agent, the two kinds must be equal.
 
     Earlier members need fresher data; the last two members accept data of any age.
     """
@@ -227,7 +227,7 @@ def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list
 
     Args:
         samples: The number of valid samples of each policy, as in `Batch.samples`.
-        num_gradients: Number of gradients, which are ordered by policy.
+        num_gradients: Number of gradients; with several policies, they have the same order as `samples`.
     """
     return [count for count in samples.values() for _ in range(num_gradients // len(samples))]
 

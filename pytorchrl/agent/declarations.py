@@ -31,7 +31,7 @@ _NAMES: dict[object, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Declaration:
-    """One option of an `Options` class, as its field declares it."""
+    """The declaration of one option, read from a field of an `Options` class."""
 
     name: str
     type: object
@@ -142,8 +142,8 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # For an enum member or a function, the right type is enough: `choices` contains only the values of members, and
-        # names that may be given instead of a function.
+        # `choices` contains the values of enum members, not the members, and names instead of functions. For a member
+        # or a function, the right type is therefore enough.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))
@@ -153,7 +153,7 @@ class Declaration:
 
 
 @functools.cache
-def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:  # dataclasses have no public type
+def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:  # `Any`, because dataclasses have no common base
     """Return the declarations of a dataclass of options, by name, in the order of its fields."""
     hints = typing.get_type_hints(options)
     return types.MappingProxyType({

@@ -29,7 +29,7 @@ class Here:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """The options of this package that the name may mean, each as two strings, such as ("algorithm", "lr")."""
+        """The options in `at`, each as (key of `HOMES`, name of the option), such as ("algorithm", "lr")."""
         return tuple((home, name) for home, _, name in (
             option.strip().partition(".") for option in self.at.replace("+", "|").split("|") if option.strip()))
 
@@ -40,7 +40,7 @@ class Here:
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return one possible meaning for each of `places` (values of `Here.at`), the preferred one first."""
+    """Return the possible meanings of a name in order of preference; `places` are their values of `Here.at`."""
     return tuple(Here(place, note) for place in places)
 
 

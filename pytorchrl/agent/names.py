@@ -34,7 +34,7 @@ _MOST_LISTED = 30
 
 
 def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return the hint for an unknown option, such as "; did you mean ...?"; empty if there is none.
+    """Return the hint for an unknown option, such as "; did you mean ...?", or "" if no hint is found.
 
     Args:
         name: The unknown name, with `-` or `_` between words.
@@ -61,9 +61,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the options of `here` that exist in `known`, each by its name in `known`.
+    """Return the names in `known` of the options in `here`, one meaning of a name from another library.
 
-    If `here` needs all its options together, but one of them is not in `known`, return an empty list.
+    Return an empty list if these options are needed together (`Here.needs_all`), but `known` lacks one of them.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -75,7 +75,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return the hint for a name from another library that has no equivalent where the user gave the name.
+    """Return the hint for a name from another library if no equivalent option exists where the user gave the name.
 
     The hint names the equivalent option and its part. If no option is equivalent, the hint says what to do instead.
 

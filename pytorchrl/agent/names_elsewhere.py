@@ -383,7 +383,7 @@ _SAMPLE_FACTORY: dict[str, tuple[Here, ...]] = {
     "env_framestack": at("environments.frame_stack"),
     "env_frameskip": no_option("environments and their wrappers skip frames, see `env_kwargs` and `wrappers`"),
 }
-# These are options of this package. A user may pass one to a part that lacks the option or gives it a different name.
+# A user may pass these options of this package to a component that lacks them or has other names for them.
 _OWN: dict[str, tuple[Here, ...]] = {
     "num_envs": _ENVS,
     "num_steps": _ROLLOUT,

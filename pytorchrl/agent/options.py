@@ -20,7 +20,7 @@ from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T_co = TypeVar("T_co", covariant=True)
-# Maximum number of characters of the given arguments that an error quotes.
+# An error quotes at most this many characters of the given arguments.
 _LONGEST_ECHO = 200
 
 
@@ -241,7 +241,7 @@ class Part:
 
     @classmethod
     def refuse_contradiction(cls, agent: AgentOptions) -> None:
-        """Raise `ConfigError` if options of this part contradict others; see `contradiction`."""
+        """Raise `ConfigError` if options of this part contradict other options; see `contradiction`."""
         if problem := cls.contradiction(agent):
             raise ConfigError(problem)
 

@@ -156,7 +156,7 @@ class Computed(Schedule):
             self.value(index, _NUM_SAMPLES - 1)
 
     def __repr__(self) -> str:
-        """Return the module and name of the function, or of its class if it is a callable object."""
+        """Return the module and name of the function; if the function is a callable object, name its class instead."""
         function: object = self.function
         if not hasattr(function, "__qualname__") or getattr(function, "__module__", None) is None:
             function = type(function)

@@ -115,7 +115,7 @@ def with_own_draws(state: object, own: object) -> object:
     If the generators were copied, too, both workers would collect the same data.
 
     Raises:
-        TypeError: A value in `state` has a different kind than in `own`, such as a text instead of a number.
+        TypeError: A value in `state` has a different kind than in `own`, such as a string instead of a number.
     """
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         if _kind(own) not in (None, _kind(state)):

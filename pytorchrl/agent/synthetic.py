@@ -164,7 +164,7 @@ class SyntheticAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """Number of scalars in each gradient."""
+        """Sizes of the gradients in scalars: a single gradient of size 1."""
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
@@ -193,7 +193,7 @@ class SyntheticStorage(Storage):
         """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        # `provides` is declared here and not in the storage's class, so that no error message recommends this storage.
+        # Error messages recommend storage classes that declare `provides`, so this class declares it only in `Options`.
         provides: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
@@ -275,7 +275,7 @@ class SyntheticStorage(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of steps `inserted` so far and `resident` now; `sampled` is always 0."""
+        """Numbers of steps: `inserted` so far, `resident` (stored now), and `sampled`, which is always 0."""
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
@@ -304,7 +304,7 @@ class SyntheticReplay(SyntheticStorage):
         self.recorded_errors: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> StateDict:
-        """Return the numbers of all inserted steps, and the numbers of the steps that can still be drawn."""
+        """Return the step numbers of all inserted steps and those of the steps that can still be drawn."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
@@ -376,7 +376,7 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of steps `inserted` and `evicted` so far and `resident` now; `sampled` is always 0."""
+        """Numbers of steps: `inserted` and `evicted` so far, `resident` (stored now), and `sampled` (always 0)."""
         found = super().counters
         return {**found, "evicted": found["inserted"] - found["resident"]}
 

@@ -86,7 +86,7 @@ class Updatable:
         """Restore the schedules that `schedules_state` returned.
 
         Raises:
-            WeightsError: A schedule in the state is a function that the options do not contain.
+            WeightsError: A saved schedule is a function, but the option is not set to the same function.
         """
         self.schedules = {name: self._restored(name, parts) for name, parts in state.items()}
 

@@ -90,11 +90,11 @@ def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
 
     If all runs are better than all runs of the baseline, the probability is 1; if all are worse, it is 0. In both
     cases, all resamples have the same result, so the bootstrap interval has no width. The exact binomial interval
-    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so each score counts in only one pair.
+    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so `pairs` counts no score twice.
 
     Args:
         found: The probability and its interval.
-        pairs: Number of pairs of one score and one baseline score; no score is in two pairs.
+        pairs: Largest number of pairs (score, baseline score) such that no score is in two pairs.
         confidence: Confidence of the interval.
     """
     reach = 1.0 - ((1.0 - confidence) / 2)**(1.0 / pairs)
@@ -115,8 +115,8 @@ def required_seeds(
 
     Args:
         difference: The difference of the two means that the test should detect, in units of the score.
-        std: The standard deviation of the score over seeds; if `paired`, of the difference of two runs with equal
-            seeds.
+        std: The standard deviation over seeds: of the score or, if `paired`, of the difference between the scores of
+            two runs with equal seeds.
         power: The probability of detecting the difference.
         confidence: One minus the probability of detecting a difference that does not exist.
         paired: Whether both sets of runs have the same seeds.
@@ -141,7 +141,7 @@ def required_seeds(
 
 
 def _required_seeds(effect: float, power: float, confidence: float, *, paired: bool) -> int | None:
-    """Return how many seeds are needed to detect a difference of `effect` standard deviations; None above a million."""
+    """Return the number of seeds needed to detect a difference of `effect` standard deviations; None if > 1,000,000."""
     low, high = 1, 2  # the power with `low` seeds is too low
     while _power(high, effect, confidence, paired=paired) < power:
         low, high = high, 2 * high

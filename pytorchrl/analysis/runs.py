@@ -67,7 +67,7 @@ class Scores:
     seeds: tuple[tuple[int | None, ...], ...]
 
     def is_paired_with(self, other: Scores) -> bool:
-        """Return whether both groups have the same seeds on each task; each seed must be known and used only once."""
+        """Return whether both groups have the same seeds on each task; False if a seed is unknown or occurs twice."""
         return self.seeds == other.seeds and all(None not in seeds and len(set(seeds)) == len(seeds)
                                                  for seeds in self.seeds)
 
@@ -120,7 +120,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str
         by: Names of the settings by which to group; None: all settings in which runs differ.
 
     Raises:
-        ConfigError: No run has a setting that `by` names.
+        ConfigError: `by` names a setting that no run has.
     """
     if by is None:
         by = ["algorithm", *_differing(runs)]

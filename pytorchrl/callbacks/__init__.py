@@ -1,4 +1,4 @@
-"""Callbacks: code of users that a learner calls when certain events occur in a run."""
+"""Callbacks: user code that a learner calls when certain events occur in a run."""
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.search import OptunaPruning, TuneReport

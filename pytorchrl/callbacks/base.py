@@ -214,7 +214,7 @@ class Callbacks:
 
 @contextlib.contextmanager
 def _exits_named(callback: Callback, method: str) -> Iterator[None]:
-    """If the `with` block, which calls `method` of a callback, raises `SystemExit`, raise a `CallbackError` instead."""
+    """Replace a `SystemExit` that a callback's `method` raises in the `with` block by a `CallbackError`."""
     try:
         yield
     except SystemExit as error:

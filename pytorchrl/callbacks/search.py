@@ -1,4 +1,4 @@
-"""Callbacks that report to a search for hyperparameters."""
+"""Report the results of a run to Optuna or Ray Tune, which search for hyperparameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Trial(Protocol):
 class OptunaPruning(Callback):
     """Report the mean return of the training episodes to an Optuna trial, and stop the run if the trial is pruned.
 
-    Call `raise_if_pruned` after training. Each report has the number of env steps as its step. This callback needs the
+    Call `raise_if_pruned` after training. The `step` of each report is the number of env steps. This callback needs the
     extra `optuna`.
 
     Args:

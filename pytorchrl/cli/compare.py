@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _normalized(scores: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Array]:
-    """Return the scores of each label, normalized if there are references."""
+    """Return the scores of each group, normalized if `references` gives the scores that count as 0 and 1."""
     tasks = next(iter(scores.values())).tasks
     missing = [task for task in tasks if task not in references]
     unknown = [task for task in references if task not in tasks]

@@ -35,11 +35,11 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
     """Return the runs of each group, by the label of the group; a run that is named more than once counts once.
 
     Args:
-        words: Directories of runs, or words of the form NAME=PATTERN.
+        words: Command-line arguments, all in the same form: either directories of runs, or NAME=PATTERN.
         by: Settings by which runs are grouped; None: all settings in which the runs differ; ["run"]: one group per run.
 
     Raises:
-        ConfigError: A directory contains no run, the two forms of words are mixed, or `by` is given with NAME=PATTERN.
+        ConfigError: A directory contains no run, the two forms are mixed, or `by` is given with NAME=PATTERN.
     """
     named = [(found[1], found[2]) for word in words if (found := _NAMED.fullmatch(word)) and not Path(word).exists()]
     if not named:
@@ -56,7 +56,7 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
 
 
 def _paths(words: Sequence[str]) -> list[Path]:
-    """Return the directories that the words name, each directory once. A word is a path or a pattern."""
+    """Return the directories that match `words`, which are paths or glob patterns; each directory occurs once."""
     found: dict[Path, Path] = {}
     for word in words:
         path = Path(word).expanduser()

@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: The options that the command accepts; errors suggest similar options among them. None: errors suggest
-            only flags.
+        known: All options of the command, including those without a flag; errors suggest similar options among them.
+            None: errors suggest only flags.
         options: Arguments of `argparse.ArgumentParser`.
     """
 
@@ -121,7 +121,7 @@ def add_option_flags(
 
 
 def is_common(spec: OptionSpec) -> bool:
-    """Return whether the short help lists an option, because it is common or belongs to the user's own algorithm."""
+    """Return whether the short help lists an option: a common option, or an option of the user's own algorithm."""
     return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
 
 

@@ -12,7 +12,7 @@ from pytorchrl.monitor.view import read_run
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the page and return the exit code."""
+    """Write the HTML page about the given runs, and return the exit code."""
     parser = Parser(prog="pytorchrl report", usage="pytorchrl report RUN_DIR... [flags]",
                     description="Write one HTML page about one or more runs, which needs no network and no other file: "
                                 "curves, tree, lags, ledger, time shares, faults, versions, settings and videos.")

@@ -185,7 +185,7 @@ class FaultyEnv(CountingEnv):
 
 
 class HangingEnv(CountingEnv):
-    """A `CountingEnv` in which one call hangs: forever, unless a subclass overrides `hang`.
+    """A `CountingEnv` in which one call never returns, unless a subclass overrides `hang`.
 
     Args:
         call: Name of the method that hangs: "step", "reset", "render" or "close".
@@ -257,7 +257,7 @@ class RaisingEnv(AnyWrapper):
 
 
 class MatchingGame:
-    """Game for several agents (PettingZoo's parallel API) with a known best score, reached after seconds of training.
+    """Game for several agents (PettingZoo's parallel API) with a known best score, which can be learned in seconds.
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. The reward of an agent is 1 if
     its action equals the symbol of the next agent, and 0 otherwise. Observation: (num_agents * num_symbols,) float32,

@@ -91,7 +91,7 @@ class Exporter:
         if name not in self._traced:
             self._policies[name] = self._acting.parts[name].policy()
             self._traced[name] = trace(name, self._policies[name])
-        # The name begins with a dot and contains the process id, so that nobody mistakes the file for a checked file.
+        # The dot shows that the file has not been checked; the process id prevents a conflict with another export.
         partial = path.with_name(f".{path.stem}-{os.getpid()}{form.suffix}")
         try:
             found = compare(write(self._traced[name], form, partial), self._policies[name], steps)

@@ -68,7 +68,7 @@ def graph_of(program: ExportedProgram, inputs: Sequence[str]) -> tuple[Graph, di
 
 
 def run_graph(graph: Graph, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the results of the program that `graph` describes; `tensors` contains its tensors and inputs by name."""
+    """Return the results of the program that `graph` describes, for the stored tensors and inputs in `tensors`."""
     values: dict[str, object] = dict(tensors)
 
     def decoded(item: Encoded) -> object:

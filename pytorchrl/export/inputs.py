@@ -28,7 +28,7 @@ class Inputs:
 
     Attributes:
         obs: An array (B, ...), or nested dictionaries and tuples of arrays, as the observation space prescribes.
-        memory: Mapping from name to (B, H); empty for a policy without memory.
+        memory: Arrays (B, H) by name, where H is the size of the memory; empty for a policy without memory.
         mask: Action masks (B, n) bool, if the environment returns masks in `info`; otherwise None.
     """
 

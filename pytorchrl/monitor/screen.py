@@ -114,7 +114,7 @@ def _bottleneck(view: RunView) -> Text:
 
 
 def _flow(view: RunView) -> Table:
-    """Return the worker tree from the update worker down, with the rates on its edges."""
+    """Return the worker tree, from the update worker down, with the rates of gradients, steps and weights."""
     rates = view.rates
     table = _table(("", "left"), ("", "left"), title="tree")
     updates = compact(rates.get("updates"))

@@ -98,7 +98,7 @@ class RunView:
     """View of a run, made from its files. All texts are untrusted, and every renderer escapes them.
 
     Attributes:
-        run_dir: The directory.
+        run_dir: The run's directory.
         state: "starting" (no record yet), "running", "silent" (no record for long; perhaps killed) or "ended".
         age_s: Seconds since the latest record was written; None before the first record.
         run: Contents of `run.json`.
@@ -107,8 +107,8 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Rates per second, by name: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out. A rate that is not known yet is missing.
-        shares: For each level of the worker tree, the share of time that each part of the level's work took in about
-            the last 10 seconds.
+        shares: For each level of the worker tree, the parts of its work, each with its share of the level's time in
+            about the last 10 seconds.
         waits: The waits of the workers at each level, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
         events: Faults, such as replaced workers and skipped updates, in order.
@@ -191,7 +191,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """The current number of queued train batches, the largest allowed number, and the mean (None if unknown)."""
+        """The current, largest allowed and mean number of queued train batches; the mean is None if it is unknown."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 
@@ -204,7 +204,7 @@ class RunView:
         return count(self.latest, "scheme", name)
 
     def curve(self, *path: str) -> list[tuple[float, float]]:
-        """Return (env steps, value) of every record that has a number at `path`."""
+        """Return (env steps, value) for each record in which the nested keys `path` lead to a number."""
         points = ((number(record, "env_steps"), number(record, *path)) for record in self.records)
         return [(x, y) for x, y in points if x is not None and y is not None]
 
@@ -223,7 +223,7 @@ class Reader:
         self._records: list[Record] = []
 
     def read(self, now: float | None = None) -> RunView:
-        """Return the view at the time `now`, in seconds since the epoch; None: the current time."""
+        """Return the view of the run at the time `now` (in seconds since the epoch; default: the current time)."""
         now = time.time() if now is None else now
         (result, in_result), (run, in_run) = (read_checked(self._run_dir / name) for name in (RESULT_FILE, RUN_FILE))
         new = self._source.read()
@@ -278,8 +278,8 @@ def _before(records: Sequence[Record]) -> Record:
     """Return the earlier record with which the latest record is compared to compute rates.
 
     The earlier record is the newest one that is at least `_WINDOW_S` seconds older than the latest record, or the
-    oldest record if no record is that old. Return an empty record, in which all counts are 0, if there is only one
-    record, or if the run was resumed after the earlier record, because the counts of a resumed run start at 0 again.
+    oldest record if no record is that old. If there is only one record, or if the run was resumed after the earlier
+    record, return an empty record, in which all counts are 0: the counts of a resumed run start at 0 again.
     """
     if len(records) < 2:
         return {}

@@ -42,9 +42,9 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
 
     Args:
         options: An instance of the class `Options` of one of the runtimes in `RUNTIMES`, or of a subclass.
-        seed: Seed of the experiment; it also determines when injected faults with a given probability occur.
+        seed: Seed of the experiment; it also determines when injected faults occur that have a probability.
         is_recording: Whether workers record the order of timing-dependent events.
-        replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.
+        replay: (worker, number of earlier workers at its place) -> journal to replay; for the simulated runtime only.
     """
     if isinstance(options, SimulatedRuntime.Options):
         return SimulatedRuntime(options, seed=seed, is_recording=is_recording, replay=replay)

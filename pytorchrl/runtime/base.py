@@ -82,7 +82,7 @@ class Outcome(Generic[R]):
 class Handle(Generic[W]):
     """A reference to a worker, which runs its calls one at a time in order of submission."""
 
-    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # the type depends on the runtime
+    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # the type of `native` depends on the runtime
         self.runtime, self.name, self.native = runtime, name, native
 
     def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -110,7 +110,7 @@ class Runtime(ABC):
         options: Options of the runtime.
         faults: Failures to inject into workers; None injects nothing.
         is_recording: Whether workers record the order of timing-dependent events.
-        announce: Function that receives a line of text at each stage of a start that takes seconds or minutes; None:
+        announce: Function that receives a line of text at each stage of the start of Ray or of worker processes; None:
             nothing is announced.
     """
 

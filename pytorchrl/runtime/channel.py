@@ -42,8 +42,8 @@ LARGEST_ENCLOSED = 4096
 # Packets of more than this number of bytes are written into a block. The kernel's own limit for a packet is
 # `net.core.wmem_default`, usually 212,992 bytes.
 _LARGEST_PACKET = 32768
-# A channel gives numbers to at most this many structures of values (see `wire`). It sends the definition of a numbered
-# structure only once, and afterwards only the number. All other structures are sent with each message.
+# A channel numbers at most this many structures (the types and names in a value, see `wire`). A numbered structure is
+# sent once, and later messages contain only its number. Other structures are sent with each message.
 _MOST_STRUCTURES = 1000
 _UNNUMBERED = -1
 _MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel sends at most 253 descriptors with a packet
@@ -199,7 +199,7 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send a packet with the numbers of released blocks and the descriptors of blocks that the reader lacks."""
+        """Send `head`, the numbers of released blocks, and the descriptors of those `blocks` that the reader lacks."""
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)

@@ -125,7 +125,7 @@ class GlooCollective:
             self._left.set()
             # Other ranks wait for this rank until its connections close, that is, until no reference to the group is
             # left. During an operation, releasing the last reference blocks until the other ranks have left or died,
-            # so a thread releases it.
+            # so a separate thread releases the references.
             is_running, references = work is not None, [work, self._group]
             del work
             self._group = None
@@ -211,7 +211,7 @@ class NcclCollective:
             self._busy.release()
 
     def _abort(self) -> None:
-        """Leave both groups; only the holder of the lock `_busy` may call this method."""
+        """Leave the NCCL group and the gloo group; only the holder of the lock `_busy` may call this method."""
         self._left.set()
         self._gloo.close()
         if self._group is not None:
@@ -288,7 +288,7 @@ def gloo_options(address: str, timeout: timedelta) -> FromTorch:
 
 
 def suits_nccl(gpus: Sequence[str]) -> bool:
-    """Return whether NCCL can serve ranks with these `GlooCollective.gpus`: several GPUs, all of them different."""
+    """Return whether ranks on these GPUs (`GlooCollective.gpus`) can use NCCL: there are several, all different."""
     return len(gpus) > 1 and len(set(gpus)) == len(gpus)
 
 

@@ -36,10 +36,10 @@ class Costs:
     "add", "sample" and "priorities" (calls of a replay shard).
 
     Args:
-        costs: Map from operations to durations. A key such as `step@*/CWorker 1` applies only to the workers whose
-            names match the pattern after "@". A duration is a number of seconds, ("uniform", low, high),
-            ("exponential", mean), ("lognormal", median, sigma) or "measured", the real duration of the operation. With
-            "measured", even runs with equal seeds differ. Other operations keep their defaults.
+        costs: Map from operations to durations; operations that it does not contain keep their defaults. A key such as
+            `step@*/CWorker 1` applies only to the workers whose names match the pattern after "@". A duration is a
+            number of seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma) or
+            "measured", the real duration of the operation. With "measured", even runs with equal seeds differ.
         seed: Seed of the draws.
 
     Raises:
@@ -71,7 +71,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return the virtual seconds of a worker's operation that began at time `since` (see `time.perf_counter`)."""
+        """Return the virtual seconds of an operation; if "measured", `perf_counter()` minus `since` (0 if None)."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

@@ -49,8 +49,8 @@ class Fault:
     time (None: the first time). It does not happen in replacements of the worker. There is one exception: a `delay`
     without a `count` happens every time, in replacements, too.
 
-    With a `probability`, a random draw decides whether the fault happens, each time that a worker or its replacement
-    reaches the point (with a `count`: only the `count`-th time).
+    With a `probability`, a random draw decides whether the fault happens. If `count` is None, there is a draw each time
+    that a worker or its replacement reaches the point; otherwise, there is a draw only at the `count`-th time.
     """
 
     action: str

@@ -89,7 +89,7 @@ class ProcessRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on a worker, which receives the stored value of each argument that `put` returned."""
+        """Enqueue a method call on a worker; if `put` returned an argument, the method receives the stored value."""
         return self._send(handle, CALL, method, args, kwargs)
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -183,7 +183,7 @@ same server returns the runtime in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Unpickle a runtime: return this process's runtime with the same fork server, or a new one if there is none.
+    """Unpickle a runtime: return the runtime of this process that uses the same fork server, or else a new runtime.
 
     `server` is the address of the fork server; it is None if the pickled runtime had not used a fork server yet.
     """

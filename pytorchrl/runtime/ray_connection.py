@@ -37,7 +37,7 @@ _SLOW_START_S = 10.0
 # Workers must not report an event for each call. These events made the GCS grow by 280 MB in the first hour of a run,
 # and only Ray's dashboard, which is not started, reads them.
 _SYSTEM_CONFIG = {"task_events_report_interval_ms": 0}  # 0: never
-# If a start fails, the error quotes at most this many lines of each of Ray's logs, and cuts each line to this length.
+# After a failed start, the error quotes up to `_LOG_LINES` lines of each Ray log, cut to `_LOG_WIDTH` characters.
 _LOG_LINES, _LOG_WIDTH = 3, 300
 
 
@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def share(cls) -> Connection | None:
-        """Return the existing connection, and count the caller as its user; return None if no connection exists."""
+        """Return the existing connection, after counting the caller as one more user; None if no connection exists."""
         with cls._lock:
             if cls.current is not None:
                 cls.current._users += 1

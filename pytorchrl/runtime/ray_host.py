@@ -119,7 +119,7 @@ class Host:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, *args: object, **kwargs: object) -> object:
-        """Run a method immediately; if the worker is not built yet, return None, and run the method later."""
+        """Run a worker's method even while `call` runs; if no worker is built yet, defer the method and return None."""
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))

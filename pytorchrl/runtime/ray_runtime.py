@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 FromRay: TypeAlias = Untyped
 """An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
-# Shared values up to this size are sent with each request. Reading a larger value from the object store takes 0.7 ms,
+# Shared values up to this size are sent with each request, because reading them from the object store takes 0.7 ms,
 # ten times as long. The limit must be below 100 KiB, because Ray moves larger arguments to the object store by itself.
 _MAX_ENCLOSED_BYTES = 90_000
 # Interval in seconds at which a wait checks whether a process of Ray has ended.
@@ -134,7 +134,7 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if `address` is not the cluster `running`, which this process already uses."""
+        """Raise `RayConnectionError` if the option `address` names another cluster than `running`, which is in use."""
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return
@@ -201,7 +201,7 @@ class RayRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a call of an actor's method, which receives values stored by `put` instead of references to them."""
+        """Enqueue a call of an actor's method; arguments that `put` returned are replaced by the stored values."""
         return Future(handle.name, None if self._problem else handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -378,7 +378,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return each default request's share of resources; raise an error if GPUs are requested, but none is free."""
+        """Return the maximum resources of a default request; raise an error if a GPU is requested, but none is free."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

@@ -59,7 +59,7 @@ def token_path() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Remove the permissions of other users for a file of this user; Ray's token file may be readable by everybody."""
+    """Remove other users' permissions for a file, because Ray may have made its token file readable by everybody."""
     with contextlib.suppress(OSError):  # the file does not exist yet, or belongs to another user
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & _PRIVATE:

@@ -22,7 +22,7 @@ from pytorchrl.runtime.process_worker import ERROR
 from pytorchrl.runtime.ray_values import RemoteTraceback
 from pytorchrl.runtime.wire import Value
 
-# Seconds that a call waits for room in a connection whose worker does not read, because it is stopped or overloaded.
+# Seconds after which a call fails if the connection is full, because the worker is stopped or overloaded.
 _FULL_TIMEOUT_S = 5.0
 _FULL_INTERVAL_S = 0.01
 _LONGEST_WAIT_S = 3600.0

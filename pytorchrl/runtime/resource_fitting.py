@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-# The largest node is counted only if its amount of a resource exceeds this factor times the total of all other nodes;
-# see `room_for`. The factor is above 1, because machines of the same type differ a little in memory.
+# Except for GPUs, `room_for` uses the largest of several nodes only if its amount of the resource exceeds this factor
+# times the total of all other nodes. The factor is above 1, because machines of one type differ a little in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Maps a resource's name in requests to Ray's name in the description of a node, if the two names differ."""

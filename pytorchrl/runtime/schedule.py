@@ -54,7 +54,7 @@ class Task:
         self.thread = threading.current_thread()
         self.baton = threading.Lock()  # released to wake the task's thread; see `wake`
         self.baton.acquire()
-        self.num_waits = 0  # number of the current wait; a wake-up with the number of an earlier wait is ignored
+        self.num_waits = 0  # changes when a wait begins or ends; a wake-up with an earlier number is ignored
         self.waits_for = ""  # description of the current wait; empty while the task can run
         self.killed = self.finished = False
         self.ended = Signal()
@@ -92,9 +92,9 @@ class Schedule:
         self._ties = random.Random(seed)
         self._order = itertools.count()
         # Heap of (moment, random number that breaks ties, order of insertion, entry, is_timeout). An entry is a
-        # function to call, or a pair: a task to resume, and the number of the wait that ends. Each task counts its
-        # waits from 1. `is_timeout` is True for the timeout of a wait, None for a task that waits only to let other
-        # tasks go first, and False for all other entries.
+        # function to call, or a pair (task, number); the pair resumes the task if `task.num_waits` still equals the
+        # number. `is_timeout` is True for the timeout of a wait, None for a task that waits only to let other tasks go
+        # first, and False for all other entries.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes

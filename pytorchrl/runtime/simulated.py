@@ -135,8 +135,8 @@ class SimulatedCollective:
             self._schedule.notify(meeting.changed)
         found = self._schedule.wait_until(
             lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
-        # A rank that has left the group raises an error, even if all ranks have answered in the meantime. The other
-        # ranks may continue, as they may with real processes.
+        # A rank that has left the group raises an error, even if all ranks have answered in the meantime; the other
+        # ranks may continue. Ranks in separate processes behave in the same way.
         if self._left or not found:
             missing = sorted(set(range(self.size)) - parts.keys())
             what = ("this rank has left the group" if self._left else
@@ -266,7 +266,7 @@ class SimulatedRuntime(Runtime):
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` in a separate task; resources are unlimited."""
+        """Start `cls(**params)` in a separate task; `resources` has no effect."""
         actor = _Actor(name, self._current_actor(), lambda: cls(**params))
         self._actors.append(actor)
         thread = threading.Thread(name=name, daemon=True)
@@ -349,7 +349,7 @@ class SimulatedRuntime(Runtime):
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short method call when its message arrives, even while the worker runs another call."""
+        """Run a short method call as soon as it reaches the worker, even while the worker runs another call."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
         self.schedule.record(f"signal {result.call}")
@@ -399,7 +399,7 @@ class SimulatedRuntime(Runtime):
         return [task.name for task in self.schedule.tasks[1:]]
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """End a worker, its threads and the workers that it started, even during a call."""
+        """End a worker, its threads and the workers that it started; return whether all ended within `timeout_s`."""
         self._end_actor(handle.native)
         ending = [task for task in self.schedule.tasks if task.killed and task is not self.schedule.current]
         return self.schedule.wait_until(lambda: all(task.finished for task in ending), [task.ended for task in ending],
@@ -430,7 +430,7 @@ class SimulatedRuntime(Runtime):
                 self._end_actor(child)
 
     def close(self) -> None:
-        """End every worker and thread. Idempotent."""
+        """End every worker and thread; closing again has no effect."""
         if self._closed:
             return
         self._closed = True

@@ -97,9 +97,9 @@ class StoredValue:
 def take_apart(value: object) -> tuple[Structure, Parts]:
     """Divide a value into its structure and its parts (scalars and arrays), from which an equal value can be built.
 
-    A value that is not made of plain values, arrays, CPU tensors, lists, tuples, dictionaries and dataclasses is
-    pickled. In the rebuilt value, arrays are read-only, and tensors are writable. If an object occurs twice in the
-    value, the rebuilt value contains two equal objects, unless both occurrences are in the same pickled part.
+    Within the value, an object that cannot be divided in this way, such as an exception, is pickled. In the rebuilt
+    value, arrays are read-only, and tensors are writable. If an object occurs twice in the value, the rebuilt value
+    contains two equal objects, unless both occurrences are within one pickled object.
     """
     parts = Parts()
     try:

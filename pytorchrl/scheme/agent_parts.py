@@ -123,10 +123,10 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
-    """Refuse parts with different policies.
+    """Raise `ConfigError` unless the algorithm, actor, storage and training environments have the same policies.
 
-    If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, which makes the
-    weights depend on the priorities in all shards.
+    If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, because this option
+    makes importance weights depend on the priorities in all shards.
     """
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
@@ -178,7 +178,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """If the storage is a replay buffer, refuse options that only apply to rollouts that are discarded after use."""
+    """If the storage is a replay buffer, refuse options such as `num_passes` that need rollouts to be discarded."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return

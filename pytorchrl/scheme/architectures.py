@@ -33,8 +33,8 @@ class Preset:
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Name of a setting -> (smallest allowed value, reason for this limit).
-        learner: Whether `grad_communication` is by default asynchronous for one gradient worker, which then learns in a
-            separate thread, and synchronous for several. If False, the default of `Scheme` applies.
+        learner: Whether the default of `grad_communication` depends on the number of gradient workers. If so, a single
+            worker learns asynchronously in a separate thread, and several workers communicate synchronously.
         kinds: Kinds of data that the architecture can provide; the algorithm must learn from one of them.
     """
 

@@ -26,19 +26,19 @@ _EXECUTION = "; col_execution='Parallel' continues a run with remote collection 
 
 def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
                  any_seed: bool) -> AgentParts:
-    """Return the agent that resumes from a checkpoint, with the precisions (float32 or bfloat16) of the saved run.
+    """Check that a checkpoint fits a scheme; return `agent` with the precisions (float32 or bfloat16) of the saved run.
 
     The number of collection workers may differ from that of the saved run.
 
     Args:
         checkpoint: The result of `Scheme.checkpoint`.
         settings: Flat settings of the scheme that resumes.
-        agent: Factories of the scheme that resumes.
+        agent: Factories of the agent's parts, in the scheme that resumes.
         any_seed: Whether the seed may differ.
 
     Raises:
         CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
-        ConfigError: The scheme records or replays a run.
+        ConfigError: The option `record` or `replay` of the scheme is set.
     """
     if settings["record"] is not None or settings["replay"] is not None:
         raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")

@@ -1,4 +1,4 @@
-"""Types of the flat keywords (keyword arguments of `Scheme`), for editors and type checkers.
+"""Types of the flat keywords (options as keyword arguments of `Scheme`), for editors and type checkers.
 
 Names, defaults, ranges and help texts are in the `Options` classes; see `pytorchrl.scheme.settings`. A test checks
 that the types in this module equal the types of the fields of those classes.
@@ -105,14 +105,14 @@ _COUNTS = {"num_col_workers": "CWorkerSet", "num_replay_workers": "RWorkerSet", 
 
 
 def refuse_other_levels(function: str, given: Iterable[str]) -> None:
-    """Raise `ConfigError` for options that `function` does not accept but another function in `_FACTORIES` accepts.
+    """Raise `ConfigError` if `given` contains options that only other functions in `_FACTORIES` accept.
 
     Args:
         function: The function that received the options, such as "CWorkerSet.create_factory".
         given: Names of the options.
 
     Raises:
-        ConfigError: An option belongs to another function, which the message names.
+        ConfigError: An option belongs to another function, which the message names, or is one of `_COUNTS`.
     """
     problems = [f"{name} is the first argument of {_COUNTS[name]}.create_factory, num_workers; give it there"
                 for name in given if name in _COUNTS]
@@ -125,7 +125,7 @@ def refuse_other_levels(function: str, given: Iterable[str]) -> None:
 
 
 class StorageKeywords(TypedDict, total=False):
-    """Options of a replay storage that `Scheme` passes on to the storage."""
+    """Options that `Scheme` passes on to a replay storage."""
 
     prioritized: bool | None
     alpha: float | None
@@ -136,7 +136,7 @@ class StorageKeywords(TypedDict, total=False):
 
 class SchemeKeywords(
         CollectionKeywords, ReplayKeywords, GradientKeywords, UpdateKeywords, StorageKeywords, total=False):
-    """The flat keywords of `Scheme`, except `runtime`."""
+    """The flat keywords of `Scheme` (options of all levels), except `runtime`."""
 
     num_col_workers: int | tuple[int, ...]
     col_execution: Execution | str | None

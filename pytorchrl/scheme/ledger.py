@@ -69,7 +69,7 @@ class LedgerSnapshot:
         return self.collected - places - sum(self.dropped.values())
 
     def check(self) -> LedgerSnapshot:
-        """Return the snapshot if the ledger's equation holds and no count is negative, else raise `LedgerError`."""
+        """Return this snapshot; raise `LedgerError` if `imbalance` is not 0, or a count except `sent` is negative."""
         places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted,
                   *self.dropped.values())
         if self.imbalance or min(places) < 0:
@@ -164,9 +164,9 @@ class Ledger:
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
     """Combine the workers' ledgers into the ledger of the whole tree, which counts `sent` steps as in flight.
 
-    A gradient worker that sends a gradient adds the steps of the gradient to `sent` in its own ledger. When the
-    gradient arrives, the update worker subtracts these steps from `sent` in its own ledger, where `sent` is therefore
-    negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way.
+    When a gradient worker sends a gradient, the worker's ledger adds to `sent` the steps that no earlier gradient used.
+    When the gradient arrives, the update worker's ledger subtracts these steps from its own `sent`, which therefore
+    becomes negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way.
 
     Args:
         snapshots: The gradient workers' ledgers.

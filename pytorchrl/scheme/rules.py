@@ -1,7 +1,7 @@
-"""Check rules for settings of several levels, such as collection and gradients, before any worker starts.
+"""Check combinations of settings of several levels, such as collection and gradients, before any worker starts.
 
 Each rule is a row of `RULES` or `WARNINGS`, with the condition under which settings break the rule and the text of the
-error or warning. Rules for a single level are in the `Options` classes of the level.
+error or warning. Rules for a single level are in the level's `Options` classes.
 """
 
 from __future__ import annotations

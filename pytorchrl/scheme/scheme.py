@@ -124,7 +124,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return all flat keywords, keyword -> ("scheme", keyword), from which error messages suggest similar names."""
+        """Return a mapping from flat keyword to ("scheme", keyword), so that errors can suggest similar keywords."""
         return known_keywords()
 
     @classmethod
@@ -225,7 +225,7 @@ class Scheme(Architectures):
 
     @property
     def update_worker(self) -> UWorker:
-        """The root of the worker tree, which is started if necessary."""
+        """The root of the worker tree; if the tree has not been started, this property starts it."""
         return self._worker or self.start()
 
     @in_turn("_turn")
@@ -277,9 +277,9 @@ class Scheme(Architectures):
     def drain(self, timeout_s: float = 60.0) -> MetricsDict:
         """Finish or discard all pending work, so that nothing is in flight or queued; `step()` resumes the run.
 
-        No new work is requested. Rollouts that are being collected are finished; with replay shards, they are added to
-        the shards, which keep their contents. Gradients and data that no update has used are dropped and counted in
-        `dropped["shutdown"]`. An update in progress is finished; no further update is made.
+        No new work is requested. Rollouts that are being collected are finished. With replay shards, these rollouts are
+        added to the shards, whose contents are kept. Gradients and data that no update has used are dropped and counted
+        in `dropped["shutdown"]`. An update in progress is finished; no further update is made.
 
         Args:
             timeout_s: Seconds after which workers that have not answered are considered lost.

@@ -54,7 +54,7 @@ from pytorchrl.scheme.updates.u_worker import UWorker
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeName(Options):
-    """The flat keyword that chooses the runtime."""
+    """The option `runtime` of the flat form, which chooses the runtime by its name."""
 
     runtime: str | None = option(
         None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes on this machine "
@@ -166,7 +166,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return a mapping from flat keyword to ("scheme", keyword), so that errors can suggest a similar keyword."""
+    """Return all flat keywords in a `Known` mapping, from which error messages suggest similar keywords."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -186,13 +186,13 @@ class Settings:
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
                       supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
-        """Build settings from flat keywords, and from objects that contain all options of one level each.
+        """Build settings from flat keywords and, for some levels, from an object with all options of the level.
 
         Args:
             given: Flat keywords and their values.
             collection: All options of collection; None: built from the keywords.
             gradients: All options for computing gradients; None: built from the keywords.
-            runtime: Options or name of the runtime; None: simulated for a replay, Ray for remote workers, else threads.
+            runtime: Options or name; None: simulated to replay a recorded run, Ray for remote workers, else threads.
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
@@ -258,7 +258,7 @@ class Settings:
 
     @property
     def used_runtime(self) -> Runtime.Options:
-        """The options of the runtime in use; without remote workers, threads replace Ray and processes."""
+        """The options of the runtime in use; without remote workers, threads are used instead of Ray or processes."""
         if self.has_remote_workers or isinstance(self.runtime, Simulated):
             return self.runtime
         return ThreadRuntime.Options(faults=self.runtime.faults)

@@ -39,12 +39,12 @@ _DELAY = _Delay()
 def undivided(call: Callable[[], R]) -> R:
     """Call a function. If Ctrl-C is pressed meanwhile, raise `KeyboardInterrupt` as soon as the function has ended.
 
-    `KeyboardInterrupt` is raised in the middle of the function if it has not ended `GRACE_S` seconds later, or if
-    Ctrl-C is pressed again. Nothing is delayed in two cases: if this is not the main thread, because only the main
-    thread receives signals, or if SIGINT has another handler than Python's default, such as that of `Learner.train`.
+    If the function has not ended `GRACE_S` seconds later, or if Ctrl-C is pressed again, `KeyboardInterrupt` is raised
+    in the middle of the function. Nothing is delayed outside the main thread, because only the main thread receives
+    signals, or if the user or `Learner.train` has replaced Python's default handler of SIGINT.
 
-    The handler stays installed until `interrupt_as_usual` is called, because installing it again for each call would
-    take longer than checking that it is installed.
+    The delaying handler of SIGINT stays installed until `interrupt_as_usual` is called, because installing the handler
+    for each call would take longer than checking that it is installed.
     """
     if _DELAY.is_active or threading.get_ident() != threading.main_thread().ident:
         return call()

@@ -205,7 +205,7 @@ class MultiCategorical(Distribution):
 
 
 class Bernoulli(Distribution):
-    """n independent bits. Params: (..., n), the logit of each bit's probability of being 1.
+    """n independent bits. Params: logits (..., n); the probability that a bit is 1 is the sigmoid of its logit.
 
     Log-probabilities and entropies are summed over the bits.
     """

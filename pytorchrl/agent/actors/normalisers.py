@@ -93,7 +93,7 @@ class RunningMoments(nn.Module):
     def normalise(self, x: Tensor) -> Tensor:
         """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor.
 
-        Float64 and wide integers (`_WIDE`) are normalized in float64, because float32 cannot represent all values.
+        Dtypes with values that float32 cannot represent exactly (`_WIDE`) are normalized in float64.
         """
         if x.dtype in _WIDE:
             return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()

@@ -205,7 +205,7 @@ class OffPolicyActor(ReplayActor):
         return self.to_env(self.act(obs, deterministic=True, mask=mask)), {}
 
     def keep_policy(self) -> None:
-        """Remove the critics, unless a subclass overrides `build_networks` or `act`; see `Actor`."""
+        """Remove the critics (not needed to act) unless a subclass overrides `build_networks` or `act`; see `Actor`."""
         super().keep_policy()
         if not overrides(self, OffPolicyActor, "build_networks", "act"):
             self.critics = nn.ModuleList()

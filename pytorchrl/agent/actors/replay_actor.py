@@ -39,8 +39,8 @@ class ReplayNetworkOptions(NetworkOptions, Protocol):
 class ReplayActor(Actor):
     """The base class of actors of replay algorithms.
 
-    The networks of an actor share no layers. Observations are dictionaries from leaves to tensors (B, ...). Inputs are
-    never changed.
+    The networks of an actor share no layers. Observations are dictionaries from leaves to tensors (B, ...). No method
+    changes its inputs in place.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ class SmallOffPolicy:
         return self._network(normalized(self._actor, values))
 
     def step(self, action: np.ndarray) -> ActingStep:
-        """Return an `ActingStep` that contains actions (E, D) in [-1, 1], and these actions scaled as by `to_env`."""
+        """Return an `ActingStep` with actions (E, ...) in [-1, 1] and the same actions scaled to the Box's bounds."""
         action = action.reshape(-1, *self._low.shape)
         scaled = self._low + 0.5 * (action + 1) * (self._high - self._low)
         return ActingStep(action, np.minimum(np.maximum(scaled, self._low), self._high), {}, {})

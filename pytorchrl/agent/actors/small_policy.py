@@ -39,7 +39,7 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether `actor` has a separate policy MLP without memory, with a `Categorical` or `Gaussian`."""
+        """Return whether the policy has its own MLP without memory, and a `Categorical` or `Gaussian` distribution."""
         return (
             not overrides(actor, OnPolicyActor, "act", "policy_features") and not actor.is_shared
             and SmallNetwork.supports(
@@ -48,7 +48,7 @@ class SmallPolicy:
 
     @property
     def noise(self) -> Tensor:
-        """Noise (k, E, n) float32 that was drawn for the next k steps; saved together with the generator's state."""
+        """Noise for the n network outputs in the next k steps, (k, E, n) float32, saved with the generator's state."""
         return torch.from_numpy(np.array(self._noise[::-1], np.float32))
 
     @noise.setter
@@ -111,7 +111,7 @@ def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | No
 
 
 def small_value(actor: OnPolicyActor) -> SmallNetwork | None:
-    """Return the value network for use in NumPy; None unless `actor` has a separate value MLP without memory."""
+    """Return the value network for NumPy; None unless `actor` uses an MLP without memory for the value alone."""
     trunk, head, activation = getattr(actor, "value", None), actor.value_head, actor.options.activation
     if actor.is_shared or overrides(actor, OnPolicyActor, "get_value", "value_features"):
         return None

@@ -131,8 +131,8 @@ class Trunk(nn.Module):
 def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
     """Check, before any worker is built, that an extractor exists and fits the spaces.
 
-    With `auto`, fully connected layers process a leaf that has the shape of an image but does not satisfy `is_image`.
-    This function warns of such a leaf.
+    The extractor `auto` applies fully connected layers to a leaf that has the shape of an image but does not satisfy
+    `is_image`. This function warns of such a leaf.
 
     Raises:
         ConfigError: No extractor has this name.

@@ -105,7 +105,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: list[Any] | None = None  # see `last_gradients`
-    _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, norms) of a `torch.compile` graph, or empty
+    _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, norms) that a compiled graph computed
 
     @classmethod
     @brief_errors
@@ -281,7 +281,7 @@ class Algorithm(Part, Updatable, ABC):
     def update_algorithm_parameter(self, name: str, value: object) -> None:
         """Set an option that may change during training.
 
-        If the option follows a schedule, a number ends this schedule, and a `Schedule` replaces it.
+        A number or a new `Schedule` replaces the schedule that the option follows, if there is one.
 
         Raises:
             KeyError: There is no such option, or it cannot change.

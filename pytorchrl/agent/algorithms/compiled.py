@@ -127,10 +127,10 @@ class CompiledLosses:
 
 
 class ReadNames(Mapping[str, float]):
-    """A mapping that records the keys that are read.
+    """A mapping that records the keys that losses read, because a compiled graph would treat their values as constants.
 
     Attributes:
-        names: The keys that were read.
+        names: The keys that have been read.
     """
 
     def __init__(self, values: Mapping[str, float], names: set[str]) -> None:
@@ -151,7 +151,7 @@ class ReadNames(Mapping[str, float]):
 
 
 class ReadOptions:
-    """A view of options that records the names of the options that are read."""
+    """A view of options that records the names that losses read, for the same reason as `ReadNames`."""
 
     def __init__(self, options: object, names: set[str]) -> None:
         self._options, self._names = options, names
@@ -178,7 +178,7 @@ def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
 
 
 def _modes(modules: Iterable[nn.Module]) -> Hashable:
-    """Return whether each module is in training mode. A compiled graph is valid only for the same modes."""
+    """Return whether each module is in training mode; a compiled graph is valid only for unchanged modes."""
     return tuple([module.training for module in modules])
 
 

@@ -123,7 +123,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._weights = Constants(self.device)
         self.info_names = ()
         self._term_names: tuple[str, ...] = ()
-        # With V-trace, the learner computes values with its own weights, so collectors compute none.
+        # V-trace needs values of the learner's current weights, so collectors compute values only for other algorithms.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's `act` may lack this parameter.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
@@ -393,5 +393,5 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def rows_at_once(obs: Obs) -> int:
-    """Return the largest number of rows per forward pass within the memory limit; leaves of `obs` are (rows, ...)."""
+    """Return the largest number of rows whose observations fit into `_CHUNK_BYTES`; leaves of `obs` are (rows, ...)."""
     return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

@@ -87,7 +87,7 @@ class FlatOptimizer:
             name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum if `momentum` is
                 not 0), "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (as in TensorFlow:
                 epsilon inside the root, initial mean square 1).
-            like: (P,) float32.
+            like: Example vector, (P,) float32.
             settings: Settings of all optimizers; only those of the optimizer `name` are used.
         """
         self.name, self._is_adam = name, name in ("adam", "adamw")
@@ -153,7 +153,7 @@ class TorchOptimizer:
 
         Args:
             make: Function that returns the optimizer; it is called with a list of one parameter, and with `lr`.
-            like: (P,) float32.
+            like: Example vector, (P,) float32.
         """
         self._param = nn.Parameter(like.detach())
         self._gradient = torch.empty_like(like)

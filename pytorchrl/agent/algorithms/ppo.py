@@ -96,7 +96,7 @@ class PPO(OnPolicyAlgorithm):
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """Compute the gradient; see `OnPolicyAlgorithm`.
 
-        With `target_kl`, `info["skip_remaining"]` is 1.0 if KL is too large, else 0.0.
+        With `target_kl`, `info["skip_remaining"]` is 1.0 if the KL divergence is too large, else 0.0.
         """
         gradients, info = super().compute_gradients(batch)
         if "target_kl" in self.parameters:
@@ -104,7 +104,7 @@ class PPO(OnPolicyAlgorithm):
         return gradients, info
 
     def skip_remaining(self, info: Mapping[str, float]) -> bool:
-        """Return whether KL is so large that the remaining batches of the rollout must be skipped.
+        """Return whether the KL divergence is so large that the remaining batches of the rollout must be skipped.
 
         Args:
             info: Statistics of one gradient, or their means over several workers; only `kl` is used.

@@ -29,7 +29,7 @@ _LARGEST_SHARE = 0.9
 
 
 class BatchShape(NamedTuple):
-    """The shape of the batch of one gradient."""
+    """The shape of a batch from which one gradient is computed."""
 
     columns: int
     """B, number of sequences or, for an actor without memory, of samples."""

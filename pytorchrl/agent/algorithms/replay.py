@@ -79,7 +79,7 @@ class ReplayAlgorithm(Algorithm):
                         "and needs a C++ compiler.")
 
         def __post_init__(self) -> None:
-            """Refuse target networks that never change."""
+            """Raise `ConfigError` if `polyak` is 1, because target networks would then never change."""
             super().__post_init__()
             if self.polyak == 1.0:
                 raise ConfigError("polyak must be below 1, got 1.0, which would never move the target networks; give "
@@ -111,7 +111,7 @@ class ReplayAlgorithm(Algorithm):
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
             [self.actor, *self.targets.values()]) if options.compile else None
-        self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`, whose `losses` are compiled
+        self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; the copy's `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
         # Maps (size of a batch, groups to update) to the shapes of the noise that the losses draw for such a batch, and
         # to the names of the losses and measures.
@@ -146,8 +146,8 @@ class ReplayAlgorithm(Algorithm):
             mask: (E, n) bool, true where an action is allowed, or None.
 
         Returns:
-            Actions (E, ...) as they are stored, int64, or float32 for a Box. The actor's `to_env` converts them to
-            actions of the environments.
+            Actions (E, ...) as they are stored, in float32 for a Box and int64 otherwise. The actor's `to_env` converts
+            them to actions of the environments.
         """
 
     def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:

@@ -39,7 +39,7 @@ class SAC(ReplayAlgorithm):
     the policy.
 
     Attributes:
-        log_alpha: (), logarithm of the entropy's weight; trained as group `alpha` if `learn_alpha` is set.
+        log_alpha: (), log of the entropy's weight; trained as the parameter group `alpha` if `learn_alpha` is set.
         target_entropy: The entropy that the policy approaches while alpha is learned.
     """
 

@@ -159,7 +159,7 @@ def _build_native(
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
-    """Raise `EnvError` unless a native vector environment has all four spaces, each of them a `gymnasium.Space`."""
+    """Raise `EnvError` if a space (single or batched) of a native vector environment is missing or has a wrong type."""
     names = ("single_observation_space", "single_action_space", "observation_space", "action_space")
     if problem := space_problem(envs, names):
         raise EnvError(f"{where}: {problem}")
@@ -304,7 +304,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of the latest observation of environment `index`; after an exception, it ends the episode."""
+        """Copy the latest observation of environment `index`; after an exception, this copy ends the episode."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 

@@ -48,12 +48,12 @@ def is_training_mode(mode: str) -> bool:
 
 
 def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_envs: int) -> list[int]:
-    """Return a seed for each environment of a vector.
+    """Return one seed for each environment of a vector environment.
 
     Args:
         seed: Seed of the experiment; None draws a random seed.
         is_training: Whether the environments are for training; test environments get other seeds.
-        path: Index of the gradient worker, index of the collection worker, and the collection worker's incarnation.
+        path: Indices of the gradient worker and the collection worker, and the number of the latter's predecessors.
         num_envs: Number of environments.
     """
     root = secrets.randbits(63) if seed is None else check_seed(seed)

@@ -65,7 +65,7 @@ class TimedEnv(AnyWrapper):
         return self._call("render", self.env.render, self._timeout_s)
 
     def close(self) -> None:
-        """Close the environment; if an earlier call still hangs, its thread does so after that call returns."""
+        """Close the environment; if an earlier call still hangs, its thread closes the environment after that call."""
         try:
             if not self._hangs:
                 self._call("close", self.env.close, self._timeout_s)

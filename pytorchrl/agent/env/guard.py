@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 _MAX_CHARS = 2000
 # A traceback is cut to its last characters, at most this many, because its end is the most informative part.
 _TRACEBACK_CHARS = 8000
-# For arrays up to this size, a sum of squares takes no longer than a sum of values; see `_has_finite_sum`.
+# Up to this number of values, a sum of squares takes no longer than a sum of values; see `_has_finite_sum`.
 _FEW_VALUES = 1000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
@@ -108,7 +108,7 @@ def close_and_log(close: Callable[[], object], where: str) -> None:
     """Close an environment; an exception is logged but not raised, because the environment is no longer needed.
 
     Args:
-        close: The method of one environment, or of a vector of environments.
+        close: The `close` method of one environment, or of a vector of environments.
         where: Worker and environment index, for the message.
     """
     try:
@@ -119,7 +119,7 @@ def close_and_log(close: Callable[[], object], where: str) -> None:
 
 
 def traceback_of(failure: BaseException) -> str:
-    """Return the end of the traceback of an exception, with the exception and its causes."""
+    """Format an exception, its traceback and its causes; return only the end of a long text."""
     return "".join(traceback.format_exception(failure))[-_TRACEBACK_CHARS:]
 
 

@@ -36,7 +36,7 @@ class ActionMasks:
         self._all = np.ones(num_envs, dtype=np.bool_)
 
     def reset(self, observations: Observation, info: Info) -> np.ndarray | None:
-        """Return masks after a reset of all environments; masks in `info` are then required in each later `info`."""
+        """Return the masks after a reset; if masks come from `info`, each later `info` must contain masks, too."""
         self.is_in_info = not self._reader.has_mask and MASK_LEAF in info
         mask = self.read(observations, info)
         if mask is not None:
@@ -63,11 +63,11 @@ class ActionMasks:
     def read_at_end(
         self, observations: Observation, info: Info, done: np.ndarray, truncated: np.ndarray,
     ) -> np.ndarray | None:
-        """Return the masks of a step in which episodes ended (`done`, (E,) bool).
+        """Return the masks of a step in which episodes may have ended (`done`, (E,) bool).
 
         In NEXT_STEP mode, an action must be chosen even after an episode's last observation, although the environment
-        ignores it. The mask of this observation may allow no action, so a mask that allows all actions replaces the
-        original mask, unless the episode was truncated and learners need the original mask to bootstrap.
+        ignores this action. The mask of a last observation may allow no action, so a mask that allows all actions
+        replaces it, unless the episode was truncated and learners need the original mask to bootstrap.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
@@ -80,12 +80,12 @@ class ActionMasks:
     def final(
         self, mask: np.ndarray | None, final_index: np.ndarray, last_info_of: Callable[[int], Mapping[str, object]],
     ) -> np.ndarray | None:
-        """Return the masks of K last observations, (K, n) bool; masks that allow no action are changed to allow all.
+        """Return the masks of the last observations of K episodes, (K, n) bool; all-false masks become all-true.
 
         Args:
             mask: (K, n) bool, the leaf `action_mask` of the last observations; None if there is no such leaf.
-            final_index: (K,) int64, indices of the environments.
-            last_info_of: Function from the index of an environment to the `info` of the last step of its episode.
+            final_index: (K,) int64, indices of the environments in which the episodes ended.
+            last_info_of: Function that returns the `info` of an episode's last step, given the environment's index.
         """
         if self.is_in_info and len(final_index):
             infos = [last_info_of(index) for index in final_index.tolist()]

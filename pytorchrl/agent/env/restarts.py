@@ -219,6 +219,6 @@ def cut_in(info: Info) -> np.ndarray | None:
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may help: the environment raised the exception, and no known mistake explains it."""
+    """Return whether a restart may help: the environment raised the exception, not because of a known API violation."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

@@ -87,7 +87,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
 
 
 def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> AnyEnv:
-    """Build environment `index` with its wrappers and a copy of the keyword arguments."""
+    """Build environment `index`, with its wrappers and its own copy of `env_kwargs`."""
     where = f"{blueprint.where}, env {index}"
     build: Callable[[], AnyEnv] = functools.partial(_build_bare, blueprint, spec, where)
     if blueprint.timeout_s is not None:
@@ -182,7 +182,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` with the extra to install, if known; None if `failure` is a `PyTorchRLError`."""
+    """Return a `ConfigError` about a missing package, with an install hint if known; None for a `PyTorchRLError`."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""

@@ -41,7 +41,7 @@ def flatten_space(
     float64 stays float64 if `keep_float64` is true, or if `space` is a dictionary of leaves instead of a `Space`. Such
     a dictionary comes from an environment factory, which has already chosen the dtypes.
 
-    A leaf is an image (H, W, C) if it has three axes, its last axis has length 1, 3 or 4, and its first axis does not.
+    A leaf is an image (H, W, C) if it has three axes, C is 1, 3 or 4, and H is not 1, 3 or 4.
     The values of an image are unsigned bytes, or floats whose bounds are 0 and 1 everywhere. An image of floats must
     also be at least 16 pixels high and wide.
 

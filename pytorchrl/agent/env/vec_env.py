@@ -41,7 +41,7 @@ from pytorchrl.worker_names import collection_worker
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# If a worker's environments need more restarts within 1000 vector steps, the fault is considered permanent.
+# Default of max_env_restarts: environments that need more restarts within 1000 vector steps are considered broken.
 _MAX_RESTARTS = 3
 # float32 has a mantissa of 24 bits, so it stores numbers above this limit with at most six fractional bits.
 _LARGE = 2.0**17
@@ -59,7 +59,7 @@ class VecEnv(Part):
             `test_env_kwargs` apply, and the seeds differ from those of training.
         seed: Seed of the experiment; None draws a random seed.
         num_threads: Number of threads that a native vector environment may use.
-        incarnation: Number of earlier workers in the same place; it changes the seeds.
+        incarnation: Number of earlier workers with the same indices; the seeds depend on this number.
 
     Attributes:
         num_envs: E, the number of environments.
@@ -341,10 +341,10 @@ class VecEnv(Part):
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info` with the lives and masks of environments that raised exceptions (`cut`, (E,) bool).
+        """Return `info` with lives and action masks for the environments that raised exceptions (`cut`, (E,) bool).
 
-        In NEXT_STEP mode, `info` lacks these entries; the result contains the previous lives and a mask that allows all
-        actions. In other modes, the environments have been reset already, so `info` contains the entries of the reset.
+        In NEXT_STEP mode, these environments are reset in the next step; until then, their previous lives and masks
+        that allow all actions are used. In other modes, their reset has set both entries, so the result is `info`.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

@@ -72,7 +72,7 @@ class MultiAgentActor(nn.Module):
                 for policy, actor in self.actors.items()}
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Merge the moments of one rollout, which `moments_of` of the algorithm returned, into the running moments."""
+        """Merge `found`, the moments of one rollout from the algorithm's `moments_of`, into the running moments."""
         for policy, actor in self.actors.items():
             actor.merge_moments(own_names(found, policy))
 

@@ -163,7 +163,7 @@ class MultiAgentAlgorithm(Algorithm):
     def moments_of(  # type: ignore[override] # takes data of all policies
         self, rollout: MultiRollout, running: dict[str, StateDict],
     ) -> dict[str, object]:
-        """Return the moments of all policies, with names that begin with the policy; see `Algorithm`."""
+        """Return the moments for the normalizers of all policies, by `policy/name`; see `Algorithm`."""
         return joined({policy: self.algorithms[policy].moments_of(part, running.setdefault(policy, {}))
                        for policy, part in rollout.parts.items()})
 
@@ -185,8 +185,8 @@ class MultiAgentAlgorithm(Algorithm):
         """Compute the gradients of all policies; see `Algorithm`.
 
         Returns:
-            The gradient of each policy, (P,) or None; and the statistics. With replay, the statistics contain `errors`
-            in the order of `batch.ids`; the errors of policies without a gradient are NaN.
+            The gradient of each policy, (P,) or None; and the statistics. With replay, the statistics contain the
+            absolute TD errors as `errors`, in the order of `batch.ids`; errors of policies without a gradient are NaN.
         """
         vectors: list[Tensor | None] = []
         info: MetricsDict = {}

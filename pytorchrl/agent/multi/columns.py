@@ -28,7 +28,7 @@ class PolicyColumns:
         num_columns: C, the number of columns.
         reader: Reader of the observations.
         observation_space: The space of each leaf, as `flatten_space` returns it.
-        action_space: Action space, in which discrete actions count from 0.
+        action_space: Action space, in which discrete actions start at 0.
         raw_observation_space: The observation space before it was flattened.
         obs: The newest observations, a mapping from leaf to (C, ...).
         mask: (C, n) bool, the newest action masks; None if the agents have no masks.
@@ -54,11 +54,11 @@ class PolicyColumns:
                          has_mask_in_info=self.mask is not None and not self.reader.has_mask)
 
     def column(self, env: int, agent: str) -> int:
-        """Return the column of an agent in environment `env`."""
+        """Return the index of the column for an agent in environment `env`."""
         return env * len(self.places) + self.places[agent]
 
     def as_env_action(self, value: np.ndarray) -> Action:
-        """Return an agent's action as its environment expects it; discrete actions in `value` count from 0."""
+        """Convert `value`, in which discrete actions start at 0, to the action that the environment expects."""
         if self._action_start is not None:
             value = value + self._action_start
         space = self._raw_action_space
@@ -102,10 +102,10 @@ class PolicyColumns:
 
 
 class ColumnsStep:
-    """Result of one step for the columns of a policy, recorded agent by agent.
+    """Result of one env step for all columns (agents) of a policy, recorded agent by agent.
 
     Args:
-        columns: The columns.
+        columns: The columns of the policy, with the newest observations and masks.
 
     Attributes:
         first: (C,) bool, whether the observation of a column is the first of an episode.

@@ -41,7 +41,7 @@ def multi_agent(
         algorithms: Mapping from policies to factories, or one factory for all; policies never share parameters.
         actors: Mapping from policies to factories, one factory for all, or a function that returns a factory for an
             observation space and an action space.
-        storages: Mapping from policies to factories, or one factory for all. Sizes of storages count env steps.
+        storages: Mapping from policies to factories, or one factory for all. Their `size` is a number of env steps.
         trainable: Policies that learn; None for all. The parameter `policy/trainable` can change during training.
         checkpoint: Saved model of all policies, from which the weights and normalizers are initialized.
 

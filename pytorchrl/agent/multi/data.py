@@ -30,7 +30,7 @@ def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
 
 
 def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
-    """Return one mapping of the values of all policies, with keys `policy/name`; `own_names` extracts one policy."""
+    """Return one mapping of all policies' values, with keys `policy/name`; see `own_names` for the inverse."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 
@@ -50,7 +50,7 @@ class MultiStep:
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Action masks: policy -> (C, n) bool for n actions; the mask of a policy is None if its agents have none."""
+        """Action masks: policy -> (C, n) bool for n actions; None for a policy whose agents have no action masks."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property

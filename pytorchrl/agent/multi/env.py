@@ -178,7 +178,7 @@ class MultiAgentVecEnv(VecEnv):
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
-        """The spaces of the agents before they are flattened, by policy; known only after the first reset."""
+        """The agents' spaces before flattening, by policy; valid only after the first reset."""
         return {policy: columns.raw_spaces for policy, columns in self._columns.items()}
 
     @property

@@ -151,14 +151,14 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def mass(self) -> float:
-        """Weight of this storage when one of several shards is drawn: the sum of `mass` over the policies' storages."""
+        """Weight of this storage in the choice among replay shards: the sum of `mass` over the policies' storages."""
         return float(sum(storage.mass for storage in self.storages.values()))
 
     @property
     def counters(self) -> dict[str, int]:
         """Numbers of env steps (`inserted`, `evicted` and `resident`) and number of drawn transitions (`sampled`).
 
-        For each batch, `sampled` adds the maximum over policies. `<name>/<policy>` is a counter of a policy's storage.
+        In a batch, `sampled` counts only the policy with the most transitions. `<name>/<policy>` counts one policy.
         """
         return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
                 "resident": self._inserted - self._evicted,

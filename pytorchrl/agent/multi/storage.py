@@ -40,10 +40,10 @@ class PolicyAlgorithms(Protocol):
 
 
 class MultiAgentStorage(Storage):
-    """One storage for each policy. All storages receive the same rollouts; each draws the samples of its policy.
+    """One storage for each policy; it receives the policy's part of every rollout, and draws the policy's samples.
 
     Attributes:
-        storages: The storage of each policy, by its name.
+        storages: The storage of each policy, by the name of the policy.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; of several kinds, the one that requires the newest data."""
+            """Kind of data that the storages provide; if the kinds differ, the kind that requires the freshest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -156,9 +156,9 @@ class MultiAgentStorage(Storage):
         """Start a rollout with the observations and action masks after a reset.
 
         Args:
-            obs: For each policy, its observations: a mapping from leaf to (C, ...). The C rows belong to the agents
-                of the policy in all environments.
-            mask: For each policy, its action masks (C, n) bool, or None.
+            obs: For each policy, its observations: an array (C, ...) for each leaf, with one row for each agent of the
+                policy in each environment.
+            mask: For each policy, its action masks (C, n) bool for n actions, or None.
         """
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
@@ -200,7 +200,7 @@ class MultiAgentStorage(Storage):
             storage.before_gradients()
 
     def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # mappings
-        """Return, by policy, the number of advantages, their mean, and the sum of their squared deviations from it."""
+        """Return, by policy, the number of advantages, their mean, and the sum of squared deviations from the mean."""
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
@@ -208,7 +208,7 @@ class MultiAgentStorage(Storage):
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
-    def to_learn_from(self, policy: str) -> Any:  # a `Storage` or an adapter
+    def to_learn_from(self, policy: str) -> Any:  # a `Storage` or, for replay, an adapter that counts env steps
         """Return the storage from which the algorithm of a policy draws its batches."""
         return self.storages[policy]
 
@@ -247,8 +247,8 @@ class MultiAgentStorage(Storage):
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
         """Set `num_samples` and `num_new_samples` of a batch, in env steps.
 
-        The given numbers of single agents' steps are converted to env steps. Rounding errors do not accumulate: over a
-        pass, the sum of `num_samples` is exactly the number of env steps in the rollouts.
+        The arguments count steps of agents, which are converted to env steps. Rounding errors do not accumulate: over
+        one pass over the rollouts, the sum of `num_samples` is exactly the number of env steps in the rollouts.
 
         Args:
             batch: The batch.

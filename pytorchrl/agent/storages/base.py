@@ -34,14 +34,14 @@ class StorageActor(Protocol):
 
 
 class Storage(Part, Updatable, ABC):
-    """Storage to which acting adds transitions and from which learning draws batches.
+    """The base class of storages, which store transitions of collectors and provide batches for learners.
 
     A collector writes one row for each step and takes rollouts out of its storage. A learner inserts rollouts into its
     storage and draws batches. If a worker alternates between collecting and learning, one storage serves both purposes.
     Memory is allocated only when the first transition arrives.
 
-    A subclass defines `provides`, a class `Options` with the option `size`, and these methods for the learner:
-    `insert_data_slice`, `generate_batches`, `reset` and `counters`. A subclass whose options may change
+    A subclass defines `provides` (the kind of data), a class `Options` with the option `size`, and these members for
+    the learner: `insert_data_slice`, `generate_batches`, `reset` and `counters`. A subclass whose options may change
     during training also defines `update_storage_parameter`.
 
     Attributes:
@@ -189,7 +189,7 @@ class Storage(Part, Updatable, ABC):
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Convert the algorithm's TD errors to (B,), one error for the priority of each transition or sequence."""
+        """Convert TD errors to one error per transition or sequence, (B,), from which priorities are computed."""
         return errors
 
     @abstractmethod

@@ -330,8 +330,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
-        # Extra frames need no check. An extra frame is released when the observation that owns the frame is evicted,
-        # but each later stack with this extra frame also contains that observation's newest frame, which is checked.
+        # Extra frames need no check. When the observation that owns an extra frame is evicted, all later stacks with
+        # this frame are recognized as broken anyway, because they also contain the newest frame of the observation.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -400,12 +400,12 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _inherit_frames(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the frame numbers of new rows that replace the last (extra) observations of the previous rollout.
+        """Transfer frames from N extra observations to the rows that replace them, and return the rows' frame numbers.
 
-        A row takes over the extra frames that the extra observation owned, except its newest, which the row stores.
+        Each row now owns the older frames that its extra observation owned, and stores the newest frame itself.
 
         Args:
-            extras: (N,) places of the extra observations.
+            extras: (N,) places of the extra observations, which are the last observations of the previous rollout.
             newest: (N,) numbers of the newest frames of the rows.
             rows: (N,) numbers of the rows.
 

@@ -28,9 +28,9 @@ _FIRST_PRIORITY = 1.0
 class PERBuffer(ReplayBuffer):
     """Replay that draws transitions with larger TD errors more often (Schaul et al. 2016).
 
-    A transition with absolute TD error d has the priority p = (d + epsilon)^alpha, the probability P = p / sum p, and
-    the importance weight w = (N P)^-beta / max w. For a new transition whose TD error `add_errors` has not computed,
-    d + epsilon is the largest value so far (initially 1).
+    For N transitions that can be drawn, a transition with absolute TD error d has the priority p = (d + epsilon)^alpha,
+    the probability P = p / sum p, and the importance weight w = (N P)^-beta / max w. If `add_errors` did not compute
+    the TD error of a new transition, d + epsilon is the largest value so far (initially 1).
     """
 
     has_priorities: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors received for evicted transitions."""
+        """Counters of `ReplayBuffer`; `stale_priorities` counts errors of transitions that can no longer be drawn."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
@@ -127,7 +127,7 @@ class PERBuffer(ReplayBuffer):
         rollout.other[ERROR] = torch.from_numpy(errors.reshape(rollout.num_envs, rollout.num_steps).T.copy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Set the priorities of transitions from their TD errors; count and discard errors of evicted transitions.
+        """Set priorities from TD errors; count and discard the errors of transitions that can no longer be drawn.
 
         Args:
             ids: (N,) int64 ids from batches; for a repeated id, the last error is used.

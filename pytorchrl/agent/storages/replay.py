@@ -129,9 +129,9 @@ class ReplayBuffer(Storage):
         return self.ring.total
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row number of each id from a batch, (N,) int64.
+        """Return the row number of each transition in a batch, (N,) int64, given the `ids` of the batch.
 
-        Rows are numbered from 0 in order of insertion. Here, ids are row numbers; a subclass may use other ids.
+        Rows are numbered from 0 in order of insertion. Here, the ids are row numbers; a subclass may use other ids.
         """
         return ids
 
@@ -260,7 +260,7 @@ class ReplayBuffer(Storage):
         return np.roll(rows, -int(oldest))
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Choose the rows of a batch; called only if a row can be drawn. A subclass may override this method.
+        """Choose the rows of a batch, given that at least one row can be drawn; a subclass may override this method.
 
         Args:
             count: B, the number of rows.

@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false where the last step ends an episode: then `link` is one of `finals`
+            shown = link[-1] == heads  # false where the last step of the rollout ends an episode and links to `finals`
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
@@ -385,7 +385,7 @@ class Ring:
         rollout. `rows`, (E,), contains the places of the first rows.
 
         Returns:
-            (E,) int64, places of the extra observations that are no longer needed; 0 if an environment was not linked.
+            (E,) int64, for each linked environment the place of the extra observation that is no longer needed, else 0.
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]

@@ -78,7 +78,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         # Each rollout is inserted under its own source. Consecutive rollouts of the same source would share an
         # observation, and could not be evicted independently.
         ring.insert(rollout, source=kept.first)
-        ring.make_drawable(self._place(kept))  # one row represents the whole rollout
+        ring.make_drawable(self._place(kept))  # one row per rollout, so `num_items` and `mass` count rollouts
         self._kept.append(kept)
 
     def _place(self, kept: _Kept) -> np.ndarray:
@@ -102,7 +102,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each sequence in order: one for each step, and one for each episode's last observation."""
+        """Return the rows of each sequence, oldest first: one per step, and one per last observation of an episode."""
         column, capacity, n_step = self.ring.columns, self.ring.capacity, self.options.n_step
         found = []
         for kept in drawn:

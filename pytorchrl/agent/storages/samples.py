@@ -24,7 +24,7 @@ For larger sizes, selecting the samples of each batch is as fast, and needs memo
 
 @dataclass(slots=True)
 class Samples:
-    """All samples of a storage: N rows (N, ...), or C sequences (L, C, ...) with initial memory states (C, H)."""
+    """All samples of a storage: N steps (N, ...), or C sequences of L steps (L, C, ...) with initial memory (C, H)."""
 
     obs: Obs
     done: Tensor
@@ -81,7 +81,7 @@ class Samples:
 def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
     """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
     def rows(parts: list[Tensor]) -> Tensor:
-        """Concatenate the first T steps of each rollout's tensor (T or longer, E, ...) to rows (N, ...)."""
+        """Concatenate the first `num_steps` steps of the rollouts' tensors (steps, E, ...) into one tensor (N, ...)."""
         cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut)
 
@@ -105,7 +105,7 @@ def sequences(
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Cut the first T steps of each rollout's tensor (T or longer, E, ...) into sequences; return (L, C, ...)."""
+        """Cut the first `num_steps` steps of the rollouts' tensors (steps, E, ...) into sequences (L, C, ...)."""
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)
@@ -155,7 +155,7 @@ def _leaves(
 
 
 def _chunks(part: Tensor, length: int, fill: float | bool) -> Tensor:
-    """Cut a tensor (T, E, ...) into chunks, and place them side by side, (length, ceil(T / length) * E, ...).
+    """Cut a tensor (T, E, ...) into chunks, and return them as a tensor (length, ceil(T / length) * E, ...).
 
     The last chunk is padded with `fill`.
     """

@@ -125,7 +125,7 @@ class _WindowTable:
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
         # These arrays are indexed by the ring index of a window's first row. They contain the newest window with that
-        # first row, and the slot in which the memory state before the row is stored.
+        # first row, and the slot of the memory state that precedes this row.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 
@@ -245,7 +245,7 @@ class SequenceBuffer(PERBuffer):
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
-        """Process the runs of one environment (see `_Run`); `episode` is its unfinished episode, or None.
+        """Find windows in the runs of one environment (see `_Run`); `episode` is its unfinished episode, or None.
 
         Returns:
             The episode that continues after the rollout, or None; the ids of the rows for which the preceding memory

@@ -13,8 +13,8 @@ _FEW = 512
 class _Tree:
     """Binary tree with `capacity` values as leaves; each node contains the sum or minimum of its two children.
 
-    Node 1 is the root; nodes 2i and 2i + 1 are the children of node i. The number of leaves is padded to a power of two
-    with the neutral value of the operation. Changing a leaf recomputes every node above it, so that rounding errors
+    Node 1 is the root; nodes 2i and 2i + 1 are the children of node i. Leaves with the neutral value of the operation
+    pad the number of leaves to a power of two. Changing a leaf recomputes every node above it, so that rounding errors
     do not accumulate.
     """
 
@@ -125,7 +125,7 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # Due to rounding, a mass can equal or exceed the sum of both children; use the last child that is not 0.
+            # Due to rounding, a mass can reach or exceed the sum of both children; never choose a right child of 0.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right

@@ -20,9 +20,9 @@ KindT = TypeVar("KindT", bound="Kind")
 
 
 class Kind(Options):
-    """Base class of kinds, the classes of options that belong to one variant of a level.
+    """Base class of kinds. A kind is one variant of a level, and declares the options that this variant needs.
 
-    A level of a scheme is, for example, collection; one of its variants is asynchronous collection.
+    For example, collection is a level of a scheme, and asynchronous collection is one of its kinds.
     """
 
     title: ClassVar[str]
@@ -112,7 +112,7 @@ class Reader:
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Record a problem if any flat keyword in `names` is given although `level=` already sets these options."""
+        """Record a problem if a flat keyword in `names` is given besides the keyword `level`, which sets them all."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")

@@ -1,4 +1,4 @@
-"""Pause a thread from another thread."""
+"""Let one thread pause another thread at a fixed point of its loop."""
 
 from __future__ import annotations
 

@@ -88,12 +88,12 @@ def keep_freed_memory() -> None:
     """Prevent glibc from returning freed memory to the system, because this process will soon request it again.
 
     Every update allocates and frees arrays of the same sizes, up to a few megabytes. glibc returns a freed block at
-    once if the block is larger than a first threshold, and returns the end of the heap if the free memory there exceeds
-    a second threshold. When a block above the first threshold, of up to 32 MB, is freed, glibc raises the first
-    threshold to the size of the block, and the second to twice that size (mallopt(3), `M_MMAP_THRESHOLD`). This
-    function therefore allocates and frees a block of almost 32 MB, without writing to it. The cost is at most 64 MB of
-    unused memory for each thread. Thresholds that are set by environment variables (`MALLOC_*`) stay in effect; other C
-    libraries are not affected.
+    once if the block is larger than the `mmap` threshold, and returns free memory at the end of the heap if this memory
+    exceeds the trim threshold. If a freed block is larger than the `mmap` threshold and has at most 32 MB, glibc also
+    raises the `mmap` threshold to the size of the block, and the trim threshold to twice that size (mallopt(3),
+    `M_MMAP_THRESHOLD`). This function therefore allocates and frees a block of almost 32 MB, without writing to it. The
+    cost is at most 64 MB of unused memory for each thread. Thresholds that are set by environment variables
+    (`MALLOC_*`) stay in effect; other C libraries are not affected.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 

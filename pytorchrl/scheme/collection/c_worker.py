@@ -53,8 +53,7 @@ class RolloutBuilder:
         storage: The storage of the steps.
         place: Indices of the gradient worker and of the collection worker, and the incarnation of the latter.
         now: The clock.
-        encoder: Encoder of the rollouts, which receives copies of the data; None: rollouts contain the storage's own
-            tensors.
+        encoder: Encoder for copies of the data; None: rollouts contain the storage's own tensors, not copies.
         finds_errors: Whether rollouts contain TD errors, for replay.
 
     Attributes:
@@ -96,8 +95,8 @@ class RolloutBuilder:
             episodes: Episodes that ended in these steps.
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether the rollout is shorter than requested.
-            elapsed_s: Function that returns the seconds since the start of the rollout. The time that `watch` has not
-                assigned to another part is recorded as "store". None: all time is already assigned.
+            elapsed_s: Function that returns the seconds since the start of the rollout. The seconds that are
+                not yet in `watch` are added to its part "store". None: all seconds are already in `watch`.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
 
@@ -236,7 +235,7 @@ class CWorker(Worker):
             return self._snapshot
 
     def learning_state(self) -> dict[str, np.ndarray]:
-        """Return the arrays that the computation of gradients requires in addition to the acting state."""
+        """Return copies of the arrays on which gradients depend but acting does not, such as target networks."""
         return {name: value.numpy() for name, value in self.algo.learning_state().items()}
 
     def set_weights(self, weights: Weights | Mapping[str, np.ndarray | Tensor]) -> None:
@@ -405,10 +404,10 @@ class CWorker(Worker):
         return info
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
-        """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
+        """Set scheduled parameters of the algorithm and the storage; `env_steps` returns the env steps so far."""
         for part in (self.algo, self.storage):
             if part.schedules:
-                with self.journal.writing():  # `update_algorithm_parameter` may end a schedule in another thread
+                with self.journal.writing():  # another thread may replace a schedule at the same time
                     part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:

@@ -51,7 +51,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         col_communication: "synchronous" or "asynchronous" collection.
         initial_weights: Weights with which all workers start; None: the actor's own initialization.
         collects: Whether the set collects; False if its gradient worker only stores the current parameters.
-        first_incarnation: Incarnation of each worker before replacements add 1; above 0 if the parent is a replacement.
+        first_incarnation: Incarnation with which each worker starts; above 0 if the gradient worker is a replacement.
         journal: Journal of the gradient worker, which the local worker shares.
 
     Attributes:
@@ -159,7 +159,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     def create_factory(cls, num_workers: int | tuple[int, ...], algo_factory: Factory[Algorithm],
                        actor_factory: Factory[Actor], storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
                        **options: Unpack[CollectionKeywords]) -> CWorkerSetFactory:
-        """Return a recipe for the collection workers of each gradient worker.
+        """Return a factory that builds the collection workers of each gradient worker.
 
         Args:
             num_workers: Number of collection workers of each gradient worker, or a tuple with one number for each
@@ -171,7 +171,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             **options: Fields of `CWorkerSet.ReplayOptions`, except `num_col_workers` and `col_execution`.
 
         Returns:
-            A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
+            The factory; a call with `index_parent`, `local_device` and `runtime` builds the set of one gradient worker.
 
         Raises:
             ConfigError: An option is unknown or has an invalid value.

@@ -38,7 +38,7 @@ Decisions: TypeAlias = ActingStep | MultiActingStep
 
 @dataclass(frozen=True)
 class Inference:
-    """The parts of central inference that a set of collection workers builds.
+    """The objects that a `CWorkerSet` builds for central inference.
 
     Attributes:
         actor: The worker, without environments, that chooses the actions of all environment workers.
@@ -91,7 +91,7 @@ class _Stream:
         return acting.clipped_action
 
     def add(self, answer: EnvAnswer) -> None:
-        """Add the step of `answer` to the storage; after a reset, start the storage with the first observations."""
+        """Store the step of `answer`; if the worker only reset its environments, store the first observations."""
         start = self._now()
         with torch.inference_mode():
             if answer.first is not None:
@@ -142,7 +142,7 @@ class CentralInference:
         self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # one for each live worker
         self._unstarted = list(self._streams)  # workers that have no request and do not wait for an action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
-        self._num_asked = len(workers)  # workers with this index or a higher one are leaving
+        self._num_asked = len(workers)  # workers with an index >= this number begin no new rollouts
         self._left: dict[int, _Stream] = {}  # workers that are leaving and have delivered all their steps
         self._is_draining = False
         self._num_batches = self._num_rows = self._lag = 0
@@ -208,8 +208,8 @@ class CentralInference:
             self._in_flight.add(place, self._workers[place].submit(EnvWorker.step, action))
 
     def _update_weights(self) -> None:
-        # Taking the lock of the parameters may mean waiting for the end of an update. The lock is therefore taken only
-        # if new weights are due, or if the order of reads and updates must be recorded or repeated.
+        # This thread may have to wait for the lock of the parameters until an update ends. It therefore takes the lock
+        # only if new weights are due, or if the order of reads and updates of the parameters is recorded or replayed.
         if self._journal.is_kept or self._weights.is_due():
             self._weights.attach_due()
             if (weights := self._weights.take(0)) is not None:
@@ -225,8 +225,8 @@ class CentralInference:
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
         # With fewer live workers, fewer waiting workers may be enough for a batch. Choose their actions before the next
-        # answer is handled: in a replay of a recorded run, this answer may arrive in a different poll, and would then
-        # change which workers the batch contains.
+        # answer is handled. Otherwise, a replay could form a different batch than the recorded run, because the next
+        # answer may arrive in a different poll.
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
@@ -315,7 +315,7 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add to `counters` the number of inference batches, their environments, and their weights' lag in updates."""
+        """Add to `counters` the number of batches, the sum of their sizes, and the sum of weight lags in updates."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag

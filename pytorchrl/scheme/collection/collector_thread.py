@@ -30,7 +30,7 @@ from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wa
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
-# Size of the queue that a thread creates if it is built without a destination.
+# Capacity, in entries, of the queue that a collector thread creates if no destination is given.
 _QUEUE_SIZE = 16
 
 
@@ -287,7 +287,7 @@ class CollectorThread(threading.Thread):
         return self._watch.take()
 
     def take_send_s(self) -> float:
-        """Return the time, in seconds, that messages of rounds have spent in transit since the last call."""
+        """Return the seconds that the messages of synchronous rounds spent in transit since the last call."""
         return self.strategy.take_send_s()
 
     @property
@@ -318,7 +318,7 @@ class CollectorThread(threading.Thread):
         return self.failure
 
     def drain(self, number: int, timeout_s: float) -> None:
-        """Complete drain `number`: wait for the rollouts in flight, and empty the sample queue, if there is one.
+        """Wait for the rollouts in flight, and empty the sample queue if there is one; this completes drain `number`.
 
         Collection resumes when the learner next asks for data. Rollouts that arrive during the drain are stored in
         replay. Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The

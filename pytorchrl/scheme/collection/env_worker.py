@@ -79,7 +79,7 @@ class EnvWorker(Worker):
         runtime = runtime or ThreadRuntime()
         self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
         self._envs = self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # restarts of environments that `reseed` has since replaced
+        self._envs_restarted = 0  # restarts before the latest `reseed`, which builds new environments
         self._reset_pending, self._is_closed = True, False
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)

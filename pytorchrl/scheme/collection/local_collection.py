@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Cancel the steps that the worker owes after a preempted rollout; no rollout is in flight to be delivered."""
+        """Give up the missing steps of a preempted rollout. No rollout is in flight, so there is none to deliver."""
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

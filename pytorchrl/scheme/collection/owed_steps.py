@@ -6,7 +6,7 @@ from pytorchrl.scheme.transport.messages import RolloutHeader
 
 
 class OwedSteps:
-    """Counts the steps that each worker owes because its latest rollout was preempted.
+    """Count the steps that each worker owes because its latest rollout was preempted.
 
     In the next round, a worker first collects the steps that it owes, in an additional rollout that cannot be
     preempted. Over many rounds, all workers therefore collect equally many steps.
@@ -27,8 +27,8 @@ class OwedSteps:
     def receive(self, index: int, header: RolloutHeader) -> bool:
         """Record a rollout; return whether it contains the steps that were missing from the worker's previous rollout.
 
-        A rollout of missing steps cannot be preempted, so the worker owes nothing after this rollout. If the rollout is
-        too short nevertheless, the worker was interrupted, and will collect nothing more.
+        A rollout of missing steps cannot be preempted, so the worker owes nothing after this rollout. Only
+        `CWorker.interrupt` can shorten this rollout, and an interrupted worker takes no more steps.
         """
         is_rest = self._owed.pop(index, None) is not None
         if self._is_kept and header.preempted and not is_rest:

@@ -34,13 +34,13 @@ class CollectionStrategy(Protocol):
         """Return the number of requests to remote workers whose rollouts have not arrived."""
 
     def take_send_s(self) -> float:
-        """Return the time, in seconds, that messages of rounds have spent in transit since the last call."""
+        """Return the seconds that the messages of synchronous rounds spent in transit since the last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline count as lost."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the rollouts in flight, count their steps, and discard them."""
+        """Wait at most `timeout_s` seconds for the rollouts in flight; count their steps, but discard the rollouts."""
 
 
 class ElasticStrategy(Protocol):
@@ -59,11 +59,11 @@ class ElasticStrategy(Protocol):
         """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
 
     def resized(self, number: int, closed: Sequence[tuple[int, int] | None]) -> None:
-        """Adapt to the list of workers, which now has `number` workers.
+        """Adapt to the list of workers after workers were added or removed.
 
         Args:
             number: New number of workers.
-            closed: The result of `CWorker.close` of each worker that has left; None for a worker that did not respond.
+            closed: For each removed worker, the result of `CWorker.close`, or None if the worker did not respond.
         """
 
 
@@ -116,7 +116,7 @@ class Destination(Protocol):
         """
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Store rollouts that arrive during a drain and are in flight in the ledger; without replay, discard them."""
+        """Accept rollouts that arrive during a drain: replay stores them, but a sample queue discards them."""
 
     def end_drain(self, deadline: float) -> None:
         """End a drain after all rollouts have arrived: empty the queue, or wait until replay has stored them."""

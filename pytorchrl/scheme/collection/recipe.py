@@ -126,7 +126,7 @@ class CWorkerRecipe:
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up the codec of rollouts in this process, because workers may not have registered it."""
+        """Look up the codec of rollouts in this process, because workers perhaps do not register a user's codec."""
         object.__setattr__(self, "compression", Compression.of(DATA, self.options.compress_data_to_send))
 
     @property

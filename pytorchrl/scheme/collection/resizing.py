@@ -51,7 +51,7 @@ class ElasticSet(Protocol):
         """Close the workers in `remote_workers()` from index `place` on; return the result of each `CWorker.close`."""
 
     def follow(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
-        """Start or kill workers until there are as many as `recipe_for(num_col_workers)` asks for."""
+        """Start or kill workers until their number matches the new value of the option `num_col_workers`."""
 
 
 class Resizing:
@@ -124,11 +124,11 @@ class Elastic(ABC):
         return [index for index in range(self._num_asked) if index not in self._supervisor.gone]
 
     def limit(self, number: int) -> None:
-        """Make no more requests to workers from index `number` on, until the next call of `release`."""
+        """Stop requests to workers with an index of `number` or higher; `release` can raise this limit again."""
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Make requests only to the first `number` workers; return whether the others have delivered all rollouts."""
+        """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 

@@ -46,7 +46,7 @@ class _RemoteCollection(Elastic):
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # measures the time of deliveries ("receive"), including waits for queue space
+        self._watch = weights.watch  # part "receive": time of deliveries, including waits while the queue is full
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # worker index -> the rest of its preempted rollout, which has arrived
+        self._rests: dict[int, Rollout] = {}  # worker index -> arrived rollout with the steps that the worker owed
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -247,7 +247,7 @@ class Barrier(_RemoteCollection):
         return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
-        """Store an arrived rollout. If it contains owed steps, request the worker's rollout for this round, too."""
+        """Store a rollout. If it completes a preempted rollout, request the worker's rollout of this round."""
         if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
@@ -255,7 +255,7 @@ class Barrier(_RemoteCollection):
             self._arrived[index].append(rollout)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight, including rounds that were started in advance; see `_RemoteCollection`.
+        """Deliver the rollouts of all rounds in flight, including rounds started in advance; see `_RemoteCollection`.
 
         Steps that are missing from preempted rollouts are not collected later.
         """
@@ -270,7 +270,7 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rollouts in `_rests` to `_arrived`, so that the methods of the base class include these rollouts."""
+        """Move the rollouts from `_rests` to `_arrived`, because the methods of the base class do not use `_rests`."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
@@ -415,4 +415,4 @@ class OnDemand(_RemoteCollection):
                       key=lambda index: counts[index])
 
     def _request_replacement(self, index: int) -> None:
-        """Do nothing, because the next step treats a replacement like any other free worker."""
+        """Do nothing, because the next call of `step` treats a replacement like any other free worker."""

@@ -122,5 +122,5 @@ class WeightBroadcast:
         self._steps = [*self._steps[:number], *[0] * more]
 
     def forget(self, index: int) -> None:
-        """Reset the entries of a lost worker, so that the replacement receives weights."""
+        """Reset the attached weights, version and env steps of a lost worker, so that its replacement gets weights."""
         self._attached[index], self._versions[index], self._steps[index] = None, -1, 0

@@ -19,7 +19,7 @@ class BatchPlan:
     """Sizes of a gradient worker's train batches and microbatches.
 
     Attributes:
-        train_batch_size: Least number of steps in a train batch; None: one round (asynchronous: one rollout).
+        train_batch_size: Least number of steps in a batch; None: one rollout per worker (asynchronous: one rollout).
         microbatch_size: Largest number of env steps in one backward pass; None: no limit.
         is_streamed: Whether each microbatch is discarded once its gradient has been computed.
         prefetch: Number of microbatches that are requested while a gradient is computed.

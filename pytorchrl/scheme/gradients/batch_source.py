@@ -62,10 +62,10 @@ class RoundSource:
         by_hand: Queue to which users may add train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        goal: Minimum number of steps (`Rollout.size`) of a train batch; rounds are added until it is reached. None: a
+        goal: Minimum number of steps (`Rollout.size`) of a train batch, which consists of whole microbatches. None: a
             train batch is one round.
-        microbatch: Minimum number of steps of a microbatch, to which rounds are added in the same way. A train batch
-            consists of whole microbatches that have at least `goal` steps together. None: `goal`.
+        microbatch: Minimum number of steps of a microbatch, which consists of whole rounds. None: the value of `goal`,
+            so that a train batch is one microbatch.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
@@ -129,8 +129,8 @@ class RoundSource:
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting train batches at each `take` since the last `take_levels`.
 
-        Collected rounds do not wait in a queue. The result therefore begins with one 0 for each collected round,
-        followed by the numbers for the train batches that users added.
+        Collected rounds do not wait in a queue, so the result first contains one 0 for each collected round. The
+        numbers for the train batches that users added follow.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
@@ -227,7 +227,7 @@ class BatchSource:
         is_streamed: Whether `source` returns the data of one update as several train batches (microbatches). If so,
             advantages are not normalized over several workers.
         is_local: Whether the local worker collects. If so, rollouts already contain tensors.
-        loader: Loader that copies train batches to the learner's device in advance; None: they stay in host memory.
+        loader: Loader that copies train batches to the device in advance; None: train batches stay in host memory.
         staging: See the attribute `staging`.
         draws_ahead: Whether to draw the next batch, and to start copying it to the device, before the gradient of the
             current batch is computed.
@@ -248,7 +248,7 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps in those batches of the current train batch that `next` has returned
+        self._drawn_steps = 0  # env steps of the current train batch that are in batches returned by `next`
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
@@ -353,9 +353,9 @@ class BatchSource:
             self._source.cancel_uses(self._current)
 
     def skip_remaining(self, reason: DropReason) -> None:
-        """Discard the rest of the current train batch; the ledger counts its unused steps as dropped.
+        """End the pass over the current train batch, count its unused steps as dropped, and cancel all later passes.
 
-        If the pass over the train batch has not started yet, it still takes place; only later passes are canceled.
+        If a loaded train batch's pass has not started yet, this pass still takes place, and no steps are dropped.
         """
         self.cancel_uses()
         if self._batches is not None:
@@ -363,9 +363,9 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """If a pass over the current train batch has started, discard the batch and count its unused steps as dropped.
+        """If a pass over the current train batch has started, end the pass, and drop the unused steps.
 
-        Otherwise, keep the train batch: it is still complete in the storage.
+        Otherwise, keep the train batch, because all of its steps are still in the storage.
         """
         if not self.is_loaded:
             self.cancel_uses()

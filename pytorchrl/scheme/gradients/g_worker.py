@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# A GWorker with incarnation i numbers its workers' incarnations from 64 * i, so that its replacement reuses none.
+# Below a GWorker with incarnation i, workers have incarnations from 64 * i, so that its replacement repeats no number.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -149,7 +149,7 @@ class GWorker(Worker):
     # Gradients
 
     def get_data(self) -> Batch:
-        """Return the next batch; after the last batch of a train batch, wait for the next train batch."""
+        """Return the next batch of the current train batch; if none is left, wait for the next train batch."""
         batch = self._gradients.batch = self.batch_source.next()
         return batch
 
@@ -223,7 +223,7 @@ class GWorker(Worker):
         """Load the next train batch, unless an unused train batch is already loaded.
 
         The update worker passes the returned moments of all gradient workers to `collect_and_grad`, which normalizes
-        advantages over all train batches. If this worker collects the rollout itself, `preempt(number)` can end it.
+        advantages over all train batches. `preempt(number)` can shorten a rollout that this worker itself collects.
 
         Returns:
             The `advantage_moments` of the storage that contains the train batch, and the result of `take_part`.
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `Gradients.vectors` ([] if no rank had data, else None), and statistics (None after a skipped update).
+            The value of `Gradients.vectors` (None; [] if no rank had data), and statistics (None for a skipped update).
         """
         moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
         self._group.store(moments)
@@ -344,11 +344,11 @@ class GWorker(Worker):
 
     @timed("decode")
     def set_weights(self, actor_weights: Weights | Mapping[str, np.ndarray | torch.Tensor]) -> None:
-        """Set the actor's weights to those of a `Weights` message, or to an acting state (arrays by name)."""
+        """Copy the weights of a `Weights` message, or the algorithm's `acting_state()`, into the actor."""
         self.local_worker.set_weights(actor_weights)
 
     def get_weights(self, learning: bool = False) -> Weights:
-        """Return a snapshot of the acting state and, if `learning` is True, of other state such as target networks."""
+        """Return a copy of the actor's weights; if `learning` is True, add state such as that of target networks."""
         with self._journal.lock:
             weights = self.local_worker.get_weights()
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
@@ -378,7 +378,7 @@ class GWorker(Worker):
         self.collector.resize(num_col_workers, resources)
 
     def announce_drain(self, number: int) -> None:
-        """Announce drain `number` (1, 2, ...); a request that waits for data returns without data."""
+        """Announce drain `number` (1, 2, ...), so that a request that waits for data ends and returns no gradient."""
         self.collector.announce_drain(number)
 
     @property

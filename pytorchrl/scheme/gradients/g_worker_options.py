@@ -34,5 +34,5 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return options of the class `owner`: `collection` if it is an instance, otherwise the default options."""
+    """Return `collection` if it is an instance of `owner`, otherwise an `owner` with the default options."""
     return collection if isinstance(collection, owner) else owner()

@@ -91,7 +91,7 @@ class GradientComputer:
         self._ledger.move(self.used.num_new_samples, "queued", "sent")
         if self.used.last:
             self._source.end_pass()
-        self.grads, self.batch = grads, None  # a second gradient of this batch would count its steps twice
+        self.grads, self.batch = grads, None  # None, so that the steps of the batch are not counted twice
         return grads, info
 
     def _accumulate_microbatches(self, batch: Batch, distribute_gradients: bool, get_data: GetData,

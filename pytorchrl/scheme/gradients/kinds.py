@@ -48,7 +48,7 @@ class SynchronousCollection(
         return None not in (self.train_batch_size, self.microbatch_size)
 
     def __post_init__(self) -> None:
-        """Refuse invalid sizes, and options for microbatches that contradict each other or have no effect."""
+        """Refuse options that contradict each other or have no effect."""
         super().__post_init__()
         if self.infers_centrally:
             raise ConfigError("inference='central' is for asynchronous collection; give "

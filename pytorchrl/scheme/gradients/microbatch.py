@@ -222,7 +222,7 @@ def _count_samples(batch: BatchOfKind) -> int:
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Let the algorithm decide from averaged statistics whether to skip the rest of a train batch; return `info`."""
+    """Set `info["skip_remaining"]`, if present, to the algorithm's decision for the mean statistics; return `info`."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info

@@ -71,7 +71,7 @@ class Placement:
 
     @property
     def _acts_by_itself(self) -> bool:
-        """Whether copies of the gradient worker's actor choose the actions, instead of this actor itself."""
+        """Whether copies of the gradient worker's actor choose the actions; if not, the original actor does."""
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     @property

@@ -50,7 +50,7 @@ class GradientGroup:
             votes: Whether to count this rank in `num_votes`, so that the ranks can make a joint decision.
 
         Returns:
-            New vectors on the device of the exchange, bit-identical on all ranks; None for a gradient that no rank has.
+            New vectors on `Collective.device`, bit-identical on all ranks; None for a gradient that no rank has.
         """
         device = self._ranks.device
         sizes = sizes or [0 if gradient is None else gradient.numel() for gradient in gradients]
@@ -118,11 +118,11 @@ class Candidate:
 
 
 class ProcessGroup:
-    """A gradient worker's membership in groups of ranks, and its unshared moments for the normalizers of all ranks.
+    """A gradient worker's membership in groups of ranks. It also stores the worker's moments until they are shared.
 
-    Each group has a number, its generation, and a signal to leave a group contains this number. If the signal arrives
-    before the worker joins the group, the worker leaves the group as soon as it has joined. If the signal arrives late,
-    it does not affect groups of later generations.
+    All ranks merge the shared moments into their normalizers. Each group has a number, its generation, which a signal
+    to leave the group contains. If the signal arrives before the worker joins the group, the worker leaves the group as
+    soon as it has joined. A late signal does not affect groups of later generations.
 
     Args:
         device: Device of the worker's gradients; None: the CPU.
@@ -137,7 +137,7 @@ class ProcessGroup:
 
     @property
     def is_member(self) -> bool:
-        """Whether the worker has joined a group, even if the group is broken."""
+        """Whether the worker has ever joined a group; the value remains True after the worker leaves the group."""
         return self._group is not None
 
     def join(self, runtime: Runtime, meeting: Meeting, place: int) -> None:
@@ -158,7 +158,7 @@ class ProcessGroup:
     def leave(self, generation: float = math.inf) -> None:
         """Leave the current group if its generation is at most `generation`; an exchange in progress fails.
 
-        If the worker joins such a group later, it leaves the group immediately.
+        If the worker later joins a group whose generation is at most `generation`, it leaves that group immediately.
         """
         with self._lock:
             self._left = max(self._left, generation)
@@ -167,9 +167,9 @@ class ProcessGroup:
             group.close()
 
     def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
-        """Return the mean over all ranks; see `GradientGroup.mean`.
+        """Return the mean of each gradient over all ranks; see `GradientGroup.mean`.
 
-        A rank passes `shares=True` if it has moments to send. If any rank passes it, all ranks must call `shared`.
+        A rank passes `shares=True` if it has moments to send. If any rank does so, all ranks must then call `shared`.
         """
         return self._joined().mean(gradients, weights, sizes, shares)
 
@@ -196,7 +196,7 @@ class ProcessGroup:
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments with all ranks, if any rank passed `shares=True` to the latest call of `mean`.
+        """Exchange stored moments with all ranks if any rank passed `shares=True` to the latest call of `mean`.
 
         Args:
             shares: Whether this rank sends its moments.
@@ -207,7 +207,7 @@ class ProcessGroup:
         return self.share(shares) if self._joined().num_votes else ()
 
     def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments with all ranks. The call waits until each rank has made the same call; see `shared`."""
+        """Exchange stored moments with all ranks; see `shared`. The call waits until all ranks call this method."""
         group, own = self._joined(), list[dict[str, Moments]]()
         if shares:  # even if the exchange fails, moments are not sent again: other ranks may have received them
             own, self._unshared = self._unshared, []

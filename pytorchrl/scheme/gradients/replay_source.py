@@ -95,7 +95,7 @@ class ReplaySource:
         """Do nothing, because each sampled batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the current counts of the shards and their batches to `counters`."""
+        """Add the current numbers of shards, restarts, batches and stale priorities to `counters`."""
         shards, states = self._shards, self._shards.states
         counters.restarts += shards.restarts
         counters.workers += len(states)
@@ -119,10 +119,10 @@ class ReplaySource:
 
 
 class ReplayDestination:
-    """A destination that passes rollouts to replay shards; see `Destination`.
+    """Pass the rollouts of a collector thread to replay shards; see `Destination` for the methods.
 
     Attributes:
-        queue: A queue that stays empty; the protocol requires it.
+        queue: A queue that stays empty; it exists only because `Destination` requires one.
         delays_requests: Always False.
     """
 
@@ -149,7 +149,7 @@ class ReplayDestination:
         self._shards.is_draining = True
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Add rollouts that arrive during a drain to the shards; wait for free space until the deadline."""
+        """Pass rollouts to the shards during a drain; wait for free space until the deadline."""
         for rollout in rollouts:
             if rollout.header.num_env_steps:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)

@@ -29,7 +29,7 @@ class TrainBatchBuilder:
         size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of rollouts that
             arrived together.
         replay_proportion: Number of old rollouts for each new rollout.
-        replay_slots: Number of the newest rollouts from which old rollouts are drawn.
+        replay_slots: Number of slots. The slots store the latest rollouts, from which old rollouts are drawn.
         seed: Seed of the random draws.
     """
 
@@ -236,7 +236,7 @@ class SampleQueue:
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of canceled uses of train batches, not counting dropped train batches.
+        passes_cancelled: Number of canceled uses, except those of train batches that `num_dropped` counts.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -284,7 +284,7 @@ class SampleQueue:
             self._freed.clear()
             if self.queue.full():
                 self._freed.wait(POLL_INTERVAL_S)
-        if self._closing.is_set():  # the ledger counts the steps as queued until `drop_all` is called
+        if self._closing.is_set():  # discard the batch; `Ledger.drop_all` will count its steps as dropped
             return
         with self._journal.reading():
             if not self.queue.full():
@@ -326,7 +326,7 @@ class SampleQueue:
         """Discard rollouts that arrive during a drain; `GWorker.drain` then counts their steps as dropped."""
 
     def end_drain(self, deadline: float) -> None:
-        """Discard all train batches."""
+        """End a drain: discard all train batches at once, regardless of the deadline."""
         self.clear()
 
     def may_request(self, num_in_flight: int) -> bool:

@@ -29,8 +29,8 @@ def state_of(worker: Saved) -> dict[str, object]:
     """Return the state of a gradient worker for a checkpoint; call `GWorker.drain` before.
 
     The state contains the replay data, the ledger, the compression errors that the gradient codec will add to later
-    gradients (error feedback), and the incarnations of the collection workers. Parameters and optimizers are saved by
-    the update worker; random generators and episodes are not saved.
+    gradients (error feedback), and the incarnation of each collection worker, from which its replacements are numbered.
+    Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
     """
     # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.
     shards = None if worker.shards is None else worker.shards.state()

@@ -56,7 +56,7 @@ class CudaCopy:
 
     def take(self) -> Tensor:
         """Return the copy; see `Copy`."""
-        copy = self._copies.pop()  # `Staging` keeps this object, which must not keep the copy in memory
+        copy = self._copies.pop()  # `Staging` keeps `self`, but the copy must be freed after its use
         # The memory belongs to the copier's stream. Without this call, it could be overwritten as soon as Python
         # releases the tensor, while kernels of the current stream still read it.
         copy.record_stream(torch.cuda.current_stream(copy.device))
@@ -151,7 +151,7 @@ class Staging:
         return Staged(data, offsets, copy)
 
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
-        """Yield the batches unchanged; before each batch, start the copy that `on_device` needs for the next batch."""
+        """Yield the batches unchanged; before a batch is yielded, start to copy the following batch for `on_device`."""
         current = self._begun(next(batches, None))
         while current is not None:
             following = self._begun(next(batches, None))

@@ -42,10 +42,10 @@ class TrainBatch:
         return sum(queued.rollout.header.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return how many new env steps to count for a batch that contains the steps `start` to `end` of a pass.
+        """Return how many new env steps are attributed to a batch with the env steps `start` to `end` - 1 of a pass.
 
-        A batch may mix steps of new and old rollouts. In the first pass, each batch therefore counts a share of the new
-        steps that is proportional to its size. In later passes, batches count no new steps.
+        A batch may mix steps of new and old rollouts. The first pass over the train batch therefore divides the new
+        steps among the batches in proportion to their sizes. In later passes, the result is 0.
         """
         if self.uses > 1 or start == end:
             return 0

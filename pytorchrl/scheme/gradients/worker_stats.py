@@ -62,14 +62,14 @@ class CountedCollector(Counted, Protocol):
         """Total messages and bytes of weights that were sent to collection workers."""
 
     def take_send_s(self) -> float:
-        """Return the transit time, in seconds, of the messages of synchronous rounds since the last call."""
+        """Return how many seconds the messages of synchronous rounds spent in transit since the last call."""
 
 
 class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many batches were waiting when it was taken."""
+        """Return, for each batch taken since the last call, how many other batches were waiting at that moment."""
 
 
 class HasStatistics(Protocol):
@@ -80,7 +80,7 @@ class HasStatistics(Protocol):
 
 
 class WorkerStats:
-    """Statistics of a gradient worker and of its rollouts, for its next report.
+    """Statistics of a gradient worker and of its rollouts, for the worker's next report.
 
     Counters and traffic are totals; `take` and `take_moments` reset all other statistics.
 
@@ -138,8 +138,8 @@ class WorkerStats:
 
         Args:
             headers: The headers of the rollouts that were added to replay since the last batch.
-            versions: (K, 2) int64. For each of K items: the version of the weights that collected it, and the
-                learner's version when it was sent to its shard; see `Sample.versions`.
+            versions: (K, 2) int64. For each item of the batch: the version of the weights with which the item was
+                collected, and the learner's version when the item was sent to its shard; see `Sample.versions`.
             version: The learner's version now.
         """
         for header in headers:
@@ -169,7 +169,7 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: RolloutHeader) -> None:
-        """Count preempted rollouts; to compare episode lengths, count their episodes and those of others separately."""
+        """Count preempted rollouts, and count episodes of preempted and full rollouts separately to compare lengths."""
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:
             self.counters.full_episodes += len(header.episodes)

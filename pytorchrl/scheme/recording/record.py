@@ -61,8 +61,8 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
     """Return the differences between a saved run and a scheme that would repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ. If an option of the agent is missing in the
-    saved run, because the library did not have it yet, its default is compared.
+    Settings that only affect where and how fast a run executes may differ. If the saved run lacks an option of
+    the agent, because an older version of the library saved the run, the option's default is compared.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -222,7 +222,7 @@ class Record:
         return sum(event[0] == "update" for event in part.events)
 
     def is_over(self, updates: int) -> bool:
-        """Return whether a replay ends after `updates` updates (including skipped ones); False if the run failed."""
+        """Return whether a replay ends after `updates` updates (skipped ones count); False if an error ends the run."""
         return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, object], agent: Mapping[str, object]) -> None:

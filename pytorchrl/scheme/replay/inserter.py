@@ -51,7 +51,7 @@ class Inserter:
 
         Args:
             rollout: The rollout, which the ledger counts as in flight.
-            version: The learner's version.
+            version: Current version of the learner's weights; the shard stores it with the rollout.
         """
         index = self._choose(rollout)
         if index is None:
@@ -105,12 +105,12 @@ class Inserter:
         self._states.changed.set()
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """Handle a shard that another component has found to be lost."""
+        """Drop the env steps of a shard that another component has found to be lost, and notify the supervisor."""
         self._adds.lose(index, error)
 
     @property
     def owners(self) -> list[int]:
-        """The index of the shard of each rollout in flight."""
+        """For each rollout in flight, the index of the shard that receives it."""
         return self._adds.owners()
 
     def restore(self, index: int, state: ShardState) -> None:

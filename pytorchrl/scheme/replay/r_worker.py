@@ -162,7 +162,7 @@ class RWorker(Worker):
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Record the duration of the `with` block, in milliseconds, as that of a call of the kind `name`."""
+        """Record the duration of the `with` block, in milliseconds, for calls of the kind `name`, such as "sample"."""
         start = self._now()
         yield
         self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))

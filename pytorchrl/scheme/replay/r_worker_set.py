@@ -30,12 +30,12 @@ FREE = {"num_cpus": 0}
 
 
 class RWorkerSet(WorkerSet[RWorker]):
-    """The replay shards of one gradient worker: a thread in that worker's process, or several remote workers.
+    """The replay shards of one gradient worker: a single thread in that worker's process, or several remote workers.
 
     Args:
         factory: Options of the set, and factories of the agent's parts.
         index_parent: Index of the gradient worker.
-        runtime: Runtime of the remote shards; None: threads.
+        runtime: Runtime of the remote shards; None: `ThreadRuntime`, which runs each shard in a thread.
         first_incarnation: First incarnation of the shards; above 0 if their gradient worker is itself a replacement.
     """
 
@@ -72,7 +72,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             "learning waits for collection. None: no limit.")
 
         def __post_init__(self) -> None:
-            """Refuse invalid resources, resources without remote shards and `min_replay_ratio` > `max_replay_ratio`."""
+            """Refuse resources that are invalid or for a local shard, and `min_replay_ratio` > `max_replay_ratio`."""
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:

@@ -178,7 +178,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the row of each id in `ids` (N,): the id of a rollout is the row of its first env step."""
+        """Return the index of each rollout's first env step, in insertion order, (N,) int64; ids are these indices."""
         return ids
 
     def reset(self) -> None:

@@ -41,7 +41,7 @@ class ShardState(NamedTuple):
     """Traffic measured when the most recently added rollout was decoded."""
 
     def statistics(self) -> dict[str, Statistic]:
-        """Return the statistics of the storage, and the mean duration in ms of each kind of call (None: no call)."""
+        """Return the storage's statistics, and mean times in ms of add, sample and priority calls (None: no calls)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}
 
@@ -56,9 +56,9 @@ class ShardStates:
         changed: Event that the inserter sets whenever a shard confirms a rollout or is reset.
 
     Attributes:
-        changed: The event `changed`. The sampler waits for the event, and then clears it.
-        added: Number of env steps in the rollouts that shards have added and confirmed. The inserter updates it.
-        trained: Number of env steps sampled, multiplied by the number of passes over a batch. The sampler updates it.
+        changed: The argument `changed`. The sampler waits for this event, and then clears it.
+        added: Number of env steps in rollouts that shards have added and confirmed; the inserter updates this count.
+        trained: Number of env steps in sampled batches, times the passes over a batch; the sampler updates this count.
         lost: (shard, incarnation, error) for each shard that the sampler found to be lost, until the inserter has
             handled the loss.
     """

@@ -50,8 +50,8 @@ class Shards:
 
     Attributes:
         sampler: The sampler, for the learning thread only.
-        is_draining: Whether the learner has stopped sampling for a drain, so that collection does not wait for the
-            learner.
+        is_draining: Whether a drain is in progress. During a drain, collection does not wait for the learner, even if
+            the replay ratio is below `min_replay_ratio`.
         items_dropped: Number of batches that were sampled but not used.
     """
 
@@ -145,7 +145,7 @@ class Shards:
         Args:
             is_stopped: Function that returns whether to stop waiting.
             failure: Function that returns the error that ended the collector thread, or None.
-            parameters: Current values of the storage's parameters, by name.
+            parameters: Current values of the storage's options that can change during training, by name.
 
         Raises:
             StoppedError: `is_stopped` returned True.
@@ -155,7 +155,7 @@ class Shards:
         """
         deadline, added = self._runtime.now() + self._timeout_s, self._states.added
         while self._runtime.now() < deadline:
-            if added != self._states.added <= self._learning_starts:  # a rollout was added before learning starts
+            if added != self._states.added <= self._learning_starts:  # rollouts were added; learning has not started
                 deadline, added = self._runtime.now() + self._timeout_s, self._states.added
             if is_stopped():
                 raise StoppedError("replay has been stopped")
@@ -194,7 +194,7 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """Versions at which the K items of the latest batch were collected and sent, (K, 2) int64; see `Sample`."""
+        """Weight versions when the K items of the latest batch were collected and sent, (K, 2) int64; see `Sample`."""
         return self.sampler.versions
 
     @property
@@ -265,7 +265,7 @@ class Shards:
         return {"shards": contents, "added": self.added, "trained": self.trained}
 
     def restore(self, state: StateDict) -> None:
-        """Restore a result of `state` from a checkpoint; call this method before any rollout is added."""
+        """Restore the shards from the return value of `state()`; call this method before any rollout is added."""
         self._states.added, self._states.trained = state["added"], state["trained"]
         calls = {index: self._handles[index].submit(RWorker.restore, own)
                  for index, own in enumerate(state["shards"]) if own is not None}

@@ -22,7 +22,7 @@ STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 
 
 def kind_of(factory: Factory[Storage]) -> str | None:
-    """Return the kind of data (one of `KINDS`) that shards sample from a storage; None if shards cannot use it."""
+    """Return the kind of data (one of `KINDS`) that replay shards sample; None if replay cannot use the storage."""
     return _drawn(provided_kind(factory), factory.cls)
 
 
@@ -64,7 +64,7 @@ def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
 
 
 def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
-    """Return `given["prioritized"]` or, if it is missing or None, whether the class of the storage has priorities."""
+    """Return whether a storage is to have priorities: `given["prioritized"]`, by default the value of its class."""
     prioritized = given.get("prioritized")
     return bool(getattr(getattr(factory, "cls", None), "has_priorities", False) if prioritized is None else prioritized)
 

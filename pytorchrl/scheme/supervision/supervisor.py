@@ -36,9 +36,9 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
-# A worker is considered hung if its call exceeds both the timeout and `_HANG_FACTOR` times the longest call so far. For
-# a worker's first call, which includes the start of the worker, the timeout is multiplied by `_FIRST_CALL_FACTOR`, and
-# `_HANG_FACTOR` also applies to the longest earlier first call.
+# A worker is considered hung if its call takes longer than the timeout and longer than `_HANG_FACTOR` times the longest
+# call so far. A worker's first call includes the start of the worker. For this call, the timeout is multiplied by
+# `_FIRST_CALL_FACTOR`, and the durations of earlier first calls include the start, too.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -113,14 +113,14 @@ class Supervisor:
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return for how many seconds a worker has been free to work on its oldest pending call.
+        """Return the seconds since the time limit of a worker's oldest pending call started.
 
-        This is the time since the call or, if the worker was still busy then, since its previous answer.
+        The time limit starts with the call or, if the worker is still busy with an earlier call, when that call ends.
         """
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
-        """Return text that lists each worker that is lost or has a pending call, with the seconds since the call."""
+        """Return text that names the workers with a pending call, with the seconds waited, and the lost workers."""
         now = self._runtime.now()
         since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
         waits = since | dict.fromkeys(set(self.gone), "lost")

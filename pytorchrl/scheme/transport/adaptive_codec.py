@@ -17,7 +17,7 @@ _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
 class AdaptiveCodec:
-    """Decides for each message whether to encode it, depending on the speeds of the codec and of the link.
+    """Decide for each message whether to encode it, depending on the speeds of the codec and of the link.
 
     The link is the connection to the reader of the messages; see `pytorchrl.scheme.transport.link`. Encoding saves time
     if (raw - sent) * s > encode + decode. Here, raw is the size of the message's arrays in bytes, sent is their

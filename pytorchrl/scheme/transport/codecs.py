@@ -106,7 +106,7 @@ def decode_array(array: np.ndarray | Packed) -> np.ndarray:
 
 
 def num_bytes(data: Payload) -> int:
-    """Return the size in bytes of a rollout's arrays, or of a sequence of arrays, encoded or not; None counts as 0."""
+    """Return the size in bytes of the (encoded) arrays of a rollout or sequence; None in a sequence counts as 0."""
     if isinstance(data, (RolloutData, MultiRollout)):
         sizes: list[int] = []
         data.map(lambda array: sizes.append(array.nbytes))
@@ -201,8 +201,8 @@ def _encode_topk(flat: np.ndarray) -> Arrays | None:
     See Lin et al. 2018, Deep gradient compression. To avoid a partition of all values, the function first computes a
     histogram of the magnitudes. Without the sign bit, the bits of a float form an integer that increases with the
     magnitude and is largest for NaN; the upper 16 bits of this integer are the bin. The histogram shows which bin
-    contains the smallest value to keep. All values in higher bins are kept, and `np.argpartition` selects only among
-    the values in this bin.
+    contains the smallest value to keep, the border bin. All values in higher bins are kept, and `np.argpartition`
+    selects only among the values in the border bin.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None

@@ -142,7 +142,7 @@ _SUMMED_OF = operator.attrgetter(*_SUMMED)
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, float | None]:
-    """Return the metrics of each kind of message that was encoded, computed from the traffic in all `parts`."""
+    """Combine the traffic of all workers (`parts`); return the metrics of each kind of message that was encoded."""
     everywhere = list(parts)
     metrics: dict[str, float | None] = {}
     for kind in KINDS:
@@ -208,7 +208,7 @@ class Encoder:
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Set the measured speed of the connection. Before this call, "auto" encodes only to time the codec."""
+        """Set the speed of the connection. Before this call, "auto" encodes only three messages, to time the codec."""
         if self._adaptive is not None:
             self._adaptive.link_s = seconds_per_byte
 
@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return the sum of an array and the remainder at index `place`; the sum is sent without encoding."""
+        """Add the remainder at index `place`, if any, to an array that is sent without encoding; return the sum."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

@@ -12,7 +12,7 @@ from pytorchrl.scheme.transport.encoder import Encoder
 
 P = TypeVar("P", bound="Peer")
 
-# Sizes of the probes in bytes, which are large enough for Ray to send the probes through shared memory.
+# Sizes of the probes (test messages) in bytes. Even the small probe is large enough for Ray to use shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
 # If a large probe takes at least this many seconds longer than the small probe, the difference is not due to chance.
 _ENOUGH_S = 0.02
@@ -34,7 +34,7 @@ class Peer:
     encoder: Encoder | None = None
 
     def echo(self, payload: np.ndarray) -> np.ndarray:
-        """Return a copy of a probe."""
+        """Return a copy of a probe, so that the round trip includes the time to copy the received data."""
         return payload.copy()
 
     def set_link(self, seconds_per_byte: float) -> None:

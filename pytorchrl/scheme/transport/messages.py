@@ -27,7 +27,7 @@ States = Mapping[str, Payload]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights and other state of one version, for collection workers and gradient workers."""
+    """The weights and other state after `version` updates, for collection workers and gradient workers."""
 
     version: int
     """Number of updates applied so far."""
@@ -106,7 +106,7 @@ class RolloutHeader:
 
     @property
     def source(self) -> tuple[int, int]:
-        """The worker's index and incarnation. All rollouts with the same source come from the same environments."""
+        """The worker's index and incarnation (higher after each replacement), which identify the environments."""
         return self.worker, self.incarnation
 
 

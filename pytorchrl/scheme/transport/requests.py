@@ -31,16 +31,16 @@ class Watch(Protocol):
         """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since a worker could begin its oldest pending call."""
+        """Return the seconds since a worker's oldest pending call or the worker's last answer, whichever was later."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Record a worker's result that took `seconds`; `more` says whether this worker has other pending calls."""
+        """Record a result for which a worker needed `seconds`; `more` is True if the worker has other pending calls."""
 
     def failed(self, index: int) -> None:
         """Record a call that ended with an error."""
 
     def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
-        """Record that a worker is dead or hung; with `will_be_replaced`, the number of its losses is not limited."""
+        """Record that a worker is dead or hung; with `will_be_replaced`, raise no error if it was lost too often."""
 
     def replaced(self) -> list[int]:
         """Replace the lost workers whose replacement is due; return their indices."""
@@ -60,13 +60,13 @@ class Requests(Generic[R]):
 
     Args:
         runtime: The runtime of the workers.
-        supervisor: Decides whether to replace lost workers.
-        journal: Records the order in which answers are taken; if a recorded run is repeated, it enforces this order.
-        seconds_of: Function that takes a result, and returns the seconds that the worker worked for it. It returns None
-            if the result does not contain this time; the next result with a time then covers both calls.
+        supervisor: The supervisor of the workers, which decides whether to replace lost workers.
+        journal: Record of the order in which answers are taken; in a replayed run, the journal enforces this order.
+        seconds_of: Function that returns the working time in seconds that a result reports; None if the result reports
+            no time. The time that the worker reports next then covers the calls of both results.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
-        on_lost: Called with the index of a lost worker after the pending calls of this worker have been discarded.
-        on_replaced: Called with the index of a worker that was replaced.
+        on_lost: Function to call with the index of a lost worker, after its pending calls have been discarded.
+        on_replaced: Function to call with the index of a worker that was replaced.
     """
 
     def __init__(self, runtime: Runtime, supervisor: Watch, journal: Journal,
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # Seconds spent waiting for each worker's answers since its last answer for which `seconds_of` returned a time.
+        # For each worker: seconds spent waiting for its answers since it last reported a working time (`seconds_of`).
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,14 +125,14 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the waits for results that contain no working time, so that `take_send_s` does not count them."""
+        """Make `take_send_s` ignore the waits since each worker's last report of a working time (see `seconds_of`)."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
         """Return the seconds that requests and answers spent in transit since the last call of this method.
 
-        The time in transit is the time from a request to its answer, minus the worker's own time. The result is correct
-        only if each worker has one call at a time, and the caller waits for the answer.
+        The time in transit is the time from a request to its answer, minus the working time that the worker reports.
+        The result is correct only if each worker has one call at a time, and the caller waits for the answer.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
@@ -201,7 +201,7 @@ class Requests(Generic[R]):
         self._supervisor.lost(index, error, will_be_replaced=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
-        """Remove all pending calls and return their outcomes, which are errors for calls that exceed `timeout_s`."""
+        """Remove all pending calls and return their outcomes: an error for each call that exceeds `timeout_s`."""
         outcomes = self._runtime.get_all(list(self._open), timeout_s)
         self._open.clear()
         return outcomes

@@ -29,7 +29,7 @@ class WeightSync:
     """
 
     def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str],
-                 workers: Sequence[Handle[Any]]) -> None:  # gradient workers or collection workers
+                 workers: Sequence[Handle[Any]]) -> None:  # `Any` stands for gradient workers or collection workers
         self._runtime, self._parameters, self._workers = runtime, parameters, workers
         self._is_lossless = compression is None or compression.codec.is_lossless
         self._encoder = Encoder(compression, runtime.now, num_readers=len(workers))

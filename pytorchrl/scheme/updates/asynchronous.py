@@ -132,7 +132,7 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # When this run is replayed, the event shows that these requests are sent before the next answers are taken.
+            # If no "update" event ends the poll of a replay, "asked" does, so that requests precede the next answers.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():

@@ -10,15 +10,15 @@ from pytorchrl.scheme.transport.messages import Gradients
 
 
 def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Return the mean of each vector over all gradients; each vector is weighted by its number of samples.
+    """Return the mean gradient, weighted by numbers of samples, for each position in `Gradients.vectors`.
 
     Args:
         gradients: At least one gradient; all have the same number of vectors. They are summed in this order.
-        factors: One factor s_i for each gradient: the mean of vectors v_i with n_i samples is the sum of
-            n_i s_i v_i divided by the sum of n_i. None: all factors are 1.
+        factors: One factor s_i for each gradient i. The mean is the sum of n_i s_i v_i divided by the sum of n_i, where
+            the vector v_i was computed from n_i samples. None: all factors are 1.
 
     Returns:
-        One flat float32 tensor for each vector; None if no gradient has this vector.
+        One flat float32 tensor for each position; None if no gradient has a vector at this position.
     """
     vectors: list[list[Tensor | None]] = [gradient.vectors for gradient in gradients]
     weights = [gradient.weights(len(own)) for gradient, own in zip(gradients, vectors, strict=True)]

@@ -83,7 +83,7 @@ class CentralUpdates:
         self._local.resize(num_col_workers, resources)
 
     def send_requests(self) -> None:
-        """Do nothing, because the local worker receives no requests."""
+        """Do nothing, because `step` calls the local worker directly."""
 
     def finish(self, timeout_s: float) -> None:
         """Do nothing, because no gradient is in flight between two calls of `step`."""

@@ -104,7 +104,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return self._book(gradients)
 
     def _prepare(self, parameters: Parameters, enough: int) -> None:
-        """Make every rank collect its next train batch; after `enough` ranks have finished, stop the other ranks."""
+        """Make all ranks collect train batches; when `enough` have finished, signal the others to stop collecting."""
         self._num_prepared += 1
         for index in self._ranks:
             self.in_flight.add(index, self._workers[index].submit(
@@ -113,17 +113,17 @@ class DecentralisedUpdates(RemoteUpdates):
         for _, part in self._gather(enough):
             self._statistics.add_journal_part(part)
 
-    def _gather(self, enough: int | None = None) -> list[Any]:  # the result type depends on the method
+    def _gather(self, enough: int | None = None) -> list[Any]:  # the type of an answer depends on the requested method
         """Wait until all requests are answered and lost workers are replaced; return the answers in worker order.
 
         Args:
             enough: Number of answers after which the other workers are signaled to stop collecting.
         """
-        answers: dict[int, Any] = {}  # the result type depends on the method
+        answers: dict[int, Any] = {}  # the type of an answer depends on the requested method
         start, num_requests = self._runtime.now(), len(self.in_flight)
         while len(self.in_flight) or self.supervisor.is_replacing:
             waiting = self.in_flight.owners()
-            # In a replayed run, the journal determines which workers are stopped.
+            # In a replayed run, the journal determines which workers end their collection early.
             if enough is not None and num_requests - len(waiting) >= enough and self._journal.upcoming() is None:
                 for index in waiting:
                     self._workers[index].signal(GWorker.preempt, self._num_prepared)
@@ -133,7 +133,7 @@ class DecentralisedUpdates(RemoteUpdates):
             except RankLostError as error:
                 self._cause = error
                 self._break_group()
-            # Break up the group at half of the deadline, so that ranks that wait for a hung rank do not count as hung.
+            # Break up the group at half of the supervisor's deadline, before ranks that wait for a hung rank seem hung.
             patience_s = 0.5 * min((self.supervisor.deadline_s(index) for index in waiting), default=math.inf)
             if self._runtime.now() - start > patience_s:
                 self._break_group()
@@ -241,7 +241,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return None if found is None else found[source]
 
     def _ask(self, calls: Mapping[int, Future[R]]) -> dict[int, R] | None:
-        """Return the workers' answers by index; None if a worker is lost or could not join the other workers."""
+        """Return the workers' answers by index; None if a worker is lost or communication among them fails."""
         deadline_s = max(self.supervisor.deadline_s(index) for index in calls)
         answers: dict[int, R] = {}
         for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), deadline_s), strict=True):

@@ -1,4 +1,4 @@
-"""Treatment of updates that are not finite: each is skipped, and too many skipped updates in a row raise an error."""
+"""Count updates that are skipped because of non-finite gradients, and raise an error after too many in a row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pytorchrl.terminal import get_logger
 # Number of updates in a row that may be skipped. One more skipped update raises an error: skipped updates do not change
 # parameters, so the cause would probably persist.
 _MAX_SKIPPED_IN_A_ROW = 5
-# Number of causes that an error message lists. The message lists the first causes, because `keep_bad_batches`
-# saves only the first bad batches of each worker.
+# Number of causes that an error message lists. Each cause names the file of its batch; the first causes are listed,
+# because `keep_bad_batches` saves only the first bad batches of each worker.
 _MAX_FAULTS_SHOWN = 3
 
 logger = get_logger(__name__)

@@ -126,7 +126,7 @@ class RemoteUpdates:
         return [done[index] for index in sorted(done)]
 
     def send_requests(self) -> None:
-        """Do nothing, because the workers have no requests between two calls of `step`."""
+        """Do nothing, because `step` itself sends all requests for gradients."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Do nothing, because the local worker applies the updates and has the newest weights."""

@@ -29,7 +29,7 @@ from pytorchrl.worker_names import collection_worker, gradient_worker
 # An error is raised after this many gradients in a row without samples. The probable cause is that none of
 # the acting agents has a trainable policy.
 _MAX_EMPTY_IN_A_ROW = 10_000
-# A report is requested each time that this many gradients without reports have arrived.
+# Number of gradients without reports after which a report of the local gradient worker is requested.
 _REPORT_INTERVAL = 50
 # Number of finished episodes that are kept until the next call of `take_episodes`, so that a loop that calls only
 # `step` does not use more and more memory.
@@ -99,7 +99,7 @@ class Statistics:
         self.num_workers = 0
         self.missing: Collection[int] = ()
         # The following attributes contain data that arrived with gradients.
-        self._workers: dict[tuple[int, int], WorkerCounters] = {}  # key: gradient worker and incarnation
+        self._workers: dict[tuple[int, int], WorkerCounters] = {}  # key: index and incarnation of the gradient worker
         self._traffic: dict[tuple[int, int], Mapping[str, Traffic]] = {}
         self._shards: dict[int, tuple[Mapping[str, object], ...]] = {}  # key: gradient worker
         self._grads_by_worker: Counter[int] = Counter()
@@ -110,7 +110,7 @@ class Statistics:
         self._info, self._new_updates = WeightedMeans(), 0  # totals since the last call of `take_info`
         self._nan_policy = NanPolicy()
         self._empty_in_a_row = 0
-        self._thread = 0  # identifier of the thread that last passed a gradient without report to `receive`
+        self._thread = 0  # identifier of the thread that last called `receive` with a gradient that has no report
 
     # Gradients
 
@@ -150,7 +150,7 @@ class Statistics:
 
         Making a report takes as long as all other bookkeeping for a gradient. Therefore, the thread that makes updates
         requests a report only at intervals, and before it reads statistics. In any other thread, this method does
-        nothing, so that thread reads the statistics of the latest report.
+        nothing, and the thread reads the statistics of the latest report.
         """
         if self._reads_local:
             assert self.local_report is not None
@@ -251,7 +251,7 @@ class Statistics:
             self._times.add_step(seconds)
 
     def add_send_s(self, seconds: float) -> None:
-        """Add the seconds that requests and gradients spent in transit, summed over the workers."""
+        """Add the seconds, already summed over the workers, that requests and gradients spent in transit."""
         with self._lock:
             self._times.add_seconds({"gradients": {"send": seconds}})
 

@@ -58,7 +58,7 @@ class UpdateStrategy(Protocol):
         """Make the next requests contain the weights again, even if the version of the weights has not changed."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """Copy the newest weights to the local worker, if other workers have applied the updates."""
+        """If other workers apply the updates, copy the newest weights from one of them to the local worker."""
 
 
 def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> list[Gradients]:
@@ -93,20 +93,20 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Moments that arrived with gradients; they update the normalizers once their train batch is used up."""
+    """Moments of collected data, which update the normalizers once the train batch of these data is used up."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []
 
     def add(self, gradients: Sequence[Gradients]) -> None:
-        """Add the moments that arrived with these gradients."""
+        """Add the moments of collected data that arrived with these gradients."""
         self._pending += [moments for gradient in gradients for moments in gradient.moments]
 
     def take(self) -> tuple[dict[str, Moments], ...]:
-        """Return and remove all moments, because their train batch is used up."""
+        """Return and remove all moments; call this when their train batch is used up."""
         pending, self._pending = tuple(self._pending), []
         return pending
 
     def discard(self) -> None:
-        """Remove all moments, because their train batch was dropped."""
+        """Remove all moments; call this when their train batch is dropped."""
         self._pending = []

@@ -23,7 +23,7 @@ class SynchronousUpdates(RemoteUpdates):
     workers then drop their train batches, so that all workers start again together with the replacement.
 
     Args:
-        tree: The components of the tree that the strategy uses.
+        tree: The worker tree's components that the strategy uses.
     """
 
     def __init__(self, tree: Collaborators) -> None:
@@ -73,7 +73,7 @@ class SynchronousUpdates(RemoteUpdates):
             GWorker.collect_and_grad, weights, skip_remaining=self._skip, advantage_moments=advantage_moments))
 
     def drain(self, timeout_s: float) -> None:
-        """Drain the workers, see `RemoteUpdates.drain`; the next step then starts with new train batches."""
+        """Drain the workers (see `RemoteUpdates.drain`), so that the next step starts with new train batches."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
         self._pending.discard()
@@ -89,7 +89,7 @@ class SynchronousUpdates(RemoteUpdates):
             pass
 
     def _step(self) -> bool:
-        """Make or skip one update; return False if no gradient had samples."""
+        """Apply the mean of new gradients if it is finite; return False if no gradient had samples."""
         gradients = None
         while gradients is None:
             gradients = self._ask_for_gradients()

@@ -1,4 +1,4 @@
-"""Measure the seconds that each level of the tree spends on each part of its work, and the rates of work."""
+"""Measure the time that each level of the tree spends on each part of its work, and steps and updates per second."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Times:
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
         self._now = now
         self._began: float | None = None  # time at which the first update began
-        self._until = 0.0  # time at which a part of the work ended most recently
+        self._until = 0.0  # time at which the latest part of the work ended
         self._watch = Stopwatch(now, add)
         self._seconds: Seconds = {"update": self._watch.seconds}
         self._operations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
@@ -86,7 +86,7 @@ class Times:
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add seconds of work, given by level and part, to the totals."""
+        """Add seconds, given by level of the tree and part of the work, to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, report: Report) -> None:

@@ -17,7 +17,7 @@ checkpoint counts these ledgers as lost, too."""
 
 
 class SavedLedger(TypedDict):
-    """The saved state of a `TreeLedger`, without the ledgers of live gradient workers, which these workers save."""
+    """Saved state of a `TreeLedger`. Ledgers of live gradient workers are excluded: each worker saves its own."""
 
     own: dict[str, object]
     lost: dict[str, object]
@@ -44,7 +44,7 @@ class TreeLedger:
             self._snapshots[worker, incarnation] = snapshot
 
     def receive(self, num_new_steps: int) -> None:
-        """Record that a gradient arrived. `num_new_steps` steps, which no earlier gradient used, are now in flight."""
+        """Record that a gradient arrived; its `num_new_steps` new steps (used by no earlier gradient) are in flight."""
         self._own.move(num_new_steps, "sent", "in_flight")
 
     def consume(self, num_new_steps: int, num_samples: int) -> None:
@@ -58,7 +58,7 @@ class TreeLedger:
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Record that a gradient is dropped, including `num_new_steps` env steps that no earlier gradient used."""
+        """Record that a gradient is dropped, with its `num_new_steps` new steps (used by no earlier gradient)."""
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
@@ -94,7 +94,7 @@ class TreeLedger:
         return self.total()
 
     def collected_and_consumed(self) -> tuple[int, int, int]:
-        """Return `collected`, `consumed` and `consumed_unique`, in env steps, without the cost of `total`."""
+        """Return `collected`, `consumed` and `consumed_unique`, in env steps; cheaper than `total`."""
         return self.collected, self._own["consumed"], self._own["consumed_unique"]
 
     @property
@@ -116,7 +116,7 @@ class TreeLedger:
         return self._own.snapshot().consumed - self._consumed_before
 
     def state(self) -> SavedLedger:
-        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
+        """Return the state to save. Ledgers of live gradient workers are excluded: each worker saves its own."""
         with self._lock:
             lost = [snapshot for (worker, incarnation), snapshot in self._snapshots.items()
                     if incarnation != self._incarnations[worker]]

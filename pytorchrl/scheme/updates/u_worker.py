@@ -51,7 +51,7 @@ class UpdaterThread(threading.Thread):
 
     Args:
         strategy: The strategy that turns gradients into updates.
-        runtime: The runtime, which creates the events for stopping the thread and for its progress.
+        runtime: The runtime, which creates the event that stops the thread and the event that reports its updates.
     """
 
     def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
@@ -254,7 +254,7 @@ class UWorker(Worker):
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
-        # If a worker's call failed, the events of its journal arrived with the error, not with a gradient.
+        # If a call failed, the worker sent its journal's events with the error (`failure.part`), not with a gradient.
         own = self._journal.take()
         assert self._record is not None
         assert own is not None
