@@ -90,6 +90,7 @@ class Actor(Part, nn.Module, ABC):
         super().__init__()
         self.options: Any = options  # Any, because each subclass has its own class of options
         self.device = torch.device(device)
+        self._buffer_names: list[str] | None = None  # see `state_buffers`
 
     @classmethod
     def has_memory(cls, options: Options) -> bool | None:
@@ -203,9 +204,15 @@ class Actor(Part, nn.Module, ABC):
                 module.look_up_weights()
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of the saved state (such as normalizers) by name, without copying them."""
-        return {name: value for name, value in self.state_dict(keep_vars=True).items()
-                if not isinstance(value, nn.Parameter)}
+        """Return the buffers of the saved state (such as normalizers) by name, without copying them.
+
+        The first call looks up the names, which takes longer than all other work of this method. Networks must
+        therefore register their buffers before this call, for example in `build_networks`.
+        """
+        if self._buffer_names is None:
+            self._buffer_names = [name for name, value in self.state_dict(keep_vars=True).items()
+                                  if not isinstance(value, nn.Parameter)]
+        return {name: self.get_buffer(name) for name in self._buffer_names}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
         """Return the moments of a rollout's valid steps; `merge_moments` adds them to the normalizers.

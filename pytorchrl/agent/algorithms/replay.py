@@ -102,6 +102,8 @@ class ReplayAlgorithm(Algorithm):
             self.targets[name] = copy.deepcopy(networks[name]).requires_grad_(False)
         self._target_vectors = {
             name: FlatParameters(dict(target.named_parameters())) for name, target in self.targets.items()}
+        self._target_buffers = {
+            name: [key for key, _ in target.named_buffers()] for name, target in self.targets.items()}
         self.start_steps: int = options.start_steps
         self.update_every: int = options.update_every
         self.num_updates: int = options.num_updates
@@ -360,8 +362,8 @@ class ReplayAlgorithm(Algorithm):
                 vector.data.copy_(self.groups[name].data)
             else:
                 vector.data.lerp_(self.groups[name].data, 1 - polyak)
-            for old, new in zip(self.targets[name].buffers(), networks[name].buffers(), strict=True):
-                old.copy_(new)
+            for key in self._target_buffers[name]:
+                self.targets[name].get_buffer(key).copy_(networks[name].get_buffer(key))
 
     # States
 
@@ -398,5 +400,5 @@ class ReplayAlgorithm(Algorithm):
                 yield name, group.data
         for name, target in self.targets.items():
             yield f"target_{name}", self._target_vectors[name].data
-            for key, buffer in target.named_buffers():
-                yield f"target_{name}.{key}", buffer
+            for key in self._target_buffers[name]:
+                yield f"target_{name}.{key}", target.get_buffer(key)

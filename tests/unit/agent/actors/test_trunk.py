@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import gymnasium as gym
@@ -77,6 +78,31 @@ def test_feature_extractor_from_the_user():
     embedded = _actor(gym.spaces.Discrete(4), feature_extractor=functools.partial(Embedding, out_features=6))
     with pytest.raises(IndexError, match="from 0 to 3"):
         _act(embedded, {"obs": torch.tensor([4])})
+
+
+def test_buffers_that_a_network_replaces_are_found():
+    class Counting(nn.Linear):
+        out_features = 2
+
+        def __init__(self, space):
+            super().__init__(space.shape[0], 2)
+            self.register_buffer("count", torch.zeros(()))
+            self.register_buffer("cache", torch.zeros(()), persistent=False)
+
+        def forward(self, obs):
+            self.count = self.count + 1
+            return super().forward(obs)
+
+    actor = _actor(feature_extractor=Counting)
+    names = {f"{network}.extractor.count" for network in ("policy", "value")}
+    assert actor.state_buffers().keys() == names
+    twin = copy.deepcopy(actor)
+    for network in (actor.policy, actor.value):
+        network.extractor(torch.zeros(1, 4))
+    for name in names:
+        assert actor.state_buffers()[name] is actor.get_buffer(name)
+        assert twin.state_buffers()[name] is twin.get_buffer(name)
+        assert actor.get_buffer(name) == twin.get_buffer(name) + 1
 
 
 def test_feature_extractor_from_the_user_sees_all_leaves():
