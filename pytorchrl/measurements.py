@@ -120,7 +120,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return a summary of the whole run, with the env steps and the ledger of the last call of `count`."""
+        """Return a summary of the whole run; its env steps and ledger are as old as the last call of `count`."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

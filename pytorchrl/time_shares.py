@@ -78,13 +78,12 @@ def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     """Return the parts of the work that updates wait for, and the share of the time that each part takes.
 
-    The order of the levels, from the upper to the lower, is update, gradients, collection. Two neighboring levels are
-    compared:
+    The levels are, from top to bottom: update, gradients, collection. Each level is compared with the next lower one:
 
-    - If they take turns, the parts of both are returned. The lower level's share of "idle" time is then the upper
-      level's share of waiting time, minus the lower level's share of working time.
-    - If they run concurrently, and the upper level's share of waiting time exceeds both a tenth and the lower level's
-      share of idle time, the upper levels are left out. Otherwise, the lower levels are left out.
+    - Both levels take turns: the parts of both are returned. As the "idle" share of the lower level, the function
+      returns the waiting share of the upper level minus the working share of the lower level.
+    - Both levels run at the same time: only the slower of the two is returned. This is the lower level if the upper
+      level's waiting share exceeds a tenth and the lower level's idle share; otherwise, it is the upper level.
     - With replay shards, "gradients/wait", the wait for batches, is returned in place of the parts of collection.
 
     Args:
@@ -119,7 +118,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a name for the total time to which the shares refer, such as "the time of gradient workers"."""
+    """Return a name for the time of which `candidates` are shares (see `critical_parts`), such as "the time of ..."."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"

@@ -107,7 +107,7 @@ class Recording(Journal):
         return self._write
 
     def begin_write(self) -> None:
-        """Begin a write; an outermost write records the number of reads since the previous write."""
+        """Begin a write; unless it is nested in another write, record the number of reads since the previous write."""
         if not self.depth and not self._released:
             self._turns.append(self.reads)
             self.reads = 0

@@ -219,6 +219,9 @@ def cut_in(info: Info) -> np.ndarray | None:
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether a restart may help: the environment raised the exception, not because of a known API violation."""
+    """Return whether the environment itself raised the exception, for a reason that a restart may remove.
+
+    A restart does not help if the reason is a known misuse of the environment's API.
+    """
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

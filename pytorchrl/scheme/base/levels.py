@@ -112,7 +112,7 @@ class Reader:
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Record a problem if a flat keyword in `names` is given besides the keyword `level`, which sets them all."""
+        """Record a problem if a keyword in `names` was given, because an object with all options of the level was given."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")

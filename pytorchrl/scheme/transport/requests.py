@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds spent waiting for its answers since it last reported a working time (`seconds_of`).
+        # For each worker: seconds spent waiting for its answers since the last one for which `seconds_of` was not None.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
