@@ -33,7 +33,7 @@ Mask = Any
 
 POLICY = "policy"
 """Name of the policy of an agent that has only one."""
-# Values that replace those algorithm options that could make a trained agent's actions random or less exact.
+# Algorithm options for acting. With other values, a trained agent's actions could be random or less exact.
 _EXACT = {"test_epsilon": 0.0, "mixed_precision": False, "compile": False}
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62

@@ -40,7 +40,7 @@ class Written(NamedTuple):
 
 
 class Rated(NamedTuple):
-    """A checkpoint and the mean return of an evaluation."""
+    """The best checkpoint: its env steps, and the highest mean return of its evaluations."""
 
     env_steps: int
     return_mean: float
@@ -63,7 +63,7 @@ class CheckpointFiles:
         self._directory, self._options, self._newest = directory, options, newest
         self._best = _read_best(directory)
         self._lock = threading.Lock()
-        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) since the newest checkpoint
+        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) of evaluations after `_newest`
 
     def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
         """Write a checkpoint completely or not at all, and remove the checkpoints that the options do not keep.
@@ -94,7 +94,7 @@ class CheckpointFiles:
         return path.stat().st_size
 
     def rate(self, version: int, return_mean: float) -> None:
-        """Record the mean return of an evaluation of the weights after `version` updates.
+        """Record that the weights after `version` updates reached `return_mean` in an evaluation.
 
         Raises:
             OSError: The file that names the best checkpoint cannot be written.

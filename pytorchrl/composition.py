@@ -1,4 +1,4 @@
-"""Compose an agent, a scheme and a learner from flat options.
+"""Compose an agent, a scheme and a learner from the options of `train`.
 
 Each option has exactly one owner, to which it is passed: a part of the agent, the scheme or the learner. The flags of
 the command line are built from the same list of options; see `option_specs`.

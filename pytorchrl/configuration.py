@@ -83,7 +83,7 @@ class ConfigFile:
         """Return the options as arguments of `train`, without the swept options.
 
         Raises:
-            ConfigError: Options are unknown, or their values have wrong types; the message names the line of each.
+            ConfigError: There are unknown options or values of wrong types; the message names the lines of these.
         """
         specs = option_specs(algorithm)
         self._refuse_unknown(algorithm, specs)

@@ -130,7 +130,7 @@ def _without_log_dir(envs: EnvFactory) -> object:
 
 
 def spaces_of(envs: EnvFactory) -> Spaces:
-    """Return the spaces of environments by the names that descriptions use for them."""
+    """Return the spaces of environments, under the keys "observation_space" and "action_space"."""
     return {"observation_space": envs.observation_space, "action_space": envs.action_space}
 
 
@@ -192,7 +192,7 @@ def factory_from_json(
 
 
 def part_of(description: Mapping[str, object], find: Find | None = None) -> type:
-    """Return the class, a part of an agent, to which the description of a factory refers.
+    """Return the class to which the description of a factory refers; the class must be a part of an agent.
 
     Raises:
         CheckpointError: The class is not found, or is not a part of an agent.
@@ -218,7 +218,7 @@ def mapping(value: object) -> Mapping[str, object]:
 
 
 def code_in(value: object) -> list[str]:
-    """Return the references to code in a description, and the `repr` of each value that cannot be built."""
+    """Return all `__code__` references in a description, and the `repr` of each value that cannot be restored."""
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]
     if isinstance(value, dict):
@@ -256,7 +256,7 @@ def _place(value: object, spaces: Spaces) -> list[str]:
 
 
 def find_imported(reference: str) -> object:
-    """Return an imported class, which must be a network, an optimizer, an environment, a wrapper or a part of an agent.
+    """Return the imported class to which `reference` refers: a network, optimizer, environment, wrapper or agent part.
 
     The function only compares `reference` with the names of imported classes. Looking `reference` up in a module could
     execute the module's code, and could find functions such as `os.system`.
@@ -272,7 +272,7 @@ def find_imported(reference: str) -> object:
 
 
 def _references(cls: type) -> tuple[str, str]:
-    """Return two references to a class, equal except for a class of the running script (`__main__:C`, `script:C`)."""
+    """Return two references to a class. For a class of the running script, they differ: `__main__:C` and `script:C`."""
     return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
 
 

@@ -226,7 +226,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # The signal may have caused `error`: workers may have died, or native code may have replaced `Unblocked`.
+            # The signal may have caused `error`: workers died, or native code raised `error` in place of `Unblocked`.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -262,7 +262,7 @@ class Learner:
 
     @property
     def ledger(self) -> MetricsDict:
-        """The ledger at the last count of steps; after `stop()`, the final ledger."""
+        """The scheme's ledger when env steps were last counted; after `stop()`, the final ledger."""
         return self._measured.ledger
 
     @property

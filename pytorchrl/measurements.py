@@ -19,12 +19,12 @@ class Measurements:
 
     Args:
         scheme: The scheme of the run.
-        target: The target that decides when the run is done.
+        target: Condition for the end of the run.
 
     Attributes:
         env_steps: Env steps that have reached the learner: all collected steps except those in flight or queued.
             `count` updates this number.
-        ledger: The ledger at the last call of `count`.
+        ledger: The scheme's ledger (counts of env steps), which `count` updates, too.
         ended_at: Time of the last update, by `time.perf_counter`.
     """
 
@@ -120,7 +120,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return a summary of the whole run; its env steps and ledger are as old as the last call of `count`."""
+        """Return a summary of the whole run, with the `env_steps` and the `ledger` that `count` read last."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

@@ -177,7 +177,7 @@ def record_dataset(
         if is_file:
             _write_npz(dataset, Path(name))
         else:
-            assert isinstance(envs.raw_spaces, RawSpaces)  # several policies were refused above
+            assert isinstance(envs.raw_spaces, RawSpaces)  # not a mapping: several agents were refused above
             _write_minari(dataset, name, envs.raw_spaces)
     except OSError as error:
         raise ConfigError(f"{name!r} cannot be written: {error}") from error
@@ -273,7 +273,7 @@ class _Recorder(AnyWrapper):
 
 
 def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -> EnvFactory:
-    """Return a factory of one test environment whose outermost wrapper is `recorder`, also outside of `FrameStack`."""
+    """Return a factory of one test environment whose outermost wrapper, `recorder`, sees stacked frames."""
     factory = single_environment(agent, lambda env: env, None)
     options: VecEnv.Options = factory.options
     stack = [functools.partial(FrameStack, num_frames=options.frame_stack)] if options.frame_stack > 1 else []
@@ -417,7 +417,7 @@ def _write_minari(dataset: Dataset, dataset_id: str, raw: RawSpaces) -> None:
 
 
 def _nested(space: AnySpace, leaves: Arrays, names: dict[LeafPath, str], path: LeafPath = ()) -> Observation:
-    """Return leaves in the nested form of the observation space."""
+    """Return the leaves as nested dictionaries and tuples, in the structure of `space`."""
     if isinstance(space, spaces.Dict):
         return {key: _nested(child, leaves, names, (*path, key)) for key, child in space.items()}
     if isinstance(space, spaces.Tuple):

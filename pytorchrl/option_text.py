@@ -76,7 +76,7 @@ _Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
-    """Return (placeholder, parser) pairs for a type, in the order in which they are tried; plain text is last."""
+    """Return (placeholder, parser) pairs for a type; parsers are tried in this order, so plain text comes last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]

@@ -1,7 +1,7 @@
 """Find the bottleneck of a run, and advise which option to change.
 
-`pytorchrl.time_shares` finds the bottleneck from the seconds that each part of the work takes. This module contains the
-advice for each part.
+The bottleneck comes from `pytorchrl.time_shares`, which computes it from the seconds that each part of the work takes.
+This module adds the advice for each part.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Finding:
 
     Attributes:
         part: "level/part", such as "collection/environment".
-        share: The part's share, in [0, 1], of the time that `sentence` names.
+        share: Time of the part divided by a total time, in [0, 1]; `sentence` names this total time.
         sentence: The bottleneck as a sentence for the user.
         option: Name of the option to change.
         advice: Instruction to change the option.
@@ -218,7 +218,7 @@ def between(before: Settings, after: Settings) -> MetricsDict:
 
 
 def options_of(scheme: Scheme) -> dict[str, OptionValue]:
-    """Return the values of the options that `explain` reads, by name, from the scheme and the agent's factories."""
+    """Return the options of a scheme and of its agent for `explain`: option name -> value."""
     algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
     storage = scheme.agent.storage_factory.options
     return {

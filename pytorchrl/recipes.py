@@ -1,8 +1,8 @@
 """Write the arguments of `train` into `run.json`, and build the agent of a saved run.
 
-`run.json` contains two descriptions. `agent` contains all options of all parts, even if the agent was composed in
-Python; `load` builds the agent from this description. `recipe` contains only the options that were given to `train`;
-`--config` reads it. Older versions wrote only `recipe`.
+`run.json` contains two descriptions. `agent` contains every option of each part of the agent, and is written even if
+the run was started without `train`; `load` builds the agent from `agent`. `recipe` contains only the arguments of
+`train` and the options of the preset; `--config` reads `recipe`. Older versions wrote only `recipe`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _of_policies(part: Described, change: Callable[[Described], Described]) -> D
 
 
 def _can_be_built(option: object, find: Find) -> bool:
-    """Return whether an option can be built: `find` must find all code that the option's description names."""
+    """Return whether `find` finds all code that the description of an option's value names."""
     try:
         return not code_in(option) or from_json(option, find) is not None
     except CheckpointError:
@@ -156,7 +156,7 @@ def _environments(description: Described, find: Find, *, trust: bool) -> EnvFact
 
 
 def _composed(recipe: Described, given: Registration | None, find: Find, *, trust: bool) -> Agent:
-    """Build an agent from the options that were given to `train`."""
+    """Build an agent from `recipe`, the arguments of `train` with which the run was started."""
     name, env = str(recipe["algorithm"]), str(recipe["env"])
     registration = given or (registration_of if trust else imported_registration)(name)
     if registration is None:

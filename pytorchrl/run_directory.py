@@ -51,7 +51,7 @@ def prepare_log_dir(
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
-        run_name: Name of a numbered run; None: "run". Characters other than letters, digits and `._-` become `-`.
+        run_name: Name of a new run, without `-N`; None: "run". Characters except letters, digits and `._-` become `-`.
         overwrite: Whether to rename an earlier run.
         resume: Whether an earlier run is to be continued.
 
@@ -59,8 +59,8 @@ def prepare_log_dir(
         The directory of the run.
 
     Raises:
-        ConfigError: `log_dir` is a file, cannot be written, contains a run already, or is a directory of runs although
-            `overwrite` or `resume` needs the directory of one run.
+        ConfigError: `log_dir` is a file, cannot be written, or contains a run already; or `overwrite` or `resume` is
+            given for a directory of runs.
     """
     path = Path(log_dir).expanduser()
     try:

@@ -110,7 +110,7 @@ class RunFiles:
         try:
             yield
         except (CheckpointError, WeightsError) as error:
-            if self._resumed_from is None:  # a new run, whose first weights come from a saved model
+            if self._resumed_from is None:  # a new run: the error is about a saved model
                 raise
             raise CheckpointError(f"{str(self._resumed_from)!r} cannot be resumed: {error}") from error
 
@@ -258,4 +258,4 @@ def _check_learner(learner: StateDict) -> None:
     means.restore(learner.get("means", means.state()))
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)  # raises TypeError for a non-number
+    all(math.isfinite(number) for number in numbers if number is not None)  # only to raise TypeError for a non-number

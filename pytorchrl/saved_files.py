@@ -47,7 +47,7 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file for `open(opener=...)`; raise `OSError` for a symbolic link. New files have mode 0666 & ~umask."""
+    """Open a file as the `opener` of `open`; raise `OSError` for a symbolic link. New files have mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)
 
 
@@ -111,7 +111,7 @@ def read_text(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> str:
 
 
 def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> object:
-    """Return the value in a JSON file, without its checksum.
+    """Return the value in a JSON file, after the checksum was verified and removed.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
@@ -121,7 +121,7 @@ def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> obje
 
 
 def parse_json(text: str | bytes, name: str) -> object:
-    """Return the value in the text of a JSON file called `name`, without its checksum; see `read_json`."""
+    """Parse a JSON text, and verify and remove its checksum; see `read_json`. Errors name the file as `name`."""
     value = parse_value(text, name)
     if not isinstance(value, dict):
         return value
@@ -164,7 +164,7 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def with_checksum(value: Mapping[str, object]) -> dict[str, object]:
-    """Return a JSON object with the checksum of its entries."""
+    """Return a copy of a JSON object, with the checksum of its entries as the additional entry `sha256`."""
     return {**value, _SHA256: _checksum(value)}
 
 

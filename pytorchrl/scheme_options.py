@@ -42,7 +42,7 @@ class SchemeOption:
 
 
 def scheme_options() -> list[SchemeOption]:
-    """Return the settings of the scheme; `preset`, the name of an architecture, is the first.
+    """Return the settings of the scheme; the first is `preset`, which selects an architecture such as IMPALA.
 
     The scheme's setting `size` is left out, because the storage has an option of the same name. In `train`, the
     scheme's setting is called `replay_size`.

@@ -124,7 +124,7 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
 
 
 def _verify(file: IO[bytes], name: str) -> bool:
-    """Check the archive and its checksum; return whether the archive has a checksum.
+    """Check the archive and, if present, its SHA-256 checksum; return whether this checksum is present.
 
     Raises:
         CheckpointError: The checksum is wrong, or entries are compressed (`torch.save` never compresses entries).
@@ -171,10 +171,10 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
 
 
 def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors that the agent needs to act; `saved` contains the contents of the model `name`.
+    """Return the tensors that the agent needs to act, from a model's contents `saved`; errors call the model `name`.
 
     Raises:
-        CheckpointError: These tensors are missing or contain NaN or infinity, or a newer version saved the model.
+        CheckpointError: The tensors are missing or contain NaN or infinity, or a newer version saved the model.
     """
     try:
         check_format(saved, MODEL_FORMAT)

@@ -33,8 +33,8 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The first count that reaches the target is the count at the end of the last rollout. If the count increases
-        further, another rollout has begun, and `is_reached` considers the run done.
+        The last rollout of the run is the one that raises this number to the target. If the number grows even further,
+        another rollout has begun, so learning from the last rollout is over, and the run is done.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
@@ -45,7 +45,7 @@ class Target:
         Args:
             env_steps: Env steps that have reached the learner.
             ledger: The scheme's counts of env steps, from which `env_steps` was computed.
-            num_skipped: Number of samples whose update was skipped because of NaN or infinity; they count as trained.
+            num_skipped: Number of samples whose update was skipped (NaN or infinity). Such samples count as consumed.
         """
         if env_steps < self.env_steps:
             return False
@@ -57,7 +57,7 @@ class Target:
 
 
 def _passes_of(scheme: Scheme) -> int:
-    """Return the minimum number of passes over a rollout: `num_epochs`, or 1 if `target_kl` may end them early."""
+    """Return the minimum number of passes over a rollout: `num_epochs`; 1 if `target_kl` may stop passes early."""
     options = scheme.agent.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 
@@ -110,7 +110,7 @@ class Due:
         self._plan()
 
     def after_evaluation(self, env_steps: int) -> None:
-        """Plan the next evaluation when an evaluation starts, or is skipped, at `env_steps`."""
+        """Plan the next evaluation after an evaluation that was started or skipped at `env_steps`."""
         self.evaluation = next_multiple(self._eval_every, env_steps)
         self._plan()
 

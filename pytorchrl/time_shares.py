@@ -1,4 +1,4 @@
-"""Find the part of a run's work that updates wait for, given the seconds that each part takes.
+"""Find the bottleneck of a run, given the seconds that each part of its work takes.
 
 `metrics()["time_s"]` has the seconds of each part by level: collection, gradients and update. If two levels take turns,
 updates wait for both, so the parts of both are compared. If two levels run concurrently, updates wait for the slower
@@ -17,7 +17,7 @@ TimeS = Mapping[str, Mapping[str, float]]
 Settings = Mapping[str, OptionValue]
 """Values of options, or of metrics, by name."""
 
-# Of two concurrent levels, the lower can limit the run only if the upper waits for more than this share of its time.
+# If two levels run concurrently, the lower can be the bottleneck only if the upper's waiting share exceeds this value.
 _MIN_WAIT_SHARE = 0.1
 
 WORK: Mapping[str, str] = {
@@ -76,14 +76,14 @@ def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
 
 
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
-    """Return the parts of the work that updates wait for, and the share of the time that each part takes.
+    """Return the parts of the work that may be the bottleneck, and each part's share of its level's time.
 
     The levels are, from top to bottom: update, gradients, collection. Each level is compared with the next lower one:
 
-    - Both levels take turns: the parts of both are returned. As the "idle" share of the lower level, the function
-      returns the waiting share of the upper level minus the working share of the lower level.
-    - Both levels run at the same time: only the slower of the two is returned. This is the lower level if the upper
-      level's waiting share exceeds a tenth and the lower level's idle share; otherwise, it is the upper level.
+    - If the levels take turns, the parts of both are returned. The "idle" share of the lower level is then computed
+      as the share of time in which the upper level waits, minus the share in which the lower level is not idle.
+    - If the levels run concurrently, only the parts of the slower level are returned. The lower level is the slower
+      one if the upper level's waiting share is greater than both 0.1 and the lower level's idle share.
     - With replay shards, "gradients/wait", the wait for batches, is returned in place of the parts of collection.
 
     Args:
@@ -118,7 +118,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a name for the time of which `candidates` are shares (see `critical_parts`), such as "the time of ..."."""
+    """Name the time to which the shares in `candidates` refer, e.g. "the time of gradient workers"."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"

@@ -22,7 +22,7 @@ VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
 """Environment variable that keeps all frames if it is set to anything but 0."""
 
 _STACK_CHARS = 1500
-# Packages that are not the user's own code. Modules of the standard library are not the user's own code, either.
+# Packages that do not count as the user's own code, in addition to the modules of the standard library.
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
 
 

@@ -59,7 +59,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # only `Learner` knows the path of a numbered directory
+    if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
         monitored = _monitored(agent.train_envs, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
@@ -185,7 +185,7 @@ class TrainedAgent:
         self._exporter: Exporter | None = None
 
     def __repr__(self) -> str:
-        """Return the factories of the agent and, if they are known, its mean return and the directory of its run."""
+        """Return text that shows the agent's factories and, if known, the mean return and the directory of the run."""
         shown = {"algorithm": self.agent.algorithm, "actor": self.agent.actor, "envs": self.agent.test_envs}
         figures = [] if self.return_mean is None else [f"return_mean={self.return_mean:.1f}"]
         figures += [] if self.log_dir is None else [f"log_dir={str(self.log_dir)!r}"]
@@ -216,7 +216,7 @@ class TrainedAgent:
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number >= 1, got {num_episodes!r}")
-        # A second thread does not speed up small batches; with few cores, it makes them several times slower.
+        # For small batches, two threads are no faster than one, and several times slower on machines with few cores.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -296,7 +296,7 @@ class TrainedAgent:
         return self._exporter.export(file, to, checks, overwrite)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Save the policy to a file for the option `checkpoint` of an actor, in the format of `Scheme.save_model`."""
+        """Save the policy in the format of `Scheme.save_model`; an actor's option `checkpoint` can load the file."""
         return save(path, {"format": MODEL_FORMAT, "version": self._version, "acting_state": self.acting_state})
 
     @property

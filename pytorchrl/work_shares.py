@@ -47,7 +47,7 @@ class _Role:
 
     Attributes:
         kind: Kind of work that the function does, regardless of its caller; None: the kind of its caller.
-        calls: Kind of work that other packages do if this function, itself of kind "ours", calls them; None: "ours".
+        calls: If the function does work of kind "ours": kind of work of other packages that it calls; None: "ours".
         is_own: Whether the function belongs to this package.
         is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
     """
@@ -83,7 +83,7 @@ def kind_of(frame: FrameType | None) -> str | None:
         A kind of work; or None if the thread waits for another thread, or runs no function of this package. The kinds
         are:
 
-        - "environment": functions of the environments, but not those of `VecEnv`, which calls them.
+        - "environment": functions of the environments; `VecEnv`, which calls these functions, does work of kind "ours".
         - "network": functions of actors, losses and gradients, and all functions that an actor or a loss calls.
         - "optimizer": clipping gradients, updating parameters, and moving target networks.
         - "storage": storing and copying steps, computing advantages, and sampling batches.

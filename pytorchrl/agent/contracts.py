@@ -220,8 +220,8 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
     """Check the result of `policy_features` or `value_features` for `NUM_EXAMPLES` observations; return the features.
 
     Raises:
-        ContractError: The result is not a pair of features (`NUM_EXAMPLES`, F) and memory states, or the name or shape
-            of a memory state differs from the initial memory states `rhs`.
+        ContractError: The result is not a pair of features (`NUM_EXAMPLES`, F) and memory states, or a memory state
+            has another name or shape than in `rhs`, the initial memory states.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
         raise violation(actor, method, _described(returned),
@@ -295,7 +295,7 @@ def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> N
 
 
 def check_rollout(algorithm: object, rollout: RolloutData, needed: Sequence[str]) -> None:
-    """Raise `ContractError` if `rollout.other` lacks an entry in `needed`, which `finish_rollout` should add."""
+    """Raise `ContractError` unless `finish_rollout` has added all entries named in `needed` to `rollout.other`."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
                         f"{', '.join(missing)} in it, too, because the storage needs them; call "

@@ -51,7 +51,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write a step's rewards (E,) into `rhs`, the memory states for the next step, if `rhs` contains rewards."""
+    """Write a step's rewards (E,) into the memory states `rhs` if the memory takes the previous reward as an input."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 

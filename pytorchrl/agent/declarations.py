@@ -142,8 +142,8 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # `choices` contains the values of enum members, not the members, and names instead of functions. For a member
-        # or a function, the right type is therefore enough.
+        # `choices` contains the values of enum members and the names of functions. A member or a function itself is
+        # therefore not found in `choices`, and is accepted if it has the right type.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))

@@ -23,7 +23,7 @@ from pytorchrl.untyped import UserPart
 
 
 class AlgorithmDeclarations(Protocol):
-    """The declarations of an algorithm's class; see `Algorithm`."""
+    """Class attributes in which an algorithm declares the data and actors that it can use; see `Algorithm`."""
 
     learns_from: DataKind
     actor_class: ClassVar[type[nn.Module]]
@@ -32,7 +32,7 @@ class AlgorithmDeclarations(Protocol):
 
 
 class StorageDeclarations(Protocol):
-    """The declarations of a storage's class; see `Storage`."""
+    """Class attributes in which a storage declares the data that it provides; see `Storage`."""
 
     provides: DataKind
     has_priorities: ClassVar[bool]
@@ -176,7 +176,7 @@ def _check_policy(policy: str, algorithm: Factory[object], actor: Factory[object
 
 
 def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
-    # With several policies, the kind of data is an attribute of the options.
+    # With several policies, the kind of data is declared in the options; otherwise, in the class.
     kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)
     if not isinstance(kind, DataKind):
         allowed = ", ".join(f"DataKind.{kind.name} ({kind.value})" for kind in DataKind)
@@ -296,7 +296,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
-    """Return all imported, non-abstract subclasses of `Part` with one of the `homes`, such as "algorithm"."""
+    """Return all imported, non-abstract subclasses of `Part` whose attribute `home` is in `homes`."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 

@@ -18,10 +18,10 @@ class Here:
 
     Attributes:
         at: The option as `home.name`, where `home` is a key of `HOMES`, such as "algorithm.lr". `a + b` names two
-            options that are needed together, and `a | b` two options of which one is enough. The text is empty if
+            options that are needed together, and `a | b` two options of which one is enough. `at` is empty if
             this package has no option for the name.
-        note: The difference in unit or meaning or, if there is no option, what to do instead. Names of options are in
-            backticks.
+        note: Differences in unit or meaning. If there is no option, the note says what to do instead. Names of options
+            are in backticks.
     """
 
     at: str = ""
@@ -40,7 +40,7 @@ class Here:
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return the possible meanings of a name in order of preference; `places` are their values of `Here.at`."""
+    """Return the possible meanings of a name, the preferred meaning first; each place is the `at` of one meaning."""
     return tuple(Here(place, note) for place in places)
 
 

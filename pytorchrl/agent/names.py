@@ -61,9 +61,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names in `known` of the options in `here`, one meaning of a name from another library.
+    """Return the names by which `known` lists the options that another library's name may mean (`here`).
 
-    Return an empty list if these options are needed together (`Here.needs_all`), but `known` lacks one of them.
+    If these options are needed together (`Here.needs_all`), but `known` lacks one of them, return an empty list.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -75,9 +75,9 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return the hint for a name from another library if no equivalent option exists where the user gave the name.
+    """Return the hint for a name from another library whose equivalent does not exist where the user gave the name.
 
-    The hint names the equivalent option and its part. If no option is equivalent, the hint says what to do instead.
+    The hint names the equivalent and the part that has it. If no part has one, the hint says what to do instead.
 
     Args:
         meanings: The possible meanings of the name.
@@ -96,7 +96,7 @@ def _note(here: Here | None) -> str:
 
 
 def _plain(note: str) -> str:
-    """Return a note without backticks, for a terminal."""
+    """Return `note` (see `Here.note`) without its backticks, for a message in a terminal."""
     return note.replace("`", "")
 
 

@@ -41,7 +41,7 @@ class Policy(nn.Module):
     def __init__(self, actor: Actor, spaces: RawSpaces) -> None:
         super().__init__()
         actor.keep_policy()
-        for parameter in actor.parameters():  # copy, because the parameters of an algorithm are views of one vector
+        for parameter in actor.parameters():  # own copies, not views of the algorithm's vectors (`FlatParameters`)
             parameter.data, parameter.grad = parameter.data.clone(), None
         self.actor, self.spaces = actor.eval().requires_grad_(False), spaces
         reader = ObservationReader(spaces.observation, spaces.keep_float64)

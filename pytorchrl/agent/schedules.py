@@ -184,7 +184,7 @@ class Computed(Schedule):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """An empty tuple: no fixed numbers define the schedule, and each value is checked when it is computed."""
+        """An empty tuple: a function has no fixed numbers to check in advance; `value` checks each result."""
         return ()
 
     def parts(self) -> list[str | float]:

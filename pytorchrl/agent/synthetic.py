@@ -168,7 +168,7 @@ class SyntheticAlgorithm(Algorithm):
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Add the gradient to the number of updates.
+        """Add the gradient to the number of updates, the only parameter.
 
         Raises:
             CallOrderError: `gradients` is None, and `compute_gradients` has not been called yet.
@@ -193,7 +193,7 @@ class SyntheticStorage(Storage):
         """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        # Error messages recommend storage classes that declare `provides`, so this class declares it only in `Options`.
+        # The class itself does not declare `provides`; otherwise, error messages would recommend the class to users.
         provides: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
@@ -281,7 +281,7 @@ class SyntheticStorage(Storage):
 
 @dataclass(slots=True)
 class SyntheticReplayBatch(Batch):
-    """A batch from replay, whose actions are step numbers."""
+    """A batch from replay; the actions in the batch are step numbers."""
 
     ids: Tensor = _NONE
     """(B,) int64, for each step the number of steps inserted before it."""

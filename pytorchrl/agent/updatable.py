@@ -34,7 +34,7 @@ class Updatable:
         return [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
 
     def _start_parameters(self) -> None:
-        """Set all parameters to the values of the options."""
+        """Set `parameters` and `schedules` to the values of the updatable options."""
         for name in self.updatable:
             self._set_parameter(name, getattr(self.options, name))
 

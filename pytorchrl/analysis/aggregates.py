@@ -1,9 +1,9 @@
 """Summarize scores of several runs on several tasks by one number.
 
 Scores are arrays of shape (..., runs, tasks). A one-dimensional array contains the runs of one task. Statistics
-reduce the last two axes, so a statistic of many resamples is computed in one call. All statistics except the median,
-the mean and the area under a curve are from Agarwal et al., "Deep reinforcement learning at the edge of the statistical
-precipice" (NeurIPS 2021).
+reduce the last two axes. The leading axes may count resamples, so that one call computes a statistic for all resamples.
+All statistics except the median, the mean and the area under a curve are from Agarwal et al., "Deep reinforcement
+learning at the edge of the statistical precipice" (NeurIPS 2021).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def iqm(scores: npt.ArrayLike) -> Array:
 
 
 def mean(scores: npt.ArrayLike) -> Array:
-    """Return the mean of scores (..., runs, tasks) over all runs and tasks, as an array (...)."""
+    """Return the mean over runs and tasks: scores of shape (..., runs, tasks) give a result of shape (...)."""
     return np.asarray(check_scores(scores).mean(axis=(-2, -1)))
 
 

@@ -63,11 +63,11 @@ def estimate(
         statistic: A function that reduces the last two axes of its arguments, such as `iqm`.
         samples: One or more arrays of shape (..., runs, tasks), the arguments of the statistic. Leading axes contain
             other scores of the same runs, such as points of a learning curve. Only one array may have leading axes.
-        confidence: The fraction of intervals that contain the true value.
+        confidence: Probability that the interval contains the true value, in (0, 1).
         method: "t" or "percentile".
-        paired: Whether each resample draws the same rows, such as runs with equal seeds, from all arrays. If so, the
+        paired: Whether each resample draws the same runs from all arrays, as for runs with equal seeds. If so, the
             arrays must have the same number of runs.
-        bounds: The smallest and largest possible value; the ends of the interval are clipped to them.
+        bounds: The smallest and largest possible value of the statistic; the ends of the interval are clipped to them.
         resamples: Number of resamples.
         seed: Seed of the resampling.
 

@@ -33,8 +33,8 @@ class Comparison:
         mean_difference: The mean of the scores minus the mean of the baseline.
         improvement: The probability of improvement over the baseline.
         p_value: p-value of a two-sided t test of equal means: the paired test if `paired`, otherwise Welch's test. Each
-            run is one sample, the mean of its scores over the tasks. NaN if a set has fewer than two runs, or if the
-            samples (if `paired`, their differences) do not vary.
+            run provides one sample: the mean of the run's scores over the tasks. NaN if `scores` or `baseline` has
+            fewer than two runs, or if the samples (if `paired`, their differences) do not vary.
         seeds_needed: The number of seeds with which a t test would detect the measured difference of the means with a
             probability of 80 %. None if `p_value` is NaN, the means are equal, or more than a million seeds are needed.
     """
@@ -115,8 +115,8 @@ def required_seeds(
 
     Args:
         difference: The difference of the two means that the test should detect, in units of the score.
-        std: The standard deviation over seeds: of the score or, if `paired`, of the difference between the scores of
-            two runs with equal seeds.
+        std: The standard deviation of the score over seeds; if `paired`, the standard deviation of the difference
+            between the scores of two runs with equal seeds.
         power: The probability of detecting the difference.
         confidence: One minus the probability of detecting a difference that does not exist.
         paired: Whether both sets of runs have the same seeds.

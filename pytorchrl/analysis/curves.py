@@ -1,4 +1,4 @@
-"""Summarize the learning curves of several runs by one curve with an interval."""
+"""Summarize the learning curves of several runs by one curve, with a confidence interval at each position."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from pytorchrl.sealed_lines import check_sealed
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
             "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
             "log_every", "eval_every", "eval_episodes"}
-# Runs on the same task must end at env steps that differ by at most this fraction, unless `at` is given.
+# Without `at`, a run may be shorter than the longest run on its task by at most this fraction of the longest run.
 _LENGTH_TOLERANCE = 0.1
 _LARGEST_RECORDS = 512 << 20
 SCORES = ("last", "area")
@@ -43,7 +43,7 @@ class Run:
         path: Directory of the run.
         task: Id of the environment.
         seed: Seed of the run; None if it is unknown.
-        settings: Values by name of the settings that may affect training, except the seed and the environment.
+        settings: Value of each setting that may affect training, by name; the seed and the environment are left out.
     """
 
     path: Path
@@ -162,8 +162,8 @@ def read_scores(
 
     Args:
         groups: The runs of each group, by label.
-        x: Name of the position in the records, such as "env_steps".
-        y: Name of the value in the records.
+        x: Name of the number in the records that gives the position, such as "env_steps".
+        y: Name of the number in the records that gives the value, such as "return_mean".
         score: "last": the value at the position, interpolated between records; "area": the mean of the value up to the
             position, see `area_under_curve`.
         at: The position at which all runs are scored; None: the default.
@@ -193,7 +193,7 @@ def read_scores(
 
 
 def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return a group's runs on each task, sorted by seed; raise `ConfigError` if the numbers of runs differ."""
+    """Return the group's runs by task, sorted by seed; raise `ConfigError` if tasks have different numbers of runs."""
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.task, run.seed is None, run.seed or 0, str(run.path))):
         found.setdefault(run.task, []).append(run)
@@ -205,7 +205,7 @@ def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _end(task: str, x: str, ends: Sequence[float], at: float | None) -> float:
-    """Return the position at which the runs on a task are scored."""
+    """Return the position (such as a number of env steps) at which all runs on a task are scored; see `read_scores`."""
     shortest, longest = min(ends), max(ends)
     if at is not None:
         if at > shortest:

@@ -91,7 +91,7 @@ class Callback:
         """
 
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Respond to the end of a run that has started, after all workers have stopped; also called after an error.
+        """Respond to the end of a run, after all workers have stopped; also after an error, unless the start failed.
 
         Args:
             run: The learner.
@@ -147,7 +147,7 @@ class Callbacks:
         """Call a method of all callbacks, and return the results.
 
         Raises:
-            CallbackError: A callback raised an error, and errors are fatal. The other callbacks are called anyway.
+            CallbackError: A callback raised an error, and `is_fatal` is true. All other callbacks are called first.
         """
         results, first = [], None
         for callback in self._callbacks:
@@ -167,7 +167,7 @@ class Callbacks:
         return results
 
     def report(self, error: BaseException) -> None:
-        """Call `on_error`, unless `error` was the last error reported; errors that callbacks raise are only logged."""
+        """Call `on_error`, unless `error` was the last error reported. Errors in `on_error` itself are only logged."""
         if error is self._reported:
             return
         self._reported = error
@@ -214,7 +214,7 @@ class Callbacks:
 
 @contextlib.contextmanager
 def _exits_named(callback: Callback, method: str) -> Iterator[None]:
-    """Replace a `SystemExit` that a callback's `method` raises in the `with` block by a `CallbackError`."""
+    """Raise a `CallbackError` instead of a `SystemExit` that a callback's `method` raises in the `with` block."""
     try:
         yield
     except SystemExit as error:

@@ -112,12 +112,12 @@ def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> 
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
-    """Install signal handlers that end the command; while `train` has something to save, it uses other handlers.
+    """Install signal handlers that end the command; `train` replaces these handlers during training.
 
     Args:
         end_at_once: Whether signals end the process immediately; use True only if the process runs nothing but the
-            command and has nothing to save. If False, SIGTERM raises `SystemExit`, which a module could suppress while
-            it is imported.
+            command and has nothing to save. If False, SIGTERM raises `SystemExit`, which is lost if a module
+            that is being imported suppresses it.
 
     Returns:
         Map from each signal to its previous handler. Outside the main thread, where Python allows no handlers to be

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 def _render(agent: TrainedAgent, given: argparse.Namespace) -> tuple[float, ...]:
     """Show or film episodes if `--render` is given.
 
-    These are not the episodes of the evaluation, which steps several environments together and cannot render them.
+    These episodes are additional, because the evaluation's environments are stepped together and cannot be rendered.
 
     Returns:
         The return of each episode that was shown or filmed; empty without `--render`.

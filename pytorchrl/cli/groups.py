@@ -1,4 +1,4 @@
-"""Read the groups of runs on the command lines of `plot` and `compare`."""
+"""Read the groups of runs that are given as command-line arguments of `plot` and `compare`."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def add_option_flags(
 
 
 def is_common(spec: OptionSpec) -> bool:
-    """Return whether the short help lists an option: a common option, or an option of the user's own algorithm."""
+    """Return whether an option is in the short help, which lists common options and those of the user's algorithm."""
     return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
 
 
@@ -148,7 +148,7 @@ class _Joined(argparse.Action):
     """Action that stores all values after a flag as one tuple: `64 64` is the same as `64,64`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
-                 values: Any, option_string: str | None = None) -> None:  # typed as in argparse.Action.__call__
+                 values: Any, option_string: str | None = None) -> None:  # Any, as in argparse.Action.__call__
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 

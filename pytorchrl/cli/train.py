@@ -79,7 +79,7 @@ def learner_of(given: argparse.Namespace) -> Learner:
         if given.config is None:
             raise
         raise given.config.located(error, options_of(given)) from error
-    except EnvError as error:  # raised by the environment that is built to read the observation and action spaces
+    except EnvError as error:  # `make_learner` builds an environment to read the observation and action spaces
         raise StartError(str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""Find the suite of an environment id, and return a factory of the environments."""
+"""Find the suite, such as Atari, to which an environment id belongs, and return a factory of the environments."""
 
 from __future__ import annotations
 

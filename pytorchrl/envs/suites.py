@@ -22,7 +22,7 @@ class Suite:
     """Suite of environments.
 
     Attributes:
-        name: The name under which presets are registered.
+        name: Name of the suite; presets of options for its environments are registered under this name.
         has: Function that returns whether an id, without a leading `module:`, belongs to the suite.
         make_factory: Function that returns the factory for an id, a number of environments and the user's options.
     """
@@ -65,7 +65,7 @@ def suite_of(env: object) -> Suite | None:
 
 
 def is_made_by(package: str) -> Callable[[str], bool]:
-    """Return a function that checks whether the entry point of an id in `gym.registry` contains the text `package`."""
+    """Return a function, for use as `has`, that checks whether an id's entry point in Gymnasium contains `package`."""
     def has(env_id: str) -> bool:
         spec = gym.registry.get(env_id)
         return spec is not None and package in str(spec.entry_point)

@@ -130,7 +130,7 @@ def _random_mask(
         size = mask_size(spaces_.action) if spaces_.has_mask_in_info else 0
     if not size:
         return None
-    if not isinstance(spaces_.action, spaces.Discrete):  # a random mask could forbid all actions of a component
+    if not isinstance(spaces_.action, spaces.Discrete):  # a mask must allow a value of each MultiDiscrete component
         return np.ones((rows, size), np.bool_)
     mask = rng.random((rows, size)) < 0.5
     mask[np.arange(rows), rng.integers(size, size=rows)] = True
@@ -195,7 +195,7 @@ def played_steps(
 
 
 def restored(reader: ObservationReader, leaves: Arrays, mask: np.ndarray | None) -> Observation:
-    """Return copies of the environment's observations (B, ...), rebuilt from the parts that `reader` has read."""
+    """Return copies of the environment's observations (B, ...), rebuilt from the `leaves` that `reader` returned."""
     readings = {leaf.path: leaf for leaf in reader.readings}
 
     def restore(space: AnySpace, path: Path) -> Observation:

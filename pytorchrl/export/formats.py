@@ -169,7 +169,7 @@ def format_of(name: str) -> Format:
 
 def write(traced: Traced, form: Format, path: Path) -> OpenPolicy:
     """Write a policy to a file, read the file, and return the policy that it contains."""
-    # Torch's exporters emit warnings about which users can do nothing.
+    # Torch's exporters emit warnings that users cannot act on.
     with silenced("torch.onnx"):
         form.write(traced, path)
         return form.open(path)

@@ -30,7 +30,7 @@ _SCRIPT = TOGGLE + REFRESH
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """Return the runs up to three levels below `root`: relative path -> directory. Symbolic links are ignored."""
+    """Return the directory of each run up to three levels below `root`, by relative path; ignore symbolic links."""
     return dict(sorted(_runs_below(root, root, _DEPTH))[:_MOST_RUNS])
 
 
@@ -83,7 +83,7 @@ class Board(ThreadingHTTPServer):
             return [(key, reader.read()) for key, reader in self._readers.items()]
 
     def rows(self) -> str:
-        """Return the table of runs as HTML, newest first."""
+        """Return a table of all runs as HTML; the run that started last comes first."""
         found = sorted(self.views(), key=lambda one: str(one[1].run.get("started", "")), reverse=True)
         if not found:
             return '<p class="none">no runs yet</p>'

@@ -92,7 +92,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a bar and a legend of how the workers of each level spend their time; shares below 1 % are left out."""
+    """Return a stacked bar and a legend per level, to show how its workers spend their time; omit parts below 1 %."""
     rows = []
     for level, parts in shares.items():
         found = sorted(((part, share) for part, share in parts.items() if share >= 0.01), key=lambda one: -one[1])
@@ -110,7 +110,7 @@ def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return three to seven round numbers at equal distances that enclose [low, high]."""
+    """Return three to six evenly spaced round numbers, the first at most `low` and the last at least `high`."""
     if high <= low:
         low, high = low - (abs(low) or 1.0) / 2, low + (abs(low) or 1.0) / 2
     raw = (high - low) / 4

@@ -68,7 +68,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: frozens
     """Return an HTML table, in which all texts are escaped.
 
     Args:
-        header: The column names; empty: no header.
+        header: The column names; empty for a table without a header.
         rows: The texts of each row.
         numbers: Indices of the columns that are aligned to the right.
     """
@@ -134,7 +134,7 @@ def _figures(view: RunView) -> list[tuple[str, str]]:
 
 
 def _flow(view: RunView) -> str:
-    """Return the worker tree as HTML, from left to right: boxes, and the rates on the edges between the boxes."""
+    """Return the worker tree as HTML: boxes from left to right, with the rates of steps, gradients and weights."""
     rates, workers = view.rates, view.metric("workers")
     collectors = f"{workers - view.metric('workers_missing')} of {workers} remote" if workers else "in this process"
     queued, size, mean = view.queue

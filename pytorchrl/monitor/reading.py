@@ -51,7 +51,7 @@ def read_checked(path: Path) -> tuple[Record, str]:
 
 
 def is_cut(result: Record, num_bytes: int) -> bool:
-    """Return whether the records of a run have fewer bytes than when the run ended and wrote its `result.json`."""
+    """Return whether a run's records are incomplete: `num_bytes` is less than the size that `result.json` states."""
     return num_bytes < count(result, "records", "bytes")
 
 
@@ -140,7 +140,7 @@ def count(record: object, *path: str) -> int:
 
 
 def text(record: object, *path: str) -> str:
-    """Return the string or number at a path of keys as a string; empty if there is neither."""
+    """Return the string or number at a path of keys, converted to a string; empty if there is neither."""
     value = item(record, *path)
     return str(value) if isinstance(value, (str, int, float)) else ""
 

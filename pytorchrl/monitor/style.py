@@ -1,4 +1,4 @@
-"""The style sheet and the scripts that the monitor's pages share, whichever run a page shows."""
+"""The style sheet, the scripts and the content security policy of the monitor's pages."""
 
 from __future__ import annotations
 

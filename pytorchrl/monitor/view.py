@@ -107,7 +107,7 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Rates per second, by name: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out. A rate that is not known yet is missing.
-        shares: For each level of the worker tree, the parts of its work, each with its share of the level's time in
+        shares: For each level of the worker tree, the share of the workers' time that each part of the work took in
             about the last 10 seconds.
         waits: The waits of the workers at each level, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
@@ -138,12 +138,12 @@ class RunView:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm; empty if the run was composed in Python."""
+        """The algorithm's name; empty if `run.json` does not contain the arguments of `train`."""
         return text(self.run, "recipe", "algorithm")
 
     @property
     def env(self) -> str:
-        """The environment's id; empty if the run was composed in Python."""
+        """The environment's id; empty if `run.json` does not contain the arguments of `train`."""
         return text(self.run, "recipe", "env")
 
     @property
@@ -191,7 +191,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """The current, largest allowed and mean number of queued train batches; the mean is None if it is unknown."""
+        """The number of train batches in the queue: the current number, the limit, and the mean (None if unknown)."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 

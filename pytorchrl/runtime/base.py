@@ -102,7 +102,7 @@ class Runtime(ABC):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; it also determines when faults with a probability occur.
+        seed: Seed of the experiment; it also determines when random faults occur.
         is_recording: Whether workers record the order of timing-dependent events.
 
     Attributes:
@@ -110,8 +110,8 @@ class Runtime(ABC):
         options: Options of the runtime.
         faults: Failures to inject into workers; None injects nothing.
         is_recording: Whether workers record the order of timing-dependent events.
-        announce: Function that receives a line of text at each stage of the start of Ray or of worker processes; None:
-            nothing is announced.
+        announce: Function that receives a line of text at each stage while Ray or worker processes start; None: nothing
+            is announced.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -199,7 +199,7 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send `head`, the numbers of released blocks, and the descriptors of those `blocks` that the reader lacks."""
+        """Send the numbers of released blocks, the descriptors of those `blocks` that the reader lacks, and `head`."""
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)

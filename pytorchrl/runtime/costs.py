@@ -71,7 +71,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return the virtual seconds of an operation; if "measured", `perf_counter()` minus `since` (0 if None)."""
+        """Return an operation's virtual seconds; if "measured", its real seconds since the time `since` (None: 0)."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

@@ -40,7 +40,7 @@ class Journal:
     Attributes:
         lock: Lock that guards the worker's parameters. Use the lock directly, instead of `reading` or `writing`, for
             accesses whose order does not affect the rest of the run.
-        is_kept: Whether the journal records events or compares them with a record. If False, `note` does nothing.
+        is_kept: False if `note` does nothing; True if `note` records events or compares them with a record.
     """
 
     is_kept = False
@@ -72,7 +72,7 @@ class Journal:
         return None
 
     def fail(self, error: BaseException) -> None:
-        """Record that the collector thread failed, and wake any thread waiting for its turn."""
+        """Raise `error` in any thread that waits for its turn, because the collector thread has failed with `error`."""
 
     def release(self) -> None:
         """Stop recording or enforcing an order; called when the worker stops, because later events have no effect."""

@@ -49,7 +49,7 @@ class _Host:
     def __init__(self) -> None:
         self._worker: object = None
         self._failure: BaseException | None = None
-        # Signals that arrived before the worker was built.
+        # Urgent calls (method, args, kwargs) that arrived before the worker was built.
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
         self._lock = threading.Lock()
 

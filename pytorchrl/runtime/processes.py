@@ -35,7 +35,7 @@ class ProcessRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; it also determines when faults with a probability occur.
+        seed: Seed of the experiment, which also determines when randomly injected faults occur.
         is_recording: Whether workers record the order of timing-dependent events.
 
     Raises:
@@ -183,7 +183,7 @@ same server returns the runtime in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Unpickle a runtime: return the runtime of this process that uses the same fork server, or else a new runtime.
+    """Unpickle a runtime: return this process's runtime for the same fork server if there is one, else a new runtime.
 
     `server` is the address of the fork server; it is None if the pickled runtime had not used a fork server yet.
     """

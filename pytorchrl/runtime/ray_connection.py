@@ -201,7 +201,7 @@ def last_lines(directory: str) -> str:
 
 
 def _log_message(data: Mapping[str, list[str]], **options: bool) -> None:
-    """Log a message of Ray about a lost worker instead of printing it; the errors of this library report the loss."""
+    """Log Ray's message about a lost worker instead of printing it, because this library's errors report the loss."""
     logger.info("%s", Lines("\n".join(data.get("lines", []))))
 
 

@@ -45,8 +45,8 @@ logger = get_logger(__name__)
 FromRay: TypeAlias = Untyped
 """An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
-# Shared values up to this size are sent with each request, because reading them from the object store takes 0.7 ms,
-# ten times as long. The limit must be below 100 KiB, because Ray moves larger arguments to the object store by itself.
+# Shared values up to this size are sent with each request. Reading them from the object store would take 0.7 ms, ten
+# times as long. The limit must be below 100 KiB, because Ray itself moves larger arguments to the object store.
 _MAX_ENCLOSED_BYTES = 90_000
 # Interval in seconds at which a wait checks whether a process of Ray has ended.
 _LOOK_INTERVAL_S = 0.25
@@ -81,7 +81,7 @@ class RayRuntime(Runtime):
         self._seed = seed
         self._ray: FromRay = None
         self._host: FromRay = None
-        self._connection: Connection | None = None  # None: the user has connected this process to Ray
+        self._connection: Connection | None = None  # None: not connected yet, or the user has connected this process
         # For each actor, its requested resources, and a reference that is ready once the actor's process runs.
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
         # With "colocate", the total resources of a gradient worker and the workers that it starts; otherwise empty.
@@ -91,7 +91,7 @@ class RayRuntime(Runtime):
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
-        """Pickle the arguments without the address, because the receiving process already uses a Ray cluster."""
+        """Pickle the constructor's arguments without `address`, because the receiving process already uses Ray."""
         return partial(RayRuntime, seed=self._seed,
                        is_recording=self.is_recording), (replace(self.options, address=None),)
 
@@ -323,7 +323,7 @@ class RayRuntime(Runtime):
         return propose_address(is_local=self._connect().util.get_node_ip_address() == LOOPBACK)
 
     def close(self) -> None:
-        """Kill the actors. Then leave Ray, unless another runtime uses it, or the user has connected to it."""
+        """Kill the actors; then disconnect from Ray, unless the connection is shared or was opened by the user."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -340,7 +340,7 @@ class RayRuntime(Runtime):
         self._ray = self._host = self._connection = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Return the resources to request for one worker of each kind; default requests are reduced if they do not fit.
+        """Return the resources to request for one worker of each kind; default resources are reduced where necessary.
 
         Raises:
             InsufficientResourcesError: The cluster, or the machine if Ray runs on one machine, has too few resources.
@@ -378,7 +378,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return the maximum resources of a default request; raise an error if a GPU is requested, but none is free."""
+        """Return the limits of default resources per worker; raise an error if a GPU is requested, but none is free."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

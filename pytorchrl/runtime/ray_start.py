@@ -25,15 +25,15 @@ _UMASK = "PYTORCHRL_UMASK"
 def private_start(ray: ModuleType) -> Iterator[None]:
     """Make `ray.init` in the `with` block start only the processes that a run needs, and protect these processes.
 
-    Other users cannot reach the processes: their umask keeps other users out of their files, and only this user can
-    read the token that authenticates calls. Only Ray's folders are not protected: each worker makes them accessible
+    Other users cannot reach the processes: a strict umask makes the files of the processes private, and only this
+    user can read the token that authenticates calls. Ray's folders are an exception: each worker makes them accessible
     to all users, so the directory that contains these folders must be private.
 
     Other machines cannot reach the processes, because Ray uses the loopback address. By default, Ray would replace this
     address with the machine's address in the network; `resolve_ip_for_localhost` is replaced to prevent this.
 
     Args:
-        ray: The module `ray`. A function that this version of Ray lacks is not replaced.
+        ray: The module `ray`. If its version lacks a function to be replaced, this replacement is omitted.
     """
     make_private(token_path())
     before = os.umask(_PRIVATE)

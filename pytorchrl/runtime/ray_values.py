@@ -1,4 +1,4 @@
-"""Define how two kinds of objects are pickled to be sent between Ray processes. This module does not import Ray."""
+"""Represent values that are pickled once but sent often, and tracebacks of remote errors, without importing Ray."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
-Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store) and the
-agents of the raylet. If a part ends, all calls to workers fail. If a part is stopped (SIGSTOP), the watch continues it.
+Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store), its
+agents, and the log monitor. If a part ends, all calls to workers fail. If SIGSTOP stops a part, the watch continues it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Watch:
         poll.register(self._woken, select.POLLIN)
         try:
             while not self.problem:
-                # Look again each time, because Ray's agents start a little later than its raylet.
+                # Look for new parts each time, because Ray's agents start a little later than its raylet.
                 known = {pid for pid, _ in self._files.values()}
                 for pid, name in parts_of(os.getpid()).items():
                     if pid not in known:

@@ -26,14 +26,14 @@ _EXIT = "Terminate the process"
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start the reaper, which runs `main`, in a session of its own, so that Ctrl-C does not affect it."""
+    """Start a process that runs `main` in a new session (`setsid`), so that Ctrl-C does not interrupt the process."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Return the ids of a session's processes that have `directory` in their command line or an open file in it."""
+    """Return the ids of a session's processes with `directory` in the command line or in the path of an open file."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         # Skip entries that are not process ids, and processes that have ended or belong to another user.
@@ -45,7 +45,7 @@ def processes_of(directory: str, session: int) -> list[int]:
 
 
 def kill_processes(directory: str, session: int, driver: int) -> bool:
-    """Kill the processes that `processes_of` returns, except the driver; return whether there were any."""
+    """Kill the processes that `processes_of` returns, except the driver; return whether there was a process to kill."""
     left = [pid for pid in processes_of(directory, session) if pid != driver]
     for pid in left:
         with contextlib.suppress(ProcessLookupError):

@@ -22,7 +22,7 @@ from pytorchrl.runtime.process_worker import ERROR
 from pytorchrl.runtime.ray_values import RemoteTraceback
 from pytorchrl.runtime.wire import Value
 
-# Seconds after which a call fails if the connection is full, because the worker is stopped or overloaded.
+# If the connection is full, because the worker is stopped or overloaded, a call fails after this many seconds.
 _FULL_TIMEOUT_S = 5.0
 _FULL_INTERVAL_S = 0.01
 _LONGEST_WAIT_S = 3600.0

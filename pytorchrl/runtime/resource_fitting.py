@@ -13,7 +13,7 @@ from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
 # Except for GPUs, `room_for` uses the largest of several nodes only if its amount of the resource exceeds this factor
-# times the total of all other nodes. The factor is above 1, because machines of one type differ a little in memory.
+# times the total of the other nodes. The factor is above 1, because two machines of one type may differ in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Maps a resource's name in requests to Ray's name in the description of a node, if the two names differ."""
@@ -70,7 +70,7 @@ def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dic
 
 def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
             nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the joint request of a gradient worker and the workers that it starts, with Ray's resource names.
+    """Return the total request of a gradient worker and the workers that it starts: Ray's resource name -> amount.
 
     Raises:
         InsufficientResourcesError: The nodes do not have room for one such request per gradient worker.

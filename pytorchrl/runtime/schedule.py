@@ -91,10 +91,10 @@ class Schedule:
         self.tasks: list[Task] = [self._driver]
         self._ties = random.Random(seed)
         self._order = itertools.count()
-        # Heap of (moment, random number that breaks ties, order of insertion, entry, is_timeout). An entry is a
-        # function to call, or a pair (task, number); the pair resumes the task if `task.num_waits` still equals the
+        # Heap of (moment, random number that breaks ties, order of insertion, entry, is_timeout). `entry` is a
+        # function to call, or a pair (task, number), which resumes the task if `task.num_waits` still equals the
         # number. `is_timeout` is True for the timeout of a wait, None for a task that waits only to let other tasks go
-        # first, and False for all other entries.
+        # first, and False in all other cases.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
         self._num_fruitless = 0  # number of consecutive waits that timed out
         self._interruption: BaseException | None = None  # raised in the driver when the driver resumes
@@ -160,7 +160,7 @@ class Schedule:
     # Tasks
 
     def start(self, task: Task, thread: threading.Thread, body: Callable[[], None]) -> None:
-        """Start `thread`, which must not have been started before, and run `body` in it as a task."""
+        """Start `thread`, which must not have been started before; it runs `body` once the schedule chooses `task`."""
         def run() -> None:
             while self.current is not task:
                 task.baton.acquire()
@@ -291,7 +291,7 @@ class Schedule:
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if is_timeout is not None:  # None: the task has only let other tasks go first
+        if is_timeout is not None:  # a task that waited only to let others go first does not count
             self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()

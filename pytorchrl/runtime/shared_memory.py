@@ -64,8 +64,8 @@ class BlockPool:
         self._numbers = itertools.count()
         self._blocks: dict[int, Block] = {}
         self._free: dict[int, list[Block]] = {}
-        # Keys of `_blocks`: the blocks whose use has ended. `release` only appends to this queue, without the lock,
-        # because finalizers call it: a finalizer may run at any time, even while its thread holds the lock.
+        # A block number for each use that has ended. `release` only appends to this queue, without the lock, because
+        # finalizers call `release`, and a finalizer may run at any time, even while its thread holds the lock.
         self._ended: deque[int] = deque()
 
     @property
@@ -76,7 +76,7 @@ class BlockPool:
             return len(self._blocks)
 
     def acquire(self, size: int) -> Block:
-        """Return a block of at least `size` bytes; call `release` when the writer no longer needs its content."""
+        """Return a block of at least `size` bytes; call `release` when the writer no longer needs the content."""
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
         if capacity > _LARGEST_REUSED:
             capacity = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -91,12 +91,12 @@ class BlockPool:
             return block
 
     def use(self, block: Block) -> None:
-        """Count one more use of a block that is already in use."""
+        """Count one more use of a block that is already in use; see `Block.uses`."""
         with self._lock:
             block.uses += 1
 
     def release(self, number: int) -> None:
-        """End one use of a block."""
+        """End one use of a block; when no use is left, the block is reused or freed."""
         self._ended.append(number)
 
     def _collect(self) -> None:
@@ -130,7 +130,7 @@ class MappedBlocks:
         os.close(file)
 
     def view(self, number: int, size: int) -> np.ndarray:
-        """Return a view of the first `size` bytes of a block: (size,) uint8, read-only.
+        """Return a view of the first `size` bytes of block `number`: (size,) uint8, read-only.
 
         When no array refers to the view any more, `number` is added to `released`.
         """

@@ -127,7 +127,7 @@ class SimulatedCollective:
         self._num_calls, self._left = 0, False
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks in rank order; raise `RankLostError` after the timeout."""
+        """Return the tensors of all ranks in rank order; raise `RankLostError` if one is missing after the timeout."""
         meeting, self._num_calls = self._meeting, self._num_calls + 1
         parts = meeting.tensors.setdefault(self._num_calls, {})
         if not self._left:

@@ -85,7 +85,7 @@ class ThreadRuntime(Runtime):
         """Options of the threads runtime."""
 
         def __post_init__(self) -> None:
-            """Refuse faults that kill a worker, because a thread cannot be killed."""
+            """Refuse injected faults that kill a worker, because a thread cannot be killed."""
             super().__post_init__()
             if self.faults is not None and FaultPlan(self.faults, 0).kills:
                 raise ConfigError("the option faults kills a worker, but a thread cannot be killed; use runtime='ray', "

@@ -2,7 +2,7 @@
 
 Messages of the same kind differ in their scalars and arrays, but usually have the same structure: the same types,
 field names, keys and dtypes. A channel therefore sends each structure once, as a pickle. The scalars of a message are
-encoded by `marshal`, which is fast and only reads plain values, and the arrays are copied into shared memory. Only
+encoded by `marshal`, which is fast but supports only plain values, and the arrays are copied into shared memory. Only
 objects of other types, such as exceptions, are pickled in each message.
 """
 
@@ -27,8 +27,8 @@ from torch import Tensor
 from pytorchrl.untyped import Payload
 
 Structure: TypeAlias = tuple[object, ...]
-"""What all values of a structure have in common. The first entry is the kind of the value. Depending on the kind, the
-other entries are a type, names, a dtype, or the structures of the value's parts."""
+"""Description of all that values of one structure share. The first entry is the kind of the value. Depending on the kind,
+the other entries are a type, names, a dtype, or the structures of the value's parts."""
 Value: TypeAlias = Payload
 """A value whose type depends on its structure."""
 ScalarList: TypeAlias = list[Payload]
@@ -121,7 +121,7 @@ def _take(value: object, parts: Parts) -> Structure:
 
 
 def _taker_of(kind: type) -> Take:
-    """Return the function that takes apart values of type `kind`; called once for each type."""
+    """Return the function that takes apart values of type `kind`; `_take` caches this function."""
     if issubclass(kind, _CONSTANT):
         return _take_constant
     if issubclass(kind, StoredValue):

@@ -250,7 +250,7 @@ class Architectures:
         """Build a scheme with replay shards between collection workers and one learner (Ape-X, Horgan et al. 2018).
 
         Use a storage such as `PERBuffer`, and set `epsilon_per_worker=True` for `DQN`. To replay whole rollouts, use
-        `VTraceBuffer` with `IMPALA` or `APPO` and set `size`, or use `RolloutSequenceBuffer` with `R2D2`.
+        `VTraceBuffer` with `IMPALA` or `APPO`, and set `size` of `Scheme`; or use `RolloutSequenceBuffer` with `R2D2`.
 
         Args:
             algo_factory: Factory of the algorithm.

@@ -26,13 +26,13 @@ _EXECUTION = "; col_execution='Parallel' continues a run with remote collection 
 
 def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
                  any_seed: bool) -> AgentParts:
-    """Check that a checkpoint fits a scheme; return `agent` with the precisions (float32 or bfloat16) of the saved run.
+    """Check that a checkpoint fits a scheme; return `agent` with saved precisions instead of `mixed_precision="auto"`.
 
     The number of collection workers may differ from that of the saved run.
 
     Args:
         checkpoint: The result of `Scheme.checkpoint`.
-        settings: Flat settings of the scheme that resumes.
+        settings: Settings of the scheme that resumes, by name; see `Settings.flat`.
         agent: Factories of the agent's parts, in the scheme that resumes.
         any_seed: Whether the seed may differ.
 

@@ -105,14 +105,14 @@ _COUNTS = {"num_col_workers": "CWorkerSet", "num_replay_workers": "RWorkerSet", 
 
 
 def refuse_other_levels(function: str, given: Iterable[str]) -> None:
-    """Raise `ConfigError` if `given` contains options that only other functions in `_FACTORIES` accept.
+    """Refuse options that only other functions in `_FACTORIES` accept; the error message names these functions.
 
     Args:
         function: The function that received the options, such as "CWorkerSet.create_factory".
         given: Names of the options.
 
     Raises:
-        ConfigError: An option belongs to another function, which the message names, or is one of `_COUNTS`.
+        ConfigError: `given` contains such an option, or a number of workers (see `_COUNTS`).
     """
     problems = [f"{name} is the first argument of {_COUNTS[name]}.create_factory, num_workers; give it there"
                 for name in given if name in _COUNTS]

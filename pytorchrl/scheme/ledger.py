@@ -69,7 +69,7 @@ class LedgerSnapshot:
         return self.collected - places - sum(self.dropped.values())
 
     def check(self) -> LedgerSnapshot:
-        """Return this snapshot; raise `LedgerError` if `imbalance` is not 0, or a count except `sent` is negative."""
+        """Return this snapshot; raise `LedgerError` if it has an `imbalance`, or a negative count other than `sent`."""
         places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted,
                   *self.dropped.values())
         if self.imbalance or min(places) < 0:
@@ -135,7 +135,7 @@ class Ledger:
             return sum([self._places[place] for place in places])
 
     def consume(self, num_steps: int) -> None:
-        """Count steps as used in one more pass; this changes only the count `consumed`, not the place of the steps."""
+        """Add `num_steps` to `consumed`, which counts a step at every use; the steps do not change their place."""
         with self._lock:
             self._latest = None
             self._places["consumed"] += num_steps
@@ -152,8 +152,8 @@ class Ledger:
         """Return the current counts.
 
         Args:
-            collected: Number of collected steps, as counted by the collection workers themselves. It replaces the
-                ledger's own count; None: the ledger's own count is used.
+            collected: Number of collected steps that the collection workers counted; None: the number that this
+                ledger counted.
         """
         with self._lock:
             if self._latest is None:

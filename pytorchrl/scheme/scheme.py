@@ -124,7 +124,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return a mapping from flat keyword to ("scheme", keyword), so that errors can suggest similar keywords."""
+        """Map each setting's keyword to its owner and name, ("scheme", keyword), for suggestions in error messages."""
         return known_keywords()
 
     @classmethod
@@ -352,7 +352,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all train batches are used up, so that the next step takes new batches; see `UpdateStrategy`."""
+        """Whether every gradient worker will start a new train batch in the next `step`; see `UpdateStrategy`."""
         return self._worker is None or self._worker.is_between_items
 
     @in_turn("_end")

@@ -1,8 +1,8 @@
-"""All settings of a scheme in two forms: nested by level, and flat, as in `Scheme`, run.json and the command line.
+"""All settings of a scheme, in two forms: one object of options per level, or one flat keyword per option.
 
-An option has the same name in both forms, and is declared once, in an `Options` class. A kind is a class with the
-options of one variant of a level, such as asynchronous collection. Some flat keywords, such as `col_communication`,
-choose the kind for a level.
+`Scheme` accepts both forms; run.json and the command line use flat keywords. An option has the same name in both forms,
+and is declared once, in an `Options` class. A kind is a class with the options of one variant of a level, such as
+asynchronous collection. Some flat keywords, such as `col_communication`, choose the kind for a level.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from pytorchrl.scheme.updates.u_worker import UWorker
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeName(Options):
-    """The option `runtime` of the flat form, which chooses the runtime by its name."""
+    """The flat keyword `runtime`, which chooses the runtime by its name."""
 
     runtime: str | None = option(
         None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes on this machine "
@@ -72,7 +72,7 @@ class ProcessOptions(Options):
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
 
     def seed_or(self, recorded: int | None) -> int:
-        """Return the option `seed`; if None, `recorded` (the seed of a recorded run); if also None, a random seed."""
+        """Return the option `seed`, or else `recorded`, the seed of a recorded run, or else a random seed."""
         given = recorded if self.seed is None else self.seed
         return secrets.randbits(32) if given is None else given
 
@@ -156,17 +156,17 @@ def names_of_level(level: str) -> list[str]:
 
 
 def declaration_of(name: str) -> Declaration:
-    """Return the declaration of a flat keyword."""
+    """Return the declaration of the option that is the keyword argument `name` of `Scheme`."""
     return _OWNERS[name].declarations()[name]
 
 
 def default_of_keyword(name: str) -> object:
-    """Return the default of a flat keyword."""
+    """Return the default of the keyword argument `name` of `Scheme`."""
     return _NO_LEVEL[name] if name in _NO_LEVEL else declaration_of(name).default
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords in a `Known` mapping, from which error messages suggest similar keywords."""
+    """Return a mapping from each flat keyword to ("scheme", keyword), so that errors can suggest similar keywords."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -192,7 +192,7 @@ class Settings:
             given: Flat keywords and their values.
             collection: All options of collection; None: built from the keywords.
             gradients: All options for computing gradients; None: built from the keywords.
-            runtime: Options or name; None: simulated to replay a recorded run, Ray for remote workers, else threads.
+            runtime: Options or name. None: "simulated" in a replay, "ray" with remote workers, otherwise "threads".
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
@@ -274,7 +274,7 @@ class Settings:
         return isinstance(self.runtime, Ray | Processes)
 
     def flat(self) -> dict[str, object]:
-        """Return every setting by its flat name, as JSON-serializable values."""
+        """Return a mapping from each flat keyword of `Scheme` to its value in JSON-serializable form."""
         patterns: dict[str, object] = {
             "col_communication": SYNC if isinstance(self.collection, SynchronousCollection) else ASYNC,
             "grad_communication": ASYNC if isinstance(self.gradients, AsynchronousGradients) else SYNC,

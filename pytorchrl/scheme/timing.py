@@ -77,7 +77,7 @@ class Stopwatch:
         self.counts[part] += 1
 
     def take(self) -> Times:
-        """Return the count and the seconds of each part since the last call. Any thread may call this method."""
+        """Return, by part, the number and seconds of blocks since the last call. Any thread may call this method."""
         found: Times = {}
         for part, count in tuple(self.counts.items()):
             count_before, seconds_before = self._taken.get(part, (0, 0.0))

@@ -40,8 +40,8 @@ def undivided(call: Callable[[], R]) -> R:
     """Call a function. If Ctrl-C is pressed meanwhile, raise `KeyboardInterrupt` as soon as the function has ended.
 
     If the function has not ended `GRACE_S` seconds later, or if Ctrl-C is pressed again, `KeyboardInterrupt` is raised
-    in the middle of the function. Nothing is delayed outside the main thread, because only the main thread receives
-    signals, or if the user or `Learner.train` has replaced Python's default handler of SIGINT.
+    in the middle of the function. Outside the main thread, which alone receives signals, nothing is delayed. Nothing is
+    delayed either if the user or `Learner.train` has replaced Python's default handler of SIGINT.
 
     The delaying handler of SIGINT stays installed until `interrupt_as_usual` is called, because installing the handler
     for each call would take longer than checking that it is installed.

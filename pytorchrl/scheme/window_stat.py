@@ -27,9 +27,9 @@ class WindowStat:
         self._window.append(number)
 
     def stats(self) -> dict[str, int | float | list[float] | None]:
-        """Return the `count` of all numbers, and `mean`, `std` and `quantiles` (0, 10, 50, 90, 100 %) of the window.
+        """Return `count`, `mean`, `std` and `quantiles` (0, 10, 50, 90, 100 %).
 
-        For an empty window, `mean`, `std` and `quantiles` are None.
+        `count` includes all numbers ever added; the other values describe the window, and are None if it is empty.
         """
         if not self._window:
             return {"count": 0, "mean": None, "std": None, "quantiles": None}

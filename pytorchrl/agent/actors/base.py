@@ -78,7 +78,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return what the actor needs instead of `space`, such as "a Box of floats"; None if it supports `space`."""
+        """Describe the space that the actor needs instead, such as "a Box of floats"; None if it supports `space`."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -145,7 +145,7 @@ class Actor(Part, nn.Module, ABC):
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
-        # Normalizers are stored in a list, because the name of a leaf may contain a dot, unlike the name of a module.
+        # Normalizers are stored in a list, because leaf names may contain dots, which PyTorch forbids in module names.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]
@@ -204,10 +204,10 @@ class Actor(Part, nn.Module, ABC):
                 module.look_up_weights()
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of the saved state (such as normalizers) by name, without copying them.
+        """Return the buffers of the saved state (such as those of normalizers) by name, without copying them.
 
-        The first call looks up the names, which takes longer than all other work of this method. Networks must
-        therefore register their buffers before this call, for example in `build_networks`.
+        The first call stores the names of the buffers, because looking them up is slow. Networks must therefore
+        register their buffers before this call, for example in `build_networks`.
         """
         if self._buffer_names is None:
             self._buffer_names = [name for name, value in self.state_dict(keep_vars=True).items()
@@ -269,7 +269,7 @@ class Actor(Part, nn.Module, ABC):
 
 
 def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # Any, because leaves have different dtypes
-    """Return the dtype in which storages store a leaf."""
+    """Return the dtype in which storages store an observation leaf of this space."""
     return np.dtype(space.dtype or np.int64)
 
 

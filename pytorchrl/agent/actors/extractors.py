@@ -298,7 +298,7 @@ class Embedding(nn.Module):
         Raises:
             IndexError: An integer is negative or not less than the size of the vocabulary.
         """
-        # Compiled graphs skip this check; the code compiled for some devices checks the indices itself.
+        # Compiled graphs skip this check; for some devices, the compiler generates its own check of the indices.
         if not torch.compiler.is_compiling() and bool(((x < 0) | (x >= self.vocabulary)).any()):
             raise IndexError(f"an index must be from 0 to {self.vocabulary - 1}, got {int(x.min())} to {int(x.max())}")
         return F.embedding(x.long(), self.table)

@@ -220,7 +220,7 @@ class OffPolicyActor(ReplayActor):
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 
     def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
-        """Return log-probabilities (B, n) of a categorical policy; those of forbidden actions are about -3.4e38.
+        """Return log-probabilities (B, n) of a categorical policy; about -3.4e38, not -inf, for forbidden actions.
 
         Args:
             obs: Leaf -> (B, ...), normalized.

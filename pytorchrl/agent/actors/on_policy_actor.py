@@ -317,7 +317,7 @@ class OnPolicyActor(Actor):
         return logp, entropy, params, {**rhs, **rhs_next}
 
     def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
-        """Return {"value": (B,) or (L, B)}, and `rhs` after the last row.
+        """Return {"value": (B,) or (L, B)}, and the memory `rhs` after the last row.
 
         In the returned `rhs`, only the memory of the network that computes the values is updated.
         """

@@ -187,5 +187,5 @@ class QActor(ReplayActor):
 
 
 def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the allowed action with the highest score, as (...) int64 for `scores` (..., n)."""
+    """Return the allowed action with the highest score for each row of `scores` (..., n), as an int64 tensor (...)."""
     return (scores if mask is None else scores.masked_fill(~mask, _LOWEST)).argmax(-1)

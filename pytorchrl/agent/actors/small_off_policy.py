@@ -29,10 +29,10 @@ class SmallOffPolicy:
             and SmallNetwork.supports(policy.trunk, policy.head, actor.options.activation))
 
     def outputs(self, obs: Arrays) -> np.ndarray | None:
-        """Return the policy's outputs (E, k); None if torch is faster for this E, or if `obs` has several leaves.
+        """Return the policy's outputs (E, k); None if torch is faster (for large E), or if `obs` has several leaves.
 
         Args:
-            obs: Observations as environments return them; an array (E, ...) for each leaf of the observation space.
+            obs: Observations of E environments; an array (E, ...) for each leaf of the observation space.
         """
         values = obs.get(OBS_LEAF)
         if values is None or len(values) > self._network.max_rows:

@@ -39,7 +39,10 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether the policy has its own MLP without memory, and a `Categorical` or `Gaussian` distribution."""
+        """Return whether the policy is an MLP with a `Categorical` or `Gaussian` distribution.
+
+        The policy must also have no memory, and share no features with the value.
+        """
         return (
             not overrides(actor, OnPolicyActor, "act", "policy_features") and not actor.is_shared
             and SmallNetwork.supports(
@@ -80,12 +83,9 @@ class SmallPolicy:
         return ActingStep(action, clipped, {}, {"dist_params": params[None] if num_envs == 1 else params})
 
     def _draw(self, num_envs: int, num_outputs: int, generator: torch.Generator) -> np.ndarray:
-        """Return the noise of one step, (E, n), or (n,) for a single environment.
-
-        One call of the generator draws the noise of many steps, because each call is slow.
-        """
+        """Return the noise of one step, (E, n) for n network outputs, or (n,) for a single environment."""
         if not self._noise or len(self._noise[-1]) != num_envs:
-            noise = torch.empty(_NOISE_STEPS, num_envs, num_outputs)
+            noise = torch.empty(_NOISE_STEPS, num_envs, num_outputs)  # many steps at once, because each draw is slow
             if self._log_std is None:
                 noise.exponential_(generator=generator).log_().neg_()
             else:
@@ -111,7 +111,7 @@ def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | No
 
 
 def small_value(actor: OnPolicyActor) -> SmallNetwork | None:
-    """Return the value network for NumPy; None unless `actor` uses an MLP without memory for the value alone."""
+    """Return the value network for NumPy; None if it is no MLP, has memory, or shares the features of the policy."""
     trunk, head, activation = getattr(actor, "value", None), actor.value_head, actor.options.activation
     if actor.is_shared or overrides(actor, OnPolicyActor, "get_value", "value_features"):
         return None

@@ -99,7 +99,7 @@ class APPO(VTraceAlgorithm, PPO):
                 slow_logp, _, slow_params, _ = self._slow.evaluate_actions(
                     batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
             slow_kl = self.actor.distribution.kl(slow_params, evaluated.dist_params, batch.mask)
-            # The ratio clip(mu / slow, 0, is_clip) * pi / mu equals pi / reference, and PPO divides by `reference`.
+            # PPO's ratio becomes pi / exp(reference), which equals clip(mu / slow, 0, is_clip) * pi / mu.
             reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
             batch = dataclasses.replace(batch, logp=reference)
         terms, measures = super().terms(evaluated, batch, parameters)

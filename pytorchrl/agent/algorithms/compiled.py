@@ -79,7 +79,7 @@ class CompiledLosses:
         """Prepare the gradients of the losses that `losses(batch, noise)` returns.
 
         Args:
-            losses: Function that returns the same values as `ReplayAlgorithm.losses`, with all noise from `noise`.
+            losses: Function that returns the same values as `ReplayAlgorithm.losses`, and takes all noise from `noise`.
             groups: For each group, the parameters over which its loss is minimized.
             networks: All networks that the losses use.
         """
@@ -178,7 +178,7 @@ def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
 
 
 def _modes(modules: Iterable[nn.Module]) -> Hashable:
-    """Return whether each module is in training mode; a compiled graph is valid only for unchanged modes."""
+    """Return whether each module is in training mode; a compiled graph is valid only for these modes."""
     return tuple([module.training for module in modules])
 
 

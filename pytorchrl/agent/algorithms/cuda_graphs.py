@@ -71,7 +71,7 @@ class CudaRecorder:
             # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
-        self._first = self._first or graph  # graphs can share one memory pool: they run in turn, results are copied
+        self._first = self._first or graph  # one pool suffices, because graphs run in turn and results are copied
         return result, graph.replay
 
 

@@ -90,7 +90,7 @@ class DDPG(ReplayAlgorithm):
         return (action + noise).clamp_(-1.0, 1.0)
 
     def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
-        """Choose actions in NumPy; see `ReplayAlgorithm`."""
+        """Choose actions in NumPy, which is faster for small networks; see `ReplayAlgorithm`."""
         if self._small is None or (outputs := self._small.outputs(obs)) is None:
             return None
         action = np.tanh(outputs)

@@ -143,7 +143,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # a property here, an attribute in `Algorithm`
+    def generator(self) -> torch.Generator:  # a property, because numbers drawn ahead must be put back
         """Generator of the random numbers for actions."""
         self._uniform.rewind()
         return self._generator
@@ -195,7 +195,7 @@ class DQN(ReplayAlgorithm):
         return self.parameters[_EPSILON] if self._ladder_epsilon is None else self._ladder_epsilon
 
     def _make_small_network(self) -> SmallNetwork | None:
-        """Return a `SmallNetwork` that computes the Q network in NumPy; None if NumPy cannot replace torch here."""
+        """Return a `SmallNetwork` that computes the Q network in NumPy; None if only torch can compute it."""
         actor, q = self.actor, self.actor.q
         if (self.device.type != "cpu"
                 or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise", "random_actions")

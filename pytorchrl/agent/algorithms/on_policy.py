@@ -123,7 +123,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._weights = Constants(self.device)
         self.info_names = ()
         self._term_names: tuple[str, ...] = ()
-        # V-trace needs values of the learner's current weights, so collectors compute values only for other algorithms.
+        # For V-trace, the learner computes values with its current weights; otherwise, collectors compute the values.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's `act` may lack this parameter.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
@@ -284,7 +284,7 @@ class OnPolicyAlgorithm(Algorithm):
         return loss, torch.cat([*measured, batch.means(list(measures.values()))] if measures else measured)
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Return the batch with normalized advantages if the option `advantage_normalization` is "minibatch"."""
+        """Return the batch, with its advantages normalized if the option `advantage_normalization` is "minibatch"."""
         if self.advantage_normalization != "minibatch" or batch.is_normalized:
             return batch
         return dataclasses.replace(batch, advantage=batch.normalized_advantage(), is_normalized=True)
@@ -341,10 +341,10 @@ class OnPolicyAlgorithm(Algorithm):
         """Reset the random generators; see `Algorithm`."""
         super().reseed(seed)
         if self._small_policy is not None:
-            self._small_policy.noise = torch.zeros(0)  # discards noise that was drawn in advance
+            self._small_policy.noise = torch.zeros(0)  # the action noise drawn in advance came from the old seed
 
     def state_dict(self) -> StateDict:
-        """Return the state, including the noise that was drawn in advance; see `Algorithm`."""
+        """Return the state, including the noise drawn in advance for the next actions; see `Algorithm`."""
         noise = torch.zeros(0) if self._small_policy is None else self._small_policy.noise
         return {**super().state_dict(), "noise": noise}
 

@@ -78,7 +78,7 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
 
 
 class FlatOptimizer:
-    """Adam, AdamW, SGD or RMSProp on one vector, in place; the moments are plain tensors."""
+    """Optimizer that updates one vector in place by Adam, AdamW, SGD or RMSProp; its moments are plain tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
         """Allocate the moments for vectors with the shape, dtype and device of `like`.

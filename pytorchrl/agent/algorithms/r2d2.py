@@ -54,11 +54,11 @@ class R2D2(DQN):
     Each sequence begins with the state that the memory had during acting. From this state, the online network and the
     target network both process the first W steps of the sequence, the burn-in, without gradient.
 
-    For each of the L steps after the burn-in, the TD error is
+    For each of the L steps after the burn-in, the storage provides the return R of m steps (m <= `n_step`) and the
+    discount DISC, and for each sequence the weight w. The TD error is
     delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`, or the identity without
     `value_rescaling`. The action a* is argmax_a Q(o_{t+m}, a) with `double`, otherwise argmax_a Q_target(o_{t+m}, a).
-    The storage provides the return R of m steps (m <= `n_step`), the discount DISC and the weight w. With `loss="mse"`,
-    the loss is the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
+    With `loss="mse"`, the loss is the sum of w * delta^2 / 2 over the valid steps, divided by their number.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class R2D2(DQN):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         """Compute the losses; see `ReplayAlgorithm`.
 
-        The errors have shape (L, B) and are 0 for steps that are not valid.
+        The absolute TD errors have shape (L, B), and are 0 for steps that are not valid.
         """
         actor, length = self.actor, len(batch.action)
         burn_in, rest = slice(0, batch.burn_in), slice(batch.burn_in, None)

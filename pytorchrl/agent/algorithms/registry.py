@@ -48,13 +48,13 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether `algorithm` itself is registered; if not, the other attributes come from a registered base class."""
+        """Whether `algorithm` itself is registered; if not, a registered base class provides all other attributes."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
     @property
     def label(self) -> str:
-        """The name for display: `name` or, if only a base class is registered, the name of the class `algorithm`."""
+        """The name for display: `name` if `is_own` is true, otherwise the class name of `algorithm`."""
         return self.name if self.is_own else self.algorithm.__name__
 
     @property
@@ -136,12 +136,12 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
 
 
 def imported_registration(reference: str) -> Registration | None:
-    """Return the registration to which `reference` refers, or None if the class has not been imported yet.
+    """Return the registration of an algorithm without an import; None if its class has not been imported yet.
 
-    This function imports nothing.
+    `reference` is a registered name or "module:Class".
 
     Raises:
-        ConfigError: No algorithm has this name.
+        ConfigError: No algorithm has this name, or neither the class nor one of its base classes is registered.
     """
     if not isinstance(reference, str) or not is_reference(reference):
         return registration_of(reference)

@@ -240,9 +240,9 @@ class ReplayAlgorithm(Algorithm):
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of the losses of all groups; see `Algorithm`.
 
-        Some updates do not change all groups: for example, TD3 delays the updates of the policy. If `applies_at_once`
-        is true, this method skips the groups that the next update does not change. Their losses are not reported, and
-        their gradients are zero.
+        An update may leave some groups unchanged: for example, TD3 delays the updates of the policy. If each gradient
+        is applied before the next one is computed (`applies_at_once`), this method skips the groups that the next
+        update does not change. The losses of these groups are not reported, and their gradients are zero.
 
         Returns:
             A gradient (P,) for each group, and a dictionary. The dictionary contains the losses and measures as
@@ -355,7 +355,7 @@ class ReplayAlgorithm(Algorithm):
         return info
 
     def _move_targets(self) -> None:
-        """Set each target to polyak * target + (1 - polyak) * network; copy buffers, if extractors have any."""
+        """Set target parameters to polyak * target + (1 - polyak) * network, and copy the buffers of the modules."""
         polyak, networks = self.options.polyak, self.actor.networks()
         for name, vector in self._target_vectors.items():
             if polyak == 0:

@@ -23,7 +23,7 @@ NO_INDEX = np.empty(0, dtype=np.int64)
 
 
 class ResolvedStep(NamedTuple):
-    """A vector step in which an episode ended or began.
+    """A step of a vector environment in which an episode ended or began.
 
     E = number of environments, K = number of ended episodes whose last observation is not in `observations`.
     """

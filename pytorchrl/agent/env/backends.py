@@ -304,7 +304,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Copy the latest observation of environment `index`; after an exception, this copy ends the episode."""
+        """Copy the latest observation of environment `index`, which `RestartingEnv` returns if a step raises."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 

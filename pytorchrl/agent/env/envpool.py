@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class EnvPoolVector(AnyVectorEnv):
-    """Vector environment that EnvPool steps in threads; an environment resets in the step after its episode ends.
+    """Vector environment that EnvPool steps in its own threads.
 
-    The constructor seeds the pool, so `reset` ignores seeds.
+    The step after an episode's end resets the environment. `reset` ignores seeds, because the constructor sets them.
 
     Args:
         blueprint: The task, the number of environments, their seeds and the number of threads.

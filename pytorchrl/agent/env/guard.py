@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 # The text of an exception is cut to this length, because some environments put whole states into the text.
 _MAX_CHARS = 2000
-# A traceback is cut to its last characters, at most this many, because its end is the most informative part.
+# A traceback is cut to this length; its end is kept, because the end is the most informative part.
 _TRACEBACK_CHARS = 8000
 # Up to this number of values, a sum of squares takes no longer than a sum of values; see `_has_finite_sum`.
 _FEW_VALUES = 1000
@@ -231,9 +231,9 @@ def _kind(value: object) -> str:
 
 
 def _has_finite_sum(array: np.ndarray) -> bool:
-    """Return whether the sum of an array's values is finite; for a small array, whether the sum of their squares is.
+    """Return whether the sum of an array's values (for a small array, the sum of their squares) is finite.
 
-    If so, all values are finite. Otherwise, the array contains NaN or infinity, or the sum of finite values overflows.
+    If the sum is finite, all values are finite. Otherwise, a value is NaN or infinite, or the sum overflows.
     This check is several times as fast as `np.isfinite`.
     """
     if array.size <= _FEW_VALUES:  # `vdot` never warns, so it needs no `errstate`, which takes a microsecond

@@ -219,9 +219,9 @@ def cut_in(info: Info) -> np.ndarray | None:
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether the environment itself raised the exception, for a reason that a restart may remove.
+    """Return whether the environment itself raised the exception and a restart may help.
 
-    A restart does not help if the reason is a known misuse of the environment's API.
+    A restart does not help if the exception looks like a common violation of the Gymnasium API.
     """
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

@@ -26,7 +26,7 @@ from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# For each word in an entry point or in the text of an import error: the extra that installs the missing package.
+# Key: text in an entry point or in an import error; value: the extra that then installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
@@ -75,7 +75,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     if name in gym.registry:
         return gym.registry[name]
     try:
-        return gym.spec(name)  # raises an error that contains the reason
+        return gym.spec(name)  # raises an error that says why the id is unknown
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else (
@@ -182,7 +182,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` about a missing package, with an install hint if known; None for a `PyTorchRLError`."""
+    """Return a `ConfigError` that explains an import error; None for a `PyTorchRLError`, which explains itself."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""

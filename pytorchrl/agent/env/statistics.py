@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1 << 16
 
 
 class EpisodeStatistics:
-    """The sums of raw rewards and the numbers of valid steps in E running episodes.
+    """The sums of raw rewards and the numbers of valid steps (see `Step.valid`) in E running episodes.
 
     Args:
         num_envs: E, the number of environments.
@@ -49,7 +49,7 @@ class EpisodeStatistics:
 
         Args:
             reward: (E,) raw rewards of any numeric dtype.
-            valid: (E,) bool, whether each step is valid; None means that all steps are valid.
+            valid: (E,) bool, false for steps that are not transitions, such as resets; None if all are transitions.
         """
         self._num_steps += 1
         if valid is None:

@@ -344,7 +344,7 @@ class VecEnv(Part):
         """Return `info` with lives and action masks for the environments that raised exceptions (`cut`, (E,) bool).
 
         In NEXT_STEP mode, these environments are reset in the next step; until then, their previous lives and masks
-        that allow all actions are used. In other modes, their reset has set both entries, so the result is `info`.
+        that allow all actions are used. In other modes, `info` already contains the lives and masks of their reset.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

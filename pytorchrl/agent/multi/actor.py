@@ -1,4 +1,4 @@
-"""Actor with several policies. C = environments * agents of one policy, H = size of a memory."""
+"""Actor with several policies. C = number of environments * number of agents of a policy, H = size of a memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MultiAgentActor(nn.Module):
                 for policy, actor in self.actors.items()}
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Merge `found`, the moments of one rollout from the algorithm's `moments_of`, into the running moments."""
+        """Merge a rollout's moments (`found`), computed by the algorithm's `moments_of`, into the normalizers."""
         for policy, actor in self.actors.items():
             actor.merge_moments(own_names(found, policy))
 

@@ -77,14 +77,14 @@ class MultiAgentAlgorithm(Algorithm):
                 raise ConfigError("; ".join(problems))
 
         def __getattr__(self, name: str) -> OptionValue:
-            """Return the value of an option that is the same for all policies."""
+            """Return the common value of all policies for `name`, which must be one of the options in `_SHARED`."""
             if name in _SHARED:
                 return getattr(next(iter(self.policies.values())).options, name)
             raise AttributeError(f"the algorithms of several policies have no common option {name!r}")
 
         @property
         def advantage_normalization(self) -> str:
-            """The first of "batch", "minibatch" and "none" that at least one policy uses."""
+            """Largest set of samples over which a policy normalizes advantages: "batch" > "minibatch" > "none"."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 

@@ -1,4 +1,4 @@
-"""The columns of one policy, and their results in one step. A column is one agent of one environment."""
+"""Observations, masks and step results of one policy's agents; a column is one agent in one environment."""
 
 from __future__ import annotations
 

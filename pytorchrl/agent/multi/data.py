@@ -78,7 +78,7 @@ class MultiActingStep:
 
 @dataclass(slots=True)
 class MultiRollout:
-    """Rollouts of all policies from the same T steps of E environments, which are T · E env steps."""
+    """Rollouts of all policies from the same T steps of E environments; in total, T · E env steps."""
 
     parts: dict[str, RolloutData]
     num_envs: int
@@ -106,13 +106,13 @@ class MultiRollout:
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 
     def to_numpy(self) -> MultiRollout:
-        """Return NumPy arrays that share memory with the tensors; see `RolloutData`."""
+        """Return a copy that contains NumPy arrays, which share memory with the tensors; see `RolloutData`."""
         return self.map(Tensor.numpy)
 
 
 @dataclass(slots=True)
 class MultiBatch:
-    """Samples for one update of all policies that have samples."""
+    """Samples for one update: a batch for each policy that has samples."""
 
     parts: dict[str, Batch | ReplayBatch]
     """Policy -> batch of the policy; a policy without a batch gets no gradient."""

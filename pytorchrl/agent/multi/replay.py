@@ -158,7 +158,7 @@ class MultiAgentReplay(MultiAgentStorage):
     def counters(self) -> dict[str, int]:
         """Numbers of env steps (`inserted`, `evicted` and `resident`) and number of drawn transitions (`sampled`).
 
-        In a batch, `sampled` counts only the policy with the most transitions. `<name>/<policy>` counts one policy.
+        Per batch, `sampled` counts only the policy with the most transitions. `<name>/<policy>` counts a single policy.
         """
         return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
                 "resident": self._inserted - self._evicted,

@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if the kinds differ, the kind that requires the freshest data."""
+            """Kind of the storages' data; if the kinds differ, the kind for algorithms that need the freshest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -102,7 +102,7 @@ class MultiAgentStorage(Storage):
         self.options, self._num_envs = options, num_envs
         self.provides = options.provides
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        self.storages: dict[str, Any] = {}  # replays have more methods than `Storage`
+        self.storages: dict[str, Any] = {}  # `Any`, because replay buffers have more methods than `Storage`
         for index, (policy, factory) in enumerate(options.policies.items()):
             num_agents = len(options.agents[policy])
             own_options = dataclasses.replace(factory.options, size=self._own_size(num_agents))
@@ -114,7 +114,7 @@ class MultiAgentStorage(Storage):
         self._resident_env_steps = self._resident_agent_steps = self._inserted = self._sampled = 0
 
     def _own_size(self, num_agents: int) -> int:
-        """Return the size of the storage of a policy with `num_agents` agents."""
+        """Return the option `size` for a policy's own storage; `num_agents` is the number of the policy's agents."""
         size: int = self.options.size
         return size
 
@@ -225,7 +225,7 @@ class MultiAgentStorage(Storage):
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # numbers of agents' steps in earlier batches
+        drawn = drawn_new = 0  # numbers of agents' steps in earlier batches, with and without repeated steps
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):

@@ -65,7 +65,7 @@ class Storage(Part, Updatable, ABC):
     """Whether sampling depends on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the
     algorithm must have `td_errors`."""
     num_learned_from: int = 0
-    """Number of inserted transitions for which a replay algorithm has already drawn batches; set by the algorithm."""
+    """Number of transitions that were inserted when the replay algorithm, which sets it, last requested batches."""
     options: Any  # each subclass has its own `Options`
     actor: UserPart
     algorithm: UserPart
@@ -102,7 +102,7 @@ class Storage(Part, Updatable, ABC):
         self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        # Only collectors use these rows. They allocate no memory before the first transition.
+        # Only collectors use these rows, which allocate no memory before the first transition.
         self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 
@@ -160,22 +160,22 @@ class Storage(Part, Updatable, ABC):
         self.insert_data_slice(list(rollouts))
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Prepare for train batches of `num_rollouts` complete rollouts.
+        """Prepare for train batches that contain `num_rollouts` full rollouts each.
 
-        On-policy storages compute the number of minibatches from this number.
+        On-policy storages compute the number of minibatches from `num_rollouts`.
         """
 
     def before_gradients(self) -> None:
         """Prepare the inserted rollouts for `generate_batches`."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Return the count, mean and sum of squared deviations of valid samples' advantages; the count may be 0."""
+        """Return the count (may be 0), the mean and the sum of squared deviations of the valid samples' advantages."""
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A with (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:  # each: `Moments`, or a mapping policy -> `Moments`
+    def normalize_by(self, moments: Sequence[Any]) -> None:  # results of `advantage_moments`, one per worker
         """Normalize the advantages with the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 

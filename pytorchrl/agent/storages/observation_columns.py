@@ -73,7 +73,7 @@ class SlotPool:
             num_written: Number of rows in the arrays that hold the slots' data; each slot in use needs a row.
 
         Raises:
-            ValueError: Free slots are repeated or do not exist, or slots in use have no row.
+            ValueError: The free slots are not distinct numbers below the capacity, or a slot in use has no row.
         """
         free, capacity = state["free"].tolist(), saved_int(state["capacity"])
         if capacity > len(free) + num_written:
@@ -179,7 +179,7 @@ class ObservationColumn(ABC):
 
     @abstractmethod
     def state_dict(self, num_rows: int) -> StateDict:
-        """Return a copy of the state; only the first `num_rows` rows have been written."""
+        """Return a copy of the state with only the first `num_rows` rows; the other rows have not been written yet."""
 
     @abstractmethod
     def load_state_dict(self, state: StateDict) -> None:
@@ -255,7 +255,7 @@ class StackedColumn(ObservationColumn):
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], num_frames: int) -> None:
-        """Allocate `capacity` rows of stacks of `shape` (K·c, ...), where K is `num_frames`."""
+        """Allocate `capacity` rows for stacks of `shape` (K·c, ...): K = `num_frames` frames with c channels each."""
         self._shape, self._num_frames = shape, num_frames
         self._black = capacity
         frame_size = int(np.prod(shape)) // num_frames
@@ -330,8 +330,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
-        # Extra frames need no check. When the observation that owns an extra frame is evicted, all later stacks with
-        # this frame are recognized as broken anyway, because they also contain the newest frame of the observation.
+        # Extra frames need no check: every later stack with an extra frame also contains the newest frame of the
+        # observation that owns the extra frame, and this newest frame is checked.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -381,7 +381,7 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store the older frames of stacks as extra frames, unless a frame is black or equals the frame after it.
+        """Store the older frames of stacks as extra frames, except black frames and copies of the next newer frame.
 
         Args:
             stacks: (N, K, pixels).
@@ -389,7 +389,7 @@ class StackedColumn(ObservationColumn):
             owners: (N,) places of the observations that own the stored frames.
 
         Returns:
-            (N, K) numbers of all frames.
+            (N, K) numbers of all frames; a frame that is not stored has number C (black) or that of the next frame.
         """
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest

@@ -73,12 +73,12 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def mass(self) -> float:
-        """Sum of p over all transitions that can be drawn."""
+        """Sum of the priorities p of all transitions that can be drawn."""
         return self.priority_sums.total if self.num_items else 0.0
 
     @property
     def min_priority(self) -> float:
-        """Smallest p of all transitions that can be drawn; infinity if no transition can be drawn."""
+        """Smallest priority p of all transitions that can be drawn; infinity if no transition can be drawn."""
         return self.priority_minima.smallest if self.num_items else math.inf
 
     @property
@@ -89,7 +89,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`; `stale_priorities` counts errors of transitions that can no longer be drawn."""
+        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors discarded by `update_priorities`."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
@@ -141,7 +141,7 @@ class PERBuffer(ReplayBuffer):
         if not np.isfinite(errors).all():
             raise ValueError("TD errors must be finite")
         rows = ids % self.options.size
-        # A resident row cannot be drawn if frames of its stack were evicted. Its error is then discarded, too.
+        # Discard errors of evicted rows, and of rows that cannot be drawn because frames of their stacks were evicted.
         known = self.ring.resident(ids)
         known[known] = self.ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))

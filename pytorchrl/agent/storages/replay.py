@@ -75,7 +75,7 @@ class ReplayBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if the buffer cannot store a whole rollout, otherwise None; see `Part`."""
+        """Return an error message if the buffer cannot store a whole rollout, otherwise None."""
         options, num_envs = agent.storage, agent.num_envs
         if num_envs is not None and options.size < options.rollout_size * num_envs:
             return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
@@ -299,7 +299,7 @@ class ReplayBuffer(Storage):
         return {name: self._tensor(array) for name, array in arrays.items()}
 
 
-def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:  # a state or a part of it
+def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:  # Any: a state or a part of it
     """Return `state` with `function` applied to each value of type `kind` in its dictionaries, lists and tuples."""
     if isinstance(state, kind):
         return function(state)

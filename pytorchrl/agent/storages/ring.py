@@ -2,9 +2,9 @@
 
 Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
 rows `first` to `total - 1` are resident. In a rollout, the rows of one environment are consecutive. The *link* of a row
-is the place of the observation after its step: the next row or, at the end of an episode or rollout, an extra
-observation (see `observation_columns`). A *source* is a collector; its rollouts are consecutive in time. If a rollout
-continues the source's previous rollout, their rows are linked, and the extra observation between them is released.
+is the place of the next observation: the next row or, at the end of an episode or rollout, an extra observation (see
+`observation_columns`). A *source* is a collector; its rollouts are consecutive in time. If a rollout continues the
+source's previous rollout, the two are linked, and the extra observation between them is released.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Inserted(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Transitions of up to n steps that begin at B rows."""
+    """Result of `Ring.window`: B transitions of up to n steps each."""
 
     last: np.ndarray
     """(B,) int64, place of the last row of each transition."""
@@ -151,7 +151,7 @@ class Ring:
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
         if len(finals):
-            shown = link[-1] == heads  # false where the last step of the rollout ends an episode and links to `finals`
+            shown = link[-1] == heads  # false if an environment's last step ends an episode and so links to `finals`
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
@@ -364,7 +364,7 @@ class Ring:
             count: Number of evicted rows.
 
         Returns:
-            Places of the rows that were not broken before.
+            Places of the newly broken rows; rows that earlier calls marked are left out.
         """
         rows, broken = rows[(rows - start) % self.capacity >= count], []
         for _ in range(max(leaf.depth for leaf in self.observations.values())):
@@ -399,7 +399,7 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write a rollout's observations, and release extra observations that equal the rollout's first observations.
+        """Write a rollout's observations, and release the extra observations at `previous`, which are now duplicates.
 
         Returns:
             (K,) int64, the places of the rollout's K final observations (the last observations of episodes).

@@ -51,7 +51,7 @@ class RolloutRows:
         Args:
             size: T, steps per environment.
             num_envs: E, the number of environments.
-            rhs: The initial memory (E, H) of each network, by name.
+            rhs: The initial recurrent memory (E, H) of each network, by name of the network.
             algorithm: The algorithm that chooses the actions; error messages name its class.
         """
         self.size, self._num_envs, self._algorithm = size, num_envs, algorithm

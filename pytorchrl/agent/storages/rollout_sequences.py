@@ -108,8 +108,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # If a step ends an episode, the episode's last observation is not the observation of the next step. The
-            # last observation then needs a row of its own, which shifts the rows of all later steps.
+            # If a step ends an episode, the next step begins with the first observation of a new episode. The last
+            # observation of the old episode then needs an additional row, which shifts the rows of all later steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))

@@ -81,7 +81,7 @@ class Samples:
 def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
     """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
     def rows(parts: list[Tensor]) -> Tensor:
-        """Concatenate the first `num_steps` steps of the rollouts' tensors (steps, E, ...) into one tensor (N, ...)."""
+        """Concatenate the first `num_steps` steps of each rollout's tensor (steps, E, ...) into one tensor (N, ...)."""
         cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut)
 
@@ -105,7 +105,7 @@ def sequences(
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Cut the first `num_steps` steps of the rollouts' tensors (steps, E, ...) into sequences (L, C, ...)."""
+        """Cut the first `num_steps` steps of each rollout's tensor (steps, E, ...) into C sequences (L, C, ...)."""
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)

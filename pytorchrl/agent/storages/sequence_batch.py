@@ -82,7 +82,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    In `rows`, 0 replaces each negative number in `walk.places`, which is the place of an observation without a row.
+    `rows` equals `walk.places`, except that negative places (of observations without a row) are replaced by 0.
 
     Returns:
         Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.

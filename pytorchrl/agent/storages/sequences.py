@@ -44,11 +44,11 @@ class Episode:
     """Windows (sequences that can be drawn) of one episode, found incrementally as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode. The `burn_in` steps
-    before the trained steps are the burn-in of the window; near the start of the episode, there are fewer. The first
-    window that reaches the end of the episode is the last window.
+    before the trained steps are the burn-in of the window; near the start of the episode, there are fewer. The last
+    window is the first one that reaches the end of the episode.
 
-    If the start of the episode is unknown, steps are counted from the first known step. The trained steps of each
-    window then begin `burn_in` steps later, so that every burn-in is complete.
+    If the start of the episode is unknown, the trained steps of window k begin `burn_in` + k * `period` steps after the
+    first known step, so that every burn-in is complete.
 
     Args:
         options: Options of the storage.
@@ -118,14 +118,14 @@ class _WindowTable:
     """Arrays that describe windows, indexed by rows of the ring buffer; -1 means that no window or state exists."""
 
     def __init__(self, capacity: int) -> None:
-        # These arrays are indexed by the ring index of a window's first trained step, which identifies the window. They
-        # contain the ring index of the window's first row, the number of burn-in steps, and the next older window with
-        # the same first row.
+        # These arrays are indexed by the ring index of a window's first trained step, which identifies the window:
+        # `warm` contains the ring index of the window's first row, `num_warm` contains the number of burn-in steps, and
+        # `other` contains the next older window with the same first row.
         self.warm = np.full(capacity, -1, np.int64)
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
-        # These arrays are indexed by the ring index of a window's first row. They contain the newest window with that
-        # first row, and the slot of the memory state that precedes this row.
+        # These arrays are indexed by the ring index of a window's first row: `newest` contains the newest window with
+        # that first row, and `slot` contains the slot of the memory state that precedes this row.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 
@@ -191,7 +191,7 @@ class SequenceBuffer(PERBuffer):
 
     @classmethod
     def check_size(cls, options: Options, num_envs: int, num_sources: int, share: int | None = None) -> None:
-        """Raise `ConfigError` if the storage is so small that windows lose their first step before they are complete.
+        """Raise `ConfigError` if the storage is too small to hold windows until all their steps have arrived.
 
         Args:
             options: Options of this storage.
@@ -282,7 +282,7 @@ class SequenceBuffer(PERBuffer):
             self._states[name] = write_extras(states, slots, rollout.rhs[name].numpy()[np.array(ids) - first_id, e])
 
     def _make_windows_drawable(self, windows: list[_Window]) -> None:
-        """Make windows drawable, except windows that have already lost a row."""
+        """Make windows drawable, unless their first row or a frame of its stack has already been evicted."""
         ring, book = self.ring, self.windows
         whole = [window for window in windows
                  if window.warm >= ring.first and not ring.columns["broken"][window.warm % ring.capacity]]
@@ -295,7 +295,7 @@ class SequenceBuffer(PERBuffer):
         self._set_leaves(starts, self._max_priority ** self.options.alpha)
 
     def _drop(self, rows: np.ndarray) -> None:
-        """Discard the windows that begin at rows with given ring indices, and the memory states before these rows."""
+        """Discard the windows that begin at `rows` (ring indices), and the memory states before these rows."""
         if not len(rows):
             return
         book, dropped = self.windows, []
@@ -326,10 +326,10 @@ class SequenceBuffer(PERBuffer):
         return batch
 
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
-        """Return the steps of windows, in arrays with axes for time and window.
+        """Return the steps of windows as a `Walk`, whose arrays have the shape (time steps, windows).
 
-        `starts` contains the index in the ring of each window's first trained step. In the arrays, this step has the
-        time index `burn_in`. Shorter burn-ins are padded in front; the padding does not affect the memory.
+        `starts` contains the ring index of each window's first trained step. In the arrays, this step has the time
+        index `burn_in`. Shorter burn-ins are padded in front; the padding does not affect the memory.
         """
         column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
@@ -346,9 +346,9 @@ class SequenceBuffer(PERBuffer):
         return Walk(places, is_step, burn_in, self.options.n_step)
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the memory states before some rows, as a (B, H) array for each network, by name.
+        """Return the memory states before B rows, as a (B, H) array for each network, by name.
 
-        `warm` contains the index (B,) of each row in the ring. The states are zero at the start of an episode.
+        `warm`, (B,), contains the ring indices of these rows. The state before the first row of an episode is zero.
         """
         slots = self.windows.slot[warm]
         known = slots >= 0

@@ -125,7 +125,7 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # Due to rounding, a mass can reach or exceed the sum of both children; never choose a right child of 0.
+            # Due to rounding, a mass can be at least the sum of both children; never choose a right child with sum 0.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right

@@ -93,7 +93,7 @@ def raise_all(problems: Iterable[str]) -> None:
 
 
 class Reader:
-    """Builds options from flat keywords, and collects all problems instead of raising the first error."""
+    """Builds options from keyword arguments of `Scheme`, and collects the messages of all errors in `problems`."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
         self.given, self.problems = dict(given), list[str]()
@@ -107,12 +107,12 @@ class Reader:
             return None
 
     def choose(self, kind: type[KindT], kinds: Sequence[type[KindT]]) -> KindT | None:
-        """Return the options of the chosen kind; record a problem for each given option that only other kinds have."""
+        """Build options of class `kind`; record a problem for each given keyword that only other `kinds` have."""
         self.problems += misplaced(self.given, kind, kinds)
         return self.read(kind)
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Record a problem if a keyword in `names` was given, because an object with all options of the level was given."""
+        """Record a problem if a keyword in `names` was given in addition to an object with the options of `level`."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
                                  f"as an option of {level}, or leave {level} out")
@@ -120,7 +120,7 @@ class Reader:
     def with_execution(self, options: Any, level: str) -> Any:  # `options`: an object of a subclass of `Kind`, or None
         """Return `options`, with a default for `{level}_execution`: "Parallel" for several workers, "Central" for one.
 
-        If the option was given and contradicts the number of workers, a problem is recorded.
+        If a given `{level}_execution` contradicts the number of workers, a problem is recorded.
         """
         if options is None:
             return None

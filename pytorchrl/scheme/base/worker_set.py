@@ -171,7 +171,7 @@ class WorkerSet(Generic[W]):
                 self._send_link(place)
 
     def _send_link(self, place: int) -> None:
-        if self._links_s:  # a worker added after the measurement gets the mean of all links
+        if self._links_s:  # a worker added after the measurement gets the mean time of all links
             known = self._links_s[place:place + 1] or self._links_s
             self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 

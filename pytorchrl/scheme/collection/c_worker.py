@@ -54,13 +54,13 @@ class RolloutBuilder:
         place: Indices of the gradient worker and of the collection worker, and the incarnation of the latter.
         now: The clock.
         encoder: Encoder for copies of the data; None: rollouts contain the storage's own tensors, not copies.
-        finds_errors: Whether rollouts contain TD errors, for replay.
+        finds_errors: Whether rollouts contain TD errors, which become the initial priorities in a replay buffer.
 
     Attributes:
         storage: As given.
         incarnation: Incarnation of the collection worker.
         sequence: Number of rollouts started so far.
-        collected_steps: Number of env steps in all rollouts so far.
+        collected_steps: Number of env steps that `build` and `count_unfinished` have counted so far.
         delivered_steps: Number of env steps in the rollouts that `build` has returned.
     """
 
@@ -95,8 +95,8 @@ class RolloutBuilder:
             episodes: Episodes that ended in these steps.
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether the rollout is shorter than requested.
-            elapsed_s: Function that returns the seconds since the start of the rollout. The seconds that are
-                not yet in `watch` are added to its part "store". None: all seconds are already in `watch`.
+            elapsed_s: Function that returns the seconds since the start of the rollout. The seconds that `watch`
+                has not yet timed are added as part "store". None: `watch` has timed all seconds.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
 
@@ -203,7 +203,7 @@ class CWorker(Worker):
 
     @property
     def collected_steps(self) -> int:
-        """Number of env steps in all rollouts so far."""
+        """Number of env steps in all rollouts so far; after `close`, also those of the unfinished rollout."""
         return self._builder.collected_steps
 
     def new_builder(self, path: tuple[int, int, int]) -> RolloutBuilder:

@@ -185,7 +185,7 @@ class CWorkerSet(WorkerSet[CWorker]):
 
 @dataclass(frozen=True)
 class CWorkerSetFactory(CWorkerRecipe):
-    """A recipe for the collection workers of each gradient worker; a call builds the set of one gradient worker."""
+    """A recipe that can be called; each call builds the collection workers of one gradient worker."""
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None,  # noqa: PLR0913
                  runtime: Runtime | None = None, *,

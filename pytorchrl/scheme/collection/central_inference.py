@@ -117,7 +117,7 @@ class _Stream:
 class CentralInference:
     """Asynchronous collection in which one actor chooses the actions of all workers; see the module's docstring.
 
-    The actor's weights may change within a rollout; the rollout's version is that of the oldest weights.
+    Weights may change within a rollout; the rollout's version is that of the oldest weights that chose its actions.
 
     Args:
         workers: Handles of the environment workers; each replacement is stored at the index of the lost worker.
@@ -250,7 +250,7 @@ class CentralInference:
         return all(place < number for place in self._streams)
 
     def _let_go(self) -> None:
-        """Choose no more actions for workers that are leaving and have delivered their rollouts."""
+        """Stop choosing actions for the workers that are leaving and have delivered all their steps."""
         busy = {*self._in_flight.owners(), *(place for place, stream in self._streams.items() if stream.has_steps)}
         for place in [place for place in self._streams if place >= self._num_asked and place not in busy]:
             self._left[place] = self._streams.pop(place)
@@ -259,7 +259,7 @@ class CentralInference:
                     places.remove(place)
 
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Forget the workers that have left; the next `step` makes requests to new workers. See `ElasticStrategy`."""
+        """Count the steps of removed workers, and let the next `step` start the new workers; see `ElasticStrategy`."""
         for place, counts in enumerate(closed, start=number):
             if place in self._left:
                 stream = self._left.pop(place)
@@ -292,7 +292,7 @@ class CentralInference:
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for all answers; count the steps of unfinished rollouts as collected."""
+        """Wait at most `timeout_s` seconds for requested steps, then count unfinished rollouts' steps as collected."""
         places = self._in_flight.owners()
         for place, outcome in zip(places, self._in_flight.finish(timeout_s), strict=True):
             if outcome.value is not None:
@@ -315,7 +315,7 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add to `counters` the number of batches, the sum of their sizes, and the sum of weight lags in updates."""
+        """Add to `counters` the numbers of batches and of their environments, and the total weight lag in updates."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag

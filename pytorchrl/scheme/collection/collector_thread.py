@@ -84,8 +84,8 @@ class CollectorThread(threading.Thread):
 
     Asynchronous collection runs in this thread: `ensure_started` starts the thread, which collects until it is closed
     and blocks while the destination is full. Synchronous collection never starts the thread. Instead, the
-    gradient worker's thread calls `strategy.collect()` for each round. Without a gradient worker, a call of `step()`
-    collects and enqueues one round.
+    gradient worker's thread calls `strategy.collect()` for each round. Without a gradient worker, each call of
+    `CollectorThread.step()` collects and enqueues one round.
 
     Args:
         index_worker: Index of the gradient worker.
@@ -115,7 +115,7 @@ class CollectorThread(threading.Thread):
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         resizing: The requested changes of the number of remote workers; None: the number is fixed.
         supervisor: The supervisor of the remote workers.
-        num_sent_since_broadcast: Number of rollouts that arrived since weights were last attached to a request.
+        num_sent_since_broadcast: Number of rollouts received since weights were last attached to a request.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ class CollectorThread(threading.Thread):
 
     @property
     def num_sent_since_broadcast(self) -> int:
-        """Number of rollouts that arrived since weights were last attached to a request."""
+        """Number of rollouts received since weights were last attached to a request."""
         return self._weights.num_rollouts_since
 
     # Statistics
@@ -318,7 +318,7 @@ class CollectorThread(threading.Thread):
         return self.failure
 
     def drain(self, number: int, timeout_s: float) -> None:
-        """Wait for the rollouts in flight, and empty the sample queue if there is one; this completes drain `number`.
+        """Perform drain `number`: wait for the rollouts in flight, and empty the sample queue if there is one.
 
         Collection resumes when the learner next asks for data. Rollouts that arrive during the drain are stored in
         replay. Without replay, they are discarded, and the caller must count their steps as dropped in the ledger. The

@@ -86,7 +86,7 @@ class EnvWorker(Worker):
         self.made_steps = 0
 
     def step(self, action: np.ndarray | Arrays | None) -> EnvAnswer:
-        """Take one step in every environment; the first call, and the first after `reseed`, only reset them.
+        """Reset all environments in the first call and in the first call after `reseed`; otherwise, step each once.
 
         Args:
             action: Actions (E, ...) for the E environments. With several policies, a mapping from each policy to its

@@ -27,8 +27,8 @@ class OwedSteps:
     def receive(self, index: int, header: RolloutHeader) -> bool:
         """Record a rollout; return whether it contains the steps that were missing from the worker's previous rollout.
 
-        A rollout of missing steps cannot be preempted, so the worker owes nothing after this rollout. Only
-        `CWorker.interrupt` can shorten this rollout, and an interrupted worker takes no more steps.
+        Such a rollout cannot be preempted, so the worker owes nothing afterwards. Only `CWorker.interrupt` can
+        shorten such a rollout, and an interrupted worker takes no more steps.
         """
         is_rest = self._owed.pop(index, None) is not None
         if self._is_kept and header.preempted and not is_rest:

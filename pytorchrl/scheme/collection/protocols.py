@@ -15,8 +15,8 @@ class CollectionStrategy(Protocol):
     """A strategy that collects rollouts for a gradient worker.
 
     Attributes:
-        delivered_by_lost: Number of env steps that lost workers had delivered. The strategy counts them, because a lost
-            worker cannot report its own count.
+        delivered_by_lost: Number of env steps that workers delivered before they were lost. The strategy counts them,
+            because a lost worker cannot report its own count.
     """
 
     delivered_by_lost: int
@@ -56,7 +56,7 @@ class ElasticStrategy(Protocol):
         """
 
     def release(self, number: int) -> bool:
-        """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
+        """Limit requests to workers 0 to `number` - 1; return whether the other workers have delivered all rollouts."""
 
     def resized(self, number: int, closed: Sequence[tuple[int, int] | None]) -> None:
         """Adapt to the list of workers after workers were added or removed.

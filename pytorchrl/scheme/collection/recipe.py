@@ -126,7 +126,7 @@ class CWorkerRecipe:
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up the codec of rollouts in this process, because workers perhaps do not register a user's codec."""
+        """Look up the codec of `compression` here, because a user's codec may be unknown in the workers' processes."""
         object.__setattr__(self, "compression", Compression.of(DATA, self.options.compress_data_to_send))
 
     @property
@@ -152,7 +152,7 @@ class CWorkerRecipe:
 
         Args:
             path: See `make_storage`.
-            num_threads: Number of threads that a native vector environment may use; None: 1.
+            num_threads: Number of threads that a native vector environment may use; None means 1.
         """
         index_parent, index_worker, incarnation = path
         return functools.partial(

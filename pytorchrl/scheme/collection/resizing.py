@@ -101,7 +101,7 @@ class Resizing:
 
 
 class Elastic(ABC):
-    """Base class of strategies whose number of remote workers may change; it implements `ElasticStrategy`."""
+    """Base class of strategies that can add and remove remote workers during a run; see `ElasticStrategy`."""
 
     _workers: list[Handle[CWorker]]
     _supervisor: Supervisor
@@ -128,7 +128,7 @@ class Elastic(ABC):
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Make requests only to workers 0 to `number` - 1; return whether all others have delivered their rollouts."""
+        """Limit requests to workers 0 to `number` - 1; return whether the other workers have delivered all rollouts."""
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 

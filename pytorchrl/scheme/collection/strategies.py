@@ -46,7 +46,7 @@ class _RemoteCollection(Elastic):
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # part "receive": time of deliveries, including waits while the queue is full
+        self._watch = weights.watch  # measures the delivery of rollouts ("receive"), including waits for queue space
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
         self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
@@ -176,7 +176,7 @@ class Barrier(_RemoteCollection):
                                      "worker is stopped otherwise")
 
         def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return a counter of the steps that preempted workers owe; a full rollout has `rollout_size` steps."""
+            """Return a counter of steps missing from preempted rollouts; a full rollout has `rollout_size` steps."""
             return OwedSteps(rollout_size, self.on_straggler == "finish")
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # worker index -> arrived rollout with the steps that the worker owed
+        self._rests: dict[int, Rollout] = {}  # worker index -> the rest of its preempted rollout, which has arrived
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -276,7 +276,7 @@ class Barrier(_RemoteCollection):
         self._rests.clear()
 
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Forget the workers from index `number` on, and the steps that they owe; see `Elastic`."""
+        """Forget the workers from index `number` on, and the steps missing from their rollouts; see `Elastic`."""
         self._owed.cancel(number)
         super().resized(number, closed)
 
@@ -338,7 +338,7 @@ class OnArrival(_RemoteCollection):
 
         @property
         def longest_interval(self) -> int:
-            """Number of updates after which a worker receives new weights; at most `broadcast_interval`."""
+            """Number of updates after which a worker receives new weights; a subclass may reduce it."""
             return self.broadcast_interval
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,

@@ -1,1 +1,1 @@
-"""Gradient workers, the sources of their batches, and the averaging of gradients among the workers."""
+"""Provide batches to gradient workers, compute gradients from the batches, and average the workers' gradients."""

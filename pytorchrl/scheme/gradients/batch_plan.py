@@ -19,11 +19,11 @@ class BatchPlan:
     """Sizes of a gradient worker's train batches and microbatches.
 
     Attributes:
-        train_batch_size: Least number of steps in a batch; None: one rollout per worker (asynchronous: one rollout).
+        train_batch_size: Least number of steps; None: one rollout, or one per worker if collection is synchronous.
         microbatch_size: Largest number of env steps in one backward pass; None: no limit.
         is_streamed: Whether each microbatch is discarded once its gradient has been computed.
         prefetch: Number of microbatches that are requested while a gradient is computed.
-        least_steps: Least number of steps per environment in a preempted rollout.
+        least_steps: Least number of steps per environment in a rollout that is preempted (ended early).
     """
 
     train_batch_size: int | None
@@ -50,7 +50,7 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     least_steps = round(barrier.fraction_samples * storage.rollout_size)
     if size is None:
         return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
-    storage.device = torch.device("cpu")  # only slices are moved to the algorithm's device
+    storage.device = torch.device("cpu")  # a whole train batch may not fit on the algorithm's device
     if warns:
         micro.warn_of_batch_norm(worker.actor)
     streamed = options_of(GradAccumulator.CollectOptions, collection)

@@ -62,8 +62,8 @@ class RoundSource:
         by_hand: Queue to which users may add train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        goal: Minimum number of steps (`Rollout.size`) of a train batch, which consists of whole microbatches. None: a
-            train batch is one round.
+        goal: Minimum number of steps (`RolloutHeader.size`) of a train batch, which consists of whole microbatches.
+            None: a train batch is one round.
         microbatch: Minimum number of steps of a microbatch, which consists of whole rounds. None: the value of `goal`,
             so that a train batch is one microbatch.
     """
@@ -129,8 +129,8 @@ class RoundSource:
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting train batches at each `take` since the last `take_levels`.
 
-        Collected rounds do not wait in a queue, so the result first contains one 0 for each collected round. The
-        numbers for the train batches that users added follow.
+        Collected rounds do not wait in a queue. The result therefore contains one 0 for each collected round, and then
+        the numbers for the train batches that users added.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
@@ -253,14 +253,14 @@ class BatchSource:
 
     @property
     def size(self) -> int:
-        """Number of steps in the current train batch (`Rollout.size`); 0 without a train batch."""
+        """Number of steps in the current train batch (`RolloutHeader.size`); 0 without a train batch."""
         return 0 if self._current is None else self._current.size
 
     @timed("copy")
     def next(self) -> Batch:
-        """Return the next batch.
+        """Return the next batch; load train batches if the current one has no further batch.
 
-        Train batches are loaded until one of them yields a batch; replay yields no batch before learning starts.
+        With replay, train batches provide no batch before learning starts, so several train batches may be loaded.
         """
         if isinstance(self._source, ReplaySource) and self._storage.provides.is_kept:
             return cast("Batch", self._source.draw())
@@ -318,8 +318,8 @@ class BatchSource:
         """Return an iterator over the batches of the train batch in the storage.
 
         Args:
-            advantage_moments: Moments of the advantages of each gradient worker, with which advantages are normalized.
-                None: advantages are normalized over this worker's data or, in a group, over the data of all ranks.
+            advantage_moments: The moments of each gradient worker's advantages; advantages are normalized over the data
+                of all these workers. None: over this worker's data or, in a group, over the data of all ranks.
         """
         if self._is_streamed:
             advantage_moments = None
@@ -355,7 +355,7 @@ class BatchSource:
     def skip_remaining(self, reason: DropReason) -> None:
         """End the pass over the current train batch, count its unused steps as dropped, and cancel all later passes.
 
-        If a loaded train batch's pass has not started yet, this pass still takes place, and no steps are dropped.
+        If the pass has not started yet, it still takes place later, and no steps are dropped.
         """
         self.cancel_uses()
         if self._batches is not None:

@@ -36,7 +36,7 @@ def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concat
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            if self.index_worker > 0:  # the update worker reads a local worker's journal directly
+            if self.index_worker > 0:  # the update worker reads the journal of the local worker (index 0) directly
                 error.part = self.take_part()  # type: ignore[attr-defined]
             raise
 

@@ -1,4 +1,4 @@
-"""The gradient worker."""
+"""The gradient worker: a worker that computes gradients from the data of its collection workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# Below a GWorker with incarnation i, workers have incarnations from 64 * i, so that its replacement repeats no number.
+# A GWorker with incarnation i numbers its workers' incarnations from 64 * i, so that its replacement repeats none.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -149,7 +149,7 @@ class GWorker(Worker):
     # Gradients
 
     def get_data(self) -> Batch:
-        """Return the next batch of the current train batch; if none is left, wait for the next train batch."""
+        """Return the next batch for a gradient; if the current train batch is used up, wait for a new train batch."""
         batch = self._gradients.batch = self.batch_source.next()
         return batch
 
@@ -200,7 +200,7 @@ class GWorker(Worker):
             and the version do not change, and the caller has to count the skipped update.
 
         Raises:
-            CallOrderError: `gradients` is None, but this worker has no gradients, or its latest batch had no samples.
+            CallOrderError: Without `gradients`: no gradients were computed, or the latest batch had no samples.
         """
         if gradients is None and not (gradients := self._gradients.grads):
             raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there "
@@ -222,11 +222,11 @@ class GWorker(Worker):
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Load the next train batch, unless an unused train batch is already loaded.
 
-        The update worker passes the returned moments of all gradient workers to `collect_and_grad`, which normalizes
-        advantages over all train batches. `preempt(number)` can shorten a rollout that this worker itself collects.
+        To normalize advantages over the train batches of all gradient workers, the update worker passes the returned
+        moments to `collect_and_grad`. If this worker itself collects a rollout, `preempt(number)` can shorten it.
 
         Returns:
-            The `advantage_moments` of the storage that contains the train batch, and the result of `take_part`.
+            The moments of the advantages in the train batch, and the result of `take_part`.
         """
         self._preparing = number
         self._begin_request(weights, parameters, skip_remaining)
@@ -289,9 +289,9 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            The value of `Gradients.vectors` (None; [] if no rank had data), and statistics (None for a skipped update).
+            None, or [] if no rank had data, as in `Gradients.vectors`; and statistics (None for a skipped update).
         """
-        moments, self.stats.moments = self.stats.moments, []  # never share moments twice, even if the exchange fails
+        moments, self.stats.moments = self.stats.moments, []  # moments are never sent twice, even if `shared` fails
         self._group.store(moments)
         if all(grad is None for grad in grads):  # no rank had data to learn from
             return [], {}
@@ -301,7 +301,7 @@ class GWorker(Worker):
             return None, self.apply_gradients(grads, moments=shared)
 
     def skip_remaining(self) -> None:
-        """Discard the rest of the current train batch; the ledger counts its unused steps as dropped."""
+        """Discard the rest of the current train batch; the ledger counts the unused steps as dropped."""
         self.batch_source.skip_remaining(DropReason.EARLY_STOP)
         if self._group.is_member:
             self.local_worker.merge_moments(self._group.share())
@@ -354,11 +354,11 @@ class GWorker(Worker):
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
 
     def whole_state(self) -> WholeState:
-        """Return everything that the next update depends on, except data."""
+        """Return all state that updates change, such as parameters, normalizers and optimizers; see `WholeState`."""
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
-        """Save the actor in an existing folder, for `torch.load(..., weights_only=True)`; return the file's path."""
+        """Save the actor as `fname` in an existing folder, for `torch.load(..., weights_only=True)`; return `fname`."""
         with self._journal.lock:
             state = {"format": MODEL_FORMAT, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         return save(fname, state)
@@ -378,7 +378,7 @@ class GWorker(Worker):
         self.collector.resize(num_col_workers, resources)
 
     def announce_drain(self, number: int) -> None:
-        """Announce drain `number` (1, 2, ...), so that a request that waits for data ends and returns no gradient."""
+        """Announce drain `number` (1, 2, ...), so that requests stop waiting for data and return without a gradient."""
         self.collector.announce_drain(number)
 
     @property
@@ -387,7 +387,7 @@ class GWorker(Worker):
         return self.collector.is_draining
 
     def drain(self, number: int, timeout_s: float) -> tuple[int, LedgerSnapshot]:
-        """Wait for all data in flight to or from workers below this worker; drop unused data, except replay data.
+        """Wait until no data are in flight below this worker; then drop unused data, except the data in replay.
 
         Args:
             number: Number of the drain: 1, 2, ...
@@ -397,7 +397,7 @@ class GWorker(Worker):
             The worker's incarnation, and a ledger with nothing in flight or queued.
         """
         self.collector.drain(number, timeout_s)
-        if not self.storage.provides.is_kept:  # batches from replay are copies, so they need not be discarded
+        if not self.storage.provides.is_kept:  # keep batches drawn from replay: their steps stay resident
             self.batch_source.clear()
             self._gradients.batch = None
             self._group.discard()
@@ -405,7 +405,7 @@ class GWorker(Worker):
         return self._incarnation, self.ledger.snapshot()
 
     def state(self) -> StateDict:
-        """Return a drained worker's state for a checkpoint; see `saved_state.state_of`."""
+        """Return this worker's state for a checkpoint; call `drain` before. See `saved_state.state_of`."""
         return state_of(self)
 
     def restore(self, state: StateDict) -> None:
@@ -432,7 +432,7 @@ class GWorker(Worker):
         self._group.leave()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop collection and all workers below this worker; later calls only return the ledger.
+        """Stop collection and all workers below this worker; repeated calls of `stop` only return the ledger.
 
         Returns:
             The final ledger, in which `collected` is the collection workers' own count.

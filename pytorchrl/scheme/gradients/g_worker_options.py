@@ -34,5 +34,5 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return `collection` if it is an instance of `owner`, otherwise an `owner` with the default options."""
+    """Return the options of the class `owner`: `collection` if this kind of collection has them, else the defaults."""
     return collection if isinstance(collection, owner) else owner()

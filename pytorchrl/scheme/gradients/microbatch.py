@@ -150,7 +150,7 @@ class GradAccumulator:
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
-        """Return the gradient of the batch: a vector per group or policy; None for a policy without valid samples.
+        """Return one gradient per parameter group, or per policy if there are several (None without valid samples).
 
         Raises:
             RuntimeError: No slice had a valid sample.
@@ -176,7 +176,7 @@ def log_microbatch(number: int, num_samples: int, target: int) -> None:
 
 
 def log_update(microbatch_size: int | None, num_samples: int) -> None:
-    """Log at debug level that the accumulated gradients are being applied, if microbatches are used."""
+    """Log at debug level, if microbatches are used, that the accumulated gradients are being applied."""
     if microbatch_size is not None and num_samples:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
@@ -217,12 +217,12 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
 
 
 def _count_samples(batch: BatchOfKind) -> int:
-    """Return the number of samples in a batch or an accumulator, summed over policies."""
+    """Return the number of samples in a batch, or so far in a `GradAccumulator`, summed over policies."""
     return sum(batch.samples.values())
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Set `info["skip_remaining"]`, if present, to the algorithm's decision for the mean statistics; return `info`."""
+    """Recompute the decision `info["skip_remaining"]`, if present, from the mean statistics `info`; return `info`."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
@@ -265,7 +265,7 @@ def reason_to_keep_batch(options: object, norm_over: str) -> str:
 
     Args:
         options: The algorithm's options.
-        norm_over: "batch" or "microbatch"; the scheme's option.
+        norm_over: Data over which values such as advantages are normalized, "batch" or "microbatch".
     """
     epochs, parts = getattr(options, "num_epochs", 1), getattr(options, "num_mini_batch", 1)
     if (size := getattr(options, "mini_batch_size", None)) is not None:
@@ -287,8 +287,8 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
     Args:
         rollout: Number of env steps in a full rollout.
         wanted: Least number of env steps in a train batch; None: one round or, in asynchronous collection, one rollout.
-        rounds: None for asynchronous collection. For synchronous collection, the number of rollouts in a round, one
-            per worker, and the least number of env steps in a microbatch (None without microbatches).
+        rounds: None for asynchronous collection. For synchronous collection, a pair: the number of rollouts in a round
+            (one per worker), and the least number of env steps in a microbatch (None without microbatches).
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds per microbatch

@@ -71,19 +71,19 @@ class Placement:
 
     @property
     def _acts_by_itself(self) -> bool:
-        """Whether copies of the gradient worker's actor choose the actions; if not, the original actor does."""
+        """Whether copies of the gradient worker's actor choose the actions, instead of that actor itself."""
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     @property
     def _acts_at_learner(self) -> bool:
-        """Whether an actor in the process of the gradient worker chooses the actions of remote workers."""
+        """Whether an actor in the gradient worker's process chooses the actions for its remote collection workers."""
         return self.collection.infers_centrally
 
     def devices(self) -> dict[str, str]:
         """Return the devices of remote gradient workers ("grad") and of collection workers with an actor ("col").
 
-        Workers on Ray resolve "cuda" to the GPU that Ray assigns to them; workers in this process get a numbered
-        device.
+        For workers on Ray, "cuda" stands for the GPU that Ray assigns to the worker. For workers in this process, the
+        GPU's number is added, as in "cuda:0".
 
         Raises:
             DeviceError: This process lacks a device that its workers would use.

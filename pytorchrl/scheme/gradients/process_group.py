@@ -118,11 +118,11 @@ class Candidate:
 
 
 class ProcessGroup:
-    """A gradient worker's membership in groups of ranks. It also stores the worker's moments until they are shared.
+    """A gradient worker's connection to a group of ranks, and the worker's moments that were not shared yet.
 
-    All ranks merge the shared moments into their normalizers. Each group has a number, its generation, which a signal
-    to leave the group contains. If the signal arrives before the worker joins the group, the worker leaves the group as
-    soon as it has joined. A late signal does not affect groups of later generations.
+    The moments are statistics of rollouts, which all ranks merge into their normalizers. Groups are numbered; the
+    number of a group is its generation. A signal to leave a group names the generation. If the signal arrives before
+    the worker joins this group, the worker leaves it right after joining. Groups of later generations are not affected.
 
     Args:
         device: Device of the worker's gradients; None: the CPU.
@@ -156,7 +156,7 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave the current group if its generation is at most `generation`; an exchange in progress fails.
+        """Leave the current group if its generation is at most `generation`. This makes an exchange in progress fail.
 
         If the worker later joins a group whose generation is at most `generation`, it leaves that group immediately.
         """
@@ -184,7 +184,7 @@ class ProcessGroup:
         return self._joined().gather_moments(moments)
 
     def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:
-        """Return whether stored moments, or those in `moments`, still have to be sent to the other ranks."""
+        """Return whether any moments, stored or in `moments`, have not been sent to the other ranks yet."""
         return bool(self._unshared or moments)
 
     def store(self, moments: Sequence[dict[str, Moments]]) -> None:

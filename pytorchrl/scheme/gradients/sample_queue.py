@@ -26,8 +26,8 @@ class TrainBatchBuilder:
     From then on, when k new rollouts have arrived, floor(f k) old rollouts have been added; f is `replay_proportion`.
 
     Args:
-        size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of rollouts that
-            arrived together.
+        size: Minimum number of steps in a train batch, counted as in `RolloutHeader.size`; None: a train batch
+            consists of rollouts that arrived together.
         replay_proportion: Number of old rollouts for each new rollout.
         replay_slots: Number of slots. The slots store the latest rollouts, from which old rollouts are drawn.
         seed: Seed of the random draws.
@@ -38,7 +38,7 @@ class TrainBatchBuilder:
         self._size, self._proportion, self._num_slots = size, replay_proportion, replay_slots
         self._rng = random.Random(f"old rollouts {seed}")
         self._slots: list[Rollout] = []
-        # Number of rollouts stored in slots so far, and numbers of new and of old rollouts since mixing started.
+        # _num_stored: rollouts stored in slots so far; _num_new, _num_old: new and old rollouts since mixing started.
         self._num_stored = self._num_new = self._num_old = 0
         self._pending: list[QueuedRollout] = []
         self._pending_steps = 0
@@ -49,7 +49,7 @@ class TrainBatchBuilder:
         return self._pending_steps / (self._size or 1)
 
     def clear(self) -> None:
-        """Discard the rollouts of the incomplete train batch, but keep those from which old rollouts are drawn."""
+        """Discard the rollouts of the incomplete train batch; the slots keep their rollouts."""
         self._pending, self._pending_steps = [], 0
 
     def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:
@@ -230,8 +230,8 @@ class SampleQueue:
         ledger: The gradient worker's ledger.
         closing: Event that is set to end collection.
         options: Options of the queue.
-        train_batch_size: Least number of steps in a train batch (`Rollout.size`); None: a train batch consists of
-            rollouts that arrived together.
+        train_batch_size: Minimum number of steps in a train batch, counted as in `RolloutHeader.size`; None: a train
+            batch consists of rollouts that arrived together.
 
     Attributes:
         queue: Bounded queue of train batches.
@@ -257,7 +257,7 @@ class SampleQueue:
         self.num_dropped = self.passes_cancelled = 0
         self._levels: list[int] = []
         self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
-        self._in_use_since: int | None = None  # version at the latest `take`; None while the learner waits
+        self._in_use_since: int | None = None  # learner's version at the latest `take`; None while the learner waits
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
 
@@ -275,7 +275,7 @@ class SampleQueue:
         with self._journal.reading():
             version = self._worker.version
         for batch in self._builder.add(rollouts, version):
-            if self.delays_requests:  # sort as in a synchronous round, whose order does not depend on arrival
+            if self.delays_requests:  # sort as in a synchronous round, so that the order does not depend on arrival
                 batch.rollouts.sort(key=lambda queued: (queued.rollout.header.sequence, queued.rollout.header.worker))
             self._put(batch)
 
@@ -364,7 +364,7 @@ class SampleQueue:
         """Return the train batch to use next.
 
         Raises:
-            queue.Empty: No train batch arrived within `timeout_s` seconds, or collection is closing.
+            queue.Empty: No usable train batch arrived within `timeout_s` seconds, or collection is closing.
         """
         self._arrived.clear()
         if not self.is_ready:
@@ -417,7 +417,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Return whether a train batch may be used; before its first use, remove its rollouts that are too old."""
+        """Return whether a train batch may be used; if it is new, drop its rollouts older than `oldest_version`."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True
@@ -443,7 +443,7 @@ class SampleQueue:
         return levels
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of queued and dropped train batches and of canceled uses to `counters`."""
+        """Add this queue's counts to `counters`: queued train batches, dropped train batches and canceled uses."""
         counters.queued_items += self.queue.qsize()
         counters.dropped_items += self.num_dropped
         counters.passes_cancelled += self.passes_cancelled

@@ -35,7 +35,7 @@ class Copy(Protocol):
 
 
 class Copier(Protocol):
-    """Starts copies from host memory to a device, which run while the device computes."""
+    """Starts asynchronous copies from host memory to a device, which can compute meanwhile."""
 
     def allocate(self, num_bytes: int) -> Tensor:
         """Return a new buffer in host memory, (num_bytes,) uint8."""
@@ -56,7 +56,7 @@ class CudaCopy:
 
     def take(self) -> Tensor:
         """Return the copy; see `Copy`."""
-        copy = self._copies.pop()  # `Staging` keeps `self`, but the copy must be freed after its use
+        copy = self._copies.pop()  # so that the copy is freed after its use, although `Staging` keeps `self`
         # The memory belongs to the copier's stream. Without this call, it could be overwritten as soon as Python
         # releases the tensor, while kernels of the current stream still read it.
         copy.record_stream(torch.cuda.current_stream(copy.device))
@@ -111,16 +111,16 @@ class Staged(Generic[D]):
 class Staging:
     """Copies batches to the learner's device through page-locked memory, on a separate stream.
 
-    All tensors of a batch are copied as one buffer. The buffer of an earlier batch is overwritten only after its copy
-    is complete. Any thread may call `start`; only the learner's thread may call `ahead` and `on_device`.
+    All tensors of a batch are copied as one buffer, which is reused only after this copy is complete. Any thread may
+    call `start`; only the learner's thread may call `ahead` and `on_device`.
 
     Args:
         copier: The object that starts copies of buffers.
-        now: The clock.
+        now: Function that returns the time in seconds.
 
     Attributes:
         watch: Stopwatch of the operations "load" (writing a batch into a buffer and starting its copy) and "load_wait"
-            (the learner's wait for a batch on the device).
+            (waiting, in the learner, until a batch is on the device).
     """
 
     def __init__(self, copier: Copier, now: Callable[[], float]) -> None:
@@ -151,7 +151,7 @@ class Staging:
         return Staged(data, offsets, copy)
 
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
-        """Yield the batches unchanged; before a batch is yielded, start to copy the following batch for `on_device`."""
+        """Yield the batches unchanged; before each batch, start to copy the next, to shorten waits in `on_device`."""
         current = self._begun(next(batches, None))
         while current is not None:
             following = self._begun(next(batches, None))

@@ -28,7 +28,7 @@ class TrainBatch:
 
     @property
     def size(self) -> int:
-        """Number of steps, including steps in which an environment is reset; see `Rollout.size`."""
+        """Number of steps, including steps in which an environment is reset; see `RolloutHeader.size`."""
         return sum(queued.rollout.header.size for queued in self.rollouts)
 
     @property
@@ -42,10 +42,10 @@ class TrainBatch:
         return sum(queued.rollout.header.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return how many new env steps are attributed to a batch with the env steps `start` to `end` - 1 of a pass.
+        """Return how many new env steps a use attributes to the minibatch with its env steps `start` to `end` - 1.
 
-        A batch may mix steps of new and old rollouts. The first pass over the train batch therefore divides the new
-        steps among the batches in proportion to their sizes. In later passes, the result is 0.
+        A minibatch may mix steps of new and old rollouts. In the first use of the train batch, its new steps are
+        therefore divided among the minibatches in proportion to their sizes. In later uses, the result is 0.
         """
         if self.uses > 1 or start == end:
             return 0

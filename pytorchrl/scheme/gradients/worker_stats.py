@@ -69,7 +69,7 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many other batches were waiting at that moment."""
+        """Return how many batches were still waiting after each removal of a batch since the last call."""
 
 
 class HasStatistics(Protocol):
@@ -88,7 +88,7 @@ class WorkerStats:
         now: The clock.
 
     Attributes:
-        moments: Moments of the rollouts, for the normalizers.
+        moments: Statistical moments of the rollouts, for the normalizers.
         counters: Totals of the worker's own work.
         traffic: Totals of messages, by kind.
         watch: Stopwatch for the worker's own work.
@@ -169,7 +169,7 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: RolloutHeader) -> None:
-        """Count preempted rollouts, and count episodes of preempted and full rollouts separately to compare lengths."""
+        """Count preempted rollouts; count episodes and their steps separately for preempted and for full rollouts."""
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:
             self.counters.full_episodes += len(header.episodes)
@@ -182,12 +182,12 @@ class WorkerStats:
         self.counters.preempted_by_worker[header.worker] += 1
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes since the last report, and leave them out of the next report."""
+        """Return and remove the finished episodes that the next report would contain."""
         episodes, self._episodes = self._episodes, []
         return episodes
 
     def take_moments(self) -> tuple[dict[str, Moments], ...]:
-        """Return the moments of the rollouts since the last call."""
+        """Return the statistical moments of all rollouts that were counted since the last call."""
         moments = tuple(self.moments)
         if moments:
             self.moments = []

@@ -222,7 +222,7 @@ class Record:
         return sum(event[0] == "update" for event in part.events)
 
     def is_over(self, updates: int) -> bool:
-        """Return whether a replay ends after `updates` updates (skipped ones count); False if an error ends the run."""
+        """Return whether `updates` updates, with skipped ones, complete a replay; False if the recorded run failed."""
         return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, object], agent: Mapping[str, object]) -> None:
@@ -302,7 +302,7 @@ def _mapping(value: object) -> dict[str, Json]:
 
 
 def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """Return the class and the options of each factory as strings, by factory name and then by option name.
+    """Return, for each factory, its options as strings, by name, and the name of its class under the key "class".
 
     The strings contain no memory addresses. The option `log_dir` is omitted.
     """

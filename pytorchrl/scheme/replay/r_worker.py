@@ -56,7 +56,7 @@ class RWorker(Worker):
         num_shards: Number of shards, each with an equal share of the storage's size. A single shard runs in the
             gradient worker's process; several shards are remote.
         seed: Seed of the experiment.
-        incarnation: Number of earlier shards that had the same index and were lost.
+        incarnation: 0 for the first shard with this index; each replacement has a larger number.
         num_threads: Number of PyTorch threads of the shard's process; None leaves the number unchanged.
         runtime: The runtime in which the shard runs; None: threads.
     """

@@ -1,4 +1,4 @@
-"""A set of replay shards."""
+"""The replay shards of a gradient worker, each of which stores a part of the worker's replay data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RWorkerSet(WorkerSet[RWorker]):
         factory: Options of the set, and factories of the agent's parts.
         index_parent: Index of the gradient worker.
         runtime: Runtime of the remote shards; None: `ThreadRuntime`, which runs each shard in a thread.
-        first_incarnation: First incarnation of the shards; above 0 if their gradient worker is itself a replacement.
+        first_incarnation: Incarnation with which each shard starts; above 0 if the gradient worker is a replacement.
     """
 
     kind = "replay shards"
@@ -72,7 +72,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             "learning waits for collection. None: no limit.")
 
         def __post_init__(self) -> None:
-            """Refuse resources that are invalid or for a local shard, and `min_replay_ratio` > `max_replay_ratio`."""
+            """Refuse invalid resources, resources for a local shard, and `min_replay_ratio` > `max_replay_ratio`."""
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:

@@ -178,7 +178,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index of each rollout's first env step, in insertion order, (N,) int64; ids are these indices."""
+        """Return `ids`, (N,) int64: the id of a rollout is the index of its first env step, in order of insertion."""
         return ids
 
     def reset(self) -> None:

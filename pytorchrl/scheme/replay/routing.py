@@ -31,9 +31,9 @@ class Router:
     def choose(self, worker: int, free: Sequence[int], staying: Sequence[int]) -> int | None:
         """Return the index of the shard to which a rollout is added now, or None if the rollout must wait.
 
-        With "by_stream", all rollouts of a collection worker go to the same shard, and wait while this shard is being
-        replaced. If a shard is lost and will not be replaced, its collection workers are distributed over the remaining
-        shards.
+        With `routing="by_stream"`, all rollouts of a collection worker go to the same shard, and wait while this shard
+        is being replaced. If a shard is lost and will not be replaced, its collection workers are distributed over
+        the remaining shards.
 
         Args:
             worker: Index of the collection worker that collected the rollout.

@@ -51,7 +51,7 @@ class Sampler:
         seed: Seed for drawing shards.
 
     Attributes:
-        versions: (K, 2) int64, versions of the latest batch taken; see `Sample`.
+        versions: (K, 2) int64, two versions for each of the K items in the latest batch taken; see `Sample`.
         num_waiting: Number of further batches that had arrived when the latest batch was taken.
         num_pending: Number of batches that were in flight when the latest batch was taken.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
@@ -119,7 +119,7 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many other batches had arrived when it was taken."""
+        """Return the number of batches that were still waiting after each batch taken since the last `take_levels`."""
         levels, self._levels = tuple(self._levels), []
         return levels
 
@@ -137,9 +137,9 @@ class Sampler:
             return self._receive(request)
 
     def _receive(self, request: _Request) -> BatchOfKind | None:
-        """Store the shard's state from the response to a request, and return the batch with arrays copied to tensors.
+        """Return the batch that answers a request, with arrays copied to tensors; store the reported shard state.
 
-        Return None if the shard is lost or empty.
+        The result is None if the shard is lost or empty.
         """
         outcome = self._runtime.outcome(request.future, POLL_INTERVAL_S)
         if isinstance(outcome.error, WorkerDiedError):

@@ -41,7 +41,7 @@ class ShardState(NamedTuple):
     """Traffic measured when the most recently added rollout was decoded."""
 
     def statistics(self) -> dict[str, Statistic]:
-        """Return the storage's statistics, and mean times in ms of add, sample and priority calls (None: no calls)."""
+        """Return the storage's statistics, and the mean time in ms of each kind of call (None without such calls)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}
 

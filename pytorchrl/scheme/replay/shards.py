@@ -46,7 +46,7 @@ class Shards:
         timeout_s: Time limit in seconds for the arrival of a batch, and for all shards to return their contents for a
             checkpoint.
         seed: Seed for drawing the shards from which batches are sampled, and for random routing.
-        version: Function that returns the learner's version.
+        version: Function that returns the current version of the learner's weights.
 
     Attributes:
         sampler: The sampler, for the learning thread only.
@@ -194,7 +194,7 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """Weight versions when the K items of the latest batch were collected and sent, (K, 2) int64; see `Sample`."""
+        """Two weight versions for each of the K items in the latest batch, (K, 2) int64; see `Sample.versions`."""
         return self.sampler.versions
 
     @property

@@ -54,7 +54,7 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
 
 
 def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
-    """Return the factory of the shards' storage: `factory` itself for a replay buffer, else one for `RolloutReplay`."""
+    """Return the factory that shards use: `factory` if it builds a replay buffer, else a factory of `RolloutReplay`."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
@@ -64,7 +64,7 @@ def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
 
 
 def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
-    """Return whether a storage is to have priorities: `given["prioritized"]`, by default the value of its class."""
+    """Return `given["prioritized"]`; if it is missing or None, return whether the storage's class has priorities."""
     prioritized = given.get("prioritized")
     return bool(getattr(getattr(factory, "cls", None), "has_priorities", False) if prioritized is None else prioritized)
 
@@ -104,6 +104,6 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
 def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
     """Return the storage options of a scheme by name; the value of an option that was not given is None."""
     options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
-    if options["beta"] is not None:  # the value in the storage is already converted to a schedule
+    if options["beta"] is not None:  # `beta` may describe a schedule; the factory contains it as a `Schedule`
         options["beta"] = getattr(factory.options, "beta", None)
     return {name: str(value) if isinstance(value, Schedule) else value for name, value in options.items()}

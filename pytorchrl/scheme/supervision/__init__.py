@@ -1,1 +1,1 @@
-"""Replacement of lost workers, evaluation in parallel with training, and reports of bad batches."""
+"""Replace lost workers, evaluate in parallel with training, and report batches whose loss or gradient is not finite."""

@@ -71,11 +71,11 @@ class BadBatches:
 
     def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
                    version: int) -> str:
-        """If a gradient is not finite, save its batch and return a message about the batch; otherwise return "".
+        """Return "" if all gradients are finite; otherwise describe the fault and, if configured, save the batch.
 
         Args:
             batch: The batch from which the gradients were computed.
-            gradients: One (P,) vector per parameter group; its values are NaN if the loss is not finite.
+            gradients: The gradient of each parameter group, as a vector; its values are NaN if the loss is not finite.
             info: The algorithm's statistics.
             version: Version of the parameters.
         """

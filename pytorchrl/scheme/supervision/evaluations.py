@@ -63,7 +63,7 @@ class Evaluations:
         return self._take(1.0)
 
     def wait(self, timeout_s: float) -> Evaluation | None:
-        """Return the running evaluation when it ends, or None without one; raise an error after `timeout_s` seconds."""
+        """Return the running evaluation when it ends; None if none runs. Raise an error after `timeout_s` seconds."""
         evaluation = None
         while evaluation is None and self._running is not None:
             left = timeout_s if self._deadline is None else max(0.0, self._deadline - self._runtime.now())

@@ -37,8 +37,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
 # A worker is considered hung if its call takes longer than the timeout and longer than `_HANG_FACTOR` times the longest
-# call so far. A worker's first call includes the start of the worker. For this call, the timeout is multiplied by
-# `_FIRST_CALL_FACTOR`, and the durations of earlier first calls include the start, too.
+# call so far. A worker's first call includes the start of the worker. For a first call, the timeout is therefore
+# multiplied by `_FIRST_CALL_FACTOR`, and the longest call so far is measured including the start of its worker.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -90,7 +90,7 @@ class Supervisor:
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time when lost, error)
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results before each time the worker was lost
+        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results between a start and the next loss
         self._since: dict[int, float] = {}
         self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}
@@ -105,7 +105,7 @@ class Supervisor:
 
     @property
     def ignores_lost(self) -> bool:
-        """Whether lost workers are never replaced."""
+        """Whether the run continues without replacing lost workers."""
         return self._options.on_worker_failure == "ignore"
 
     def called(self, index: int) -> None:
@@ -120,7 +120,7 @@ class Supervisor:
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
-        """Return text that names the workers with a pending call, with the seconds waited, and the lost workers."""
+        """List the waiting times of pending calls, and lost workers, as in "CWorker 1 (2.5 s), CWorker 2 (lost)"."""
         now = self._runtime.now()
         since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
         waits = since | dict.fromkeys(set(self.gone), "lost")
@@ -204,7 +204,7 @@ class Supervisor:
     def replaced(self) -> list[int]:
         """Replace lost workers whose replacement is due, and return their indices.
 
-        At any time, at most four workers are starting; other replacements wait.
+        Replacements wait while four or more workers are starting.
         """
         now = self._runtime.now()
         places = max(0, _MAX_STARTING - len(self._untried))

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections import deque
 
-# Number of messages at the start that are encoded to time the codec. One message is not enough, because the first
-# encoding may be slower than later ones.
+# Number of messages to encode at the start, to time the codec. One message is not enough, because the first encoding
+# may be slower than later ones.
 _FIRST_ENCODINGS = 3
 # Number of latest timings of the codec. Their median is used, so that a single delay does not change the decision.
 _WINDOW = 5
@@ -36,7 +36,7 @@ class AdaptiveCodec:
     def __init__(self) -> None:
         self.link_s = 0.0
         self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # latest timings of the codec, in seconds per byte
-        self._saved_share = 0.0  # fraction of the bytes that the latest encoding saved
+        self._saved_share = 0.0  # fraction by which the latest encoding reduced the bytes of its message
         self._num_encodings = self._num_plain = 0
 
     @property

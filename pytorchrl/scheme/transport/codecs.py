@@ -40,7 +40,7 @@ class Codec:
     """A method to encode arrays in fewer bytes.
 
     Attributes:
-        name: Name in options.
+        name: Name of the codec in options.
         encode: Function from a flat contiguous array to the arrays that are sent; it returns None if the codec cannot
             represent the values.
         decode: Function that returns the flat array, given the arrays that were sent, a dtype and a number of values.
@@ -106,7 +106,7 @@ def decode_array(array: np.ndarray | Packed) -> np.ndarray:
 
 
 def num_bytes(data: Payload) -> int:
-    """Return the size in bytes of the (encoded) arrays of a rollout or sequence; None in a sequence counts as 0."""
+    """Return the size in bytes of all arrays, encoded or not, in a rollout or a sequence; None counts as 0."""
     if isinstance(data, (RolloutData, MultiRollout)):
         sizes: list[int] = []
         data.map(lambda array: sizes.append(array.nbytes))
@@ -198,11 +198,11 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
     """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
-    See Lin et al. 2018, Deep gradient compression. To avoid a partition of all values, the function first computes a
-    histogram of the magnitudes. Without the sign bit, the bits of a float form an integer that increases with the
-    magnitude and is largest for NaN; the upper 16 bits of this integer are the bin. The histogram shows which bin
-    contains the smallest value to keep, the border bin. All values in higher bins are kept, and `np.argpartition`
-    selects only among the values in the border bin.
+    See Lin et al. 2018, Deep gradient compression. To save time, `np.argpartition` is not called with all values;
+    instead, a histogram of the magnitudes is computed first. Without the sign bit, the bits of a float form an integer
+    that increases with the magnitude and is largest for NaN; the upper 16 bits of this integer are the number of the
+    bin. The histogram shows which bin contains the smallest magnitude to keep, the border bin. All values in higher
+    bins are kept, and `np.argpartition` selects only among the values in the border bin.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -253,7 +253,7 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
         decode: Function that returns the flat array, given the arrays that were sent (read-only), the dtype and the
             number of values. The flat array must not share memory with the arrays that were sent.
         is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive only float32
-            arrays, and never those of rollouts.
+            arrays, and no arrays of rollouts.
         has_feedback: Whether the sender adds the remainder of an encoding (the values minus the decoded values) to the
             next array before it encodes that array. Such codecs are for gradients only.
 

@@ -1,4 +1,4 @@
-"""Encoding of messages: the parsed options, the encoder of a sender, and totals of the messages sent."""
+"""Encode messages: parse the options for compression, encode a sender's messages, and sum their sizes and times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Compression:
 
     @classmethod
     def of(cls, kind: str, value: object) -> Compression | None:
-        """Parse the option's value; return None if nothing is compressed.
+        """Parse the value of the option `compress_<kind>_to_send`; return None if nothing is compressed.
 
         Args:
             kind: One of `KINDS`.
@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Add the remainder at index `place`, if any, to an array that is sent without encoding; return the sum."""
+        """Return an array to send without encoding, plus the encoding error that is kept at index `place`, if any."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ _SMALL, _LARGE = 2**18, (2**20, 2**24)
 # If a large probe takes at least this many seconds longer than the small probe, the difference is not due to chance.
 _ENOUGH_S = 0.02
 # Number of probes of each size. Only the fastest probe counts, because other load can only slow a probe down. If the
-# first probe takes at least `_SLOW_S` seconds, it is not repeated.
+# first probe of any worker takes at least `_SLOW_S` seconds, no probe is repeated.
 _REPEATS, _SLOW_S = 3, 0.5
 # Seconds to wait for an answer. A worker that does not answer is lost or hung; the next request to this worker detects
 # the loss.
@@ -69,7 +69,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return the shortest round trip to each worker in seconds. If any link is slow, each link is probed once."""
+    """Return each worker's shortest round-trip time in seconds, over `_REPEATS` probes, or one if a link is slow."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
         rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])
@@ -77,7 +77,7 @@ def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[
 
 
 def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
-    """Return for each worker the seconds from sending a probe to copying its answer; None if there is no answer."""
+    """Return each worker's round-trip time in seconds, including a copy of the answer; None if there is no answer."""
     payload, start = np.ones(size, np.uint8), runtime.now()
     times: list[float | None] = [None] * len(workers)
     pending: dict[Future[np.ndarray], int] = {

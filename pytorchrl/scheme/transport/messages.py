@@ -49,7 +49,7 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes of all arrays in `state` and `learning`, as they are sent."""
+        """Total size in bytes of all arrays in `state` and `learning`, after encoding if they are encoded."""
         return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
 
 
@@ -201,7 +201,7 @@ class Gradients:
     """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
     def __post_init__(self) -> None:
-        """Set `samples` from `num_samples` if the agent has a single policy."""
+        """Set the entry `""` of empty `samples` to `num_samples`, because the agent then has a single policy."""
         if not self.samples:
             object.__setattr__(self, "samples", {"": self.num_samples})
 

@@ -40,7 +40,7 @@ class Watch(Protocol):
         """Record a call that ended with an error."""
 
     def lost(self, index: int, error: BaseException, will_be_replaced: bool = False) -> None:
-        """Record that a worker is dead or hung; with `will_be_replaced`, raise no error if it was lost too often."""
+        """Record that a worker is dead or hung; raise an error if it was lost too often, unless `will_be_replaced`."""
 
     def replaced(self) -> list[int]:
         """Replace the lost workers whose replacement is due; return their indices."""
@@ -62,8 +62,8 @@ class Requests(Generic[R]):
         runtime: The runtime of the workers.
         supervisor: The supervisor of the workers, which decides whether to replace lost workers.
         journal: Record of the order in which answers are taken; in a replayed run, the journal enforces this order.
-        seconds_of: Function that returns the working time in seconds that a result reports; None if the result reports
-            no time. The time that the worker reports next then covers the calls of both results.
+        seconds_of: Function that returns the working time, in seconds, that a result reports, or None if it reports no
+            time. A reported time covers all calls since the worker's previous report.
         numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
         on_lost: Function to call with the index of a lost worker, after its pending calls have been discarded.
         on_replaced: Function to call with the index of a worker that was replaced.
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds spent waiting for its answers since the last one for which `seconds_of` was not None.
+        # For each worker: seconds waited for answers since its latest answer with a working time (see `seconds_of`).
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,7 +125,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Make `take_send_s` ignore the waits since each worker's last report of a working time (see `seconds_of`)."""
+        """Make `take_send_s` exclude the time waited for past answers without a working time (see `seconds_of`)."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
@@ -201,7 +201,7 @@ class Requests(Generic[R]):
         self._supervisor.lost(index, error, will_be_replaced=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
-        """Remove all pending calls and return their outcomes: an error for each call that exceeds `timeout_s`."""
+        """Remove all pending calls and return their outcomes; a call that exceeds `timeout_s` results in an error."""
         outcomes = self._runtime.get_all(list(self._open), timeout_s)
         self._open.clear()
         return outcomes

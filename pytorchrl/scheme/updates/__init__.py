@@ -1,1 +1,1 @@
-"""The root of the worker tree, which applies gradients and keeps statistics."""
+"""Apply gradients and keep statistics in the update worker, the root of the worker tree."""

@@ -86,7 +86,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request: dict[int, bool] = {}
         self.error: Exception | None = None
         self._started = False
-        self._has_updated = True  # whether an update was made since gradients were last taken
+        self._has_updated = True  # whether an update was made after the last call of _take_ready()
 
     def step(self) -> None:
         """Make one update from the next gradients.
@@ -107,7 +107,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._update()
 
     def start(self) -> None:
-        """Before the first step and after a drain, plan a request to every worker that is not lost."""
+        """Plan a request to every worker that is not lost. Later calls do nothing until the next drain."""
         if not self._started:
             self._started = True
             self._to_request = {
@@ -132,7 +132,7 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # If no "update" event ends the poll of a replay, "asked" does, so that requests precede the next answers.
+            # No "update" event marks the end of the last poll here, so this event tells a replay where the poll ended.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():

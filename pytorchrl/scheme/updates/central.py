@@ -17,7 +17,7 @@ class CentralUpdates:
         local_worker: The local gradient worker.
         statistics: The object that records the updates.
         in_thread: Whether a separate thread makes the updates. In this case, the worker attaches a report of its
-            statistics to each gradient. Otherwise, `statistics` asks the worker for a report when it needs one.
+            statistics to each gradient. Otherwise, `statistics` itself requests reports from the worker.
     """
 
     def __init__(self, local_worker: GWorker, statistics: Statistics, *, in_thread: bool = False) -> None:
@@ -30,12 +30,12 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Compute gradients until one is not empty, and apply it if it is finite; return early during a drain."""
+        """Compute gradients until one is not empty or a drain begins; apply a nonempty gradient if it is finite."""
         while not self._step() and not self._local.is_draining:
             pass
 
     def _step(self) -> bool:
-        """Compute one gradient, and apply it if it is finite; return False if the gradient is empty."""
+        """Compute one gradient, and apply it if it is finite; return False if it is empty (`Gradients.is_empty`)."""
         with self._statistics.timed("wait"):
             gradients = self._local.collect_and_grad(with_report=self._with_report)
         self._statistics.receive(gradients)
@@ -89,7 +89,7 @@ class CentralUpdates:
         """Do nothing, because no gradient is in flight between two calls of `step`."""
 
     def forget_weights(self) -> None:
-        """Do nothing, because weights are not sent to other gradient workers."""
+        """Do nothing, because `step` sends no requests, so no weights have to be sent again."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Do nothing, because the local worker applies the updates and has the newest weights."""

@@ -133,7 +133,7 @@ class DecentralisedUpdates(RemoteUpdates):
             except RankLostError as error:
                 self._cause = error
                 self._break_group()
-            # Break up the group at half of the supervisor's deadline, before ranks that wait for a hung rank seem hung.
+            # If a rank hangs, break up the group before the ranks that wait for it exceed the supervisor's deadline.
             patience_s = 0.5 * min((self.supervisor.deadline_s(index) for index in waiting), default=math.inf)
             if self._runtime.now() - start > patience_s:
                 self._break_group()
@@ -234,7 +234,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return True
 
     def _state_of(self, source: int | None) -> WholeState | None:
-        """Return the state of worker `source`, or None if the worker is lost; `source=None` is the local worker."""
+        """Return the state of worker `source` (None: the local worker); return None if the worker is lost."""
         if source is None:
             return self._local.whole_state()
         found = self._ask({source: self._workers[source].submit(GWorker.whole_state)})

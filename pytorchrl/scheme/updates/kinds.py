@@ -27,7 +27,7 @@ class GradientPattern(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SynchronousGradients(GWorkerSet.Options, Kind):
-    """Gradients of all workers, averaged into one update."""
+    """Options of synchronous gradients: each update applies the mean gradient of all workers."""
 
     title: ClassVar[str] = "synchronous gradients"
     chosen_by: ClassVar[str] = "grad_communication='synchronous'"
@@ -35,7 +35,7 @@ class SynchronousGradients(GWorkerSet.Options, Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kind):
-    """Gradients applied without waiting for all workers.
+    """Options of asynchronous gradients, which are applied without waiting for all workers.
 
     If the only gradient worker is local, a separate thread makes the updates.
     """
@@ -46,7 +46,7 @@ class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kin
 
 @dataclass(frozen=True, kw_only=True)
 class DecentralisedGradients(GWorkerSet.Options, Kind):
-    """Gradients that the gradient workers average among themselves; each worker applies the mean."""
+    """Options of decentralised gradients: gradient workers average them among themselves; each applies the mean."""
 
     title: ClassVar[str] = "decentralised gradients"
     chosen_by: ClassVar[str] = "distribute_gradients=True"

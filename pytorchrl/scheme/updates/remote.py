@@ -1,4 +1,4 @@
-"""The base class of update strategies with remote gradient workers: requests, weights, drains and saved states."""
+"""Handle requests, weights, drains and saved states for all update strategies with remote gradient workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Collaborators:
-    """The components of the tree that a strategy with remote gradient workers uses."""
+    """The components of the worker tree that are passed to a strategy with remote gradient workers."""
 
     local_worker: GWorker
     """The worker with the current parameters; it computes no gradients."""
@@ -42,12 +42,12 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return numbers that describe a gradient and must be identical in a replayed run; () for other answers."""
+    """Return (weights version, checksum of `info`) of a gradient, which a replayed run must reproduce; otherwise ()."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
 def _seconds_of(answer: object) -> float | None:
-    """Return the seconds that a worker needed for a gradient, including waits for data; None if it sent no report."""
+    """Return the seconds of work, including waits for data, that a gradient's report states; None without a report."""
     return (sum(answer.report.timings.get("gradients", {}).values())
             if isinstance(answer, Gradients) and answer.report is not None else None)
 
@@ -58,7 +58,7 @@ class RemoteUpdates:
     The weights of each version are stored once; requests contain a reference to the stored weights.
 
     Args:
-        tree: The components of the tree that the strategy uses.
+        tree: The components of the worker tree that the strategy uses.
 
     Attributes:
         supervisor: The supervisor of the gradient workers.
@@ -132,10 +132,10 @@ class RemoteUpdates:
         """Do nothing, because the local worker applies the updates and has the newest weights."""
 
     def prepare_drain(self) -> None:
-        """Do nothing, because no separate thread makes these updates."""
+        """Do nothing, because the caller's own thread makes the updates, so no step has to be interrupted."""
 
     def drain(self, timeout_s: float) -> None:
-        """Wait for requests in flight, and drain the workers below each gradient worker.
+        """Wait for requests in flight, and drain each gradient worker, so that nothing is in flight or queued.
 
         Workers that do not answer within `timeout_s` seconds are considered lost.
 
@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Return True. Subclasses whose workers start train batches together override this; see `UpdateStrategy`."""
+        """Whether all train batches are used up; with asynchronous gradients, always True (see `UpdateStrategy`)."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

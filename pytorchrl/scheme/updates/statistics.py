@@ -251,14 +251,14 @@ class Statistics:
             self._times.add_step(seconds)
 
     def add_send_s(self, seconds: float) -> None:
-        """Add the seconds, already summed over the workers, that requests and gradients spent in transit."""
+        """Add the transit time of requests and gradients, in seconds, summed over the workers."""
         with self._lock:
             self._times.add_seconds({"gradients": {"send": seconds}})
 
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint. Each live gradient worker saves its own ledger."""
+        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
         self.request_report()
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
@@ -300,12 +300,12 @@ class Statistics:
             return updates, self._info.take()
 
     def add_journal_part(self, part: WorkersPart | None) -> None:
-        """Record the part of a worker's journal that arrived with a message."""
+        """Store the part of a worker's journal (its recorded order of events) that arrived with a message."""
         if part is not None:
             self._journal_parts.append(part)
 
     def take_journal_parts(self) -> list[WorkersPart]:
-        """Return the parts of workers' journals that arrived since the last call."""
+        """Return the parts of workers' journals (recorded orders of events) that arrived since the last call."""
         parts, self._journal_parts = self._journal_parts, []
         return parts
 

@@ -51,7 +51,7 @@ class UpdateStrategy(Protocol):
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
 
-        This method may be called between two steps, or while a thread makes updates.
+        Call this method between two steps, or while another thread makes updates.
         """
 
     def forget_weights(self) -> None:
@@ -62,7 +62,7 @@ class UpdateStrategy(Protocol):
 
 
 def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> list[Gradients]:
-    """Record empty gradients in the statistics, and return the other gradients.
+    """Record empty gradients (see `Gradients.is_empty`) in the statistics, and return the other gradients.
 
     Raises:
         CollectionError: Too many gradients in a row were empty.
@@ -93,7 +93,7 @@ def record_update(statistics: Statistics, gradients: Sequence[Gradients], versio
 
 
 class PendingMoments:
-    """Moments of collected data, which update the normalizers once the train batch of these data is used up."""
+    """Moments of collected data, stored until the train batch is used up; they then update the normalizers."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []

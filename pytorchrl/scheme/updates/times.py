@@ -1,4 +1,4 @@
-"""Measure the time that each level of the tree spends on each part of its work, and steps and updates per second."""
+"""Measure steps and updates per second, and the time that each level of the tree spends on each part of its work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rates:
         self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(names))])
 
     def add(self, totals: tuple[int, ...]) -> None:
-        """Record the current totals."""
+        """Record the current values of the totals, from which `metrics` computes rates."""
         now = self._now()
         self._totals.append((now, totals))
         while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:

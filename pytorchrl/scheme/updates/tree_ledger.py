@@ -1,4 +1,4 @@
-"""The ledger of the whole tree: the sum of the update worker's own ledger and the ledgers of its gradient workers."""
+"""Count the env steps of the whole worker tree: sum the ledgers of the update worker and its gradient workers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class TreeLedger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own = Ledger()
-        self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # key: gradient worker and incarnation
+        self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # key: worker, number of lost predecessors
         self._incarnations: Counter[int] = Counter()
         self._consumed_before = 0
 
     def report(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
-        """Record the newest snapshot of a gradient worker's ledger."""
+        """Record the newest snapshot of the ledger of a gradient worker that replaces `incarnation` lost workers."""
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
@@ -51,8 +51,8 @@ class TreeLedger:
         """Record the steps of a gradient as consumed.
 
         Args:
-            num_new_steps: Number of steps of the gradient that no earlier gradient used.
-            num_samples: Number of all steps of the gradient.
+            num_new_steps: Number of the gradient's steps that were used by no earlier gradient.
+            num_samples: Number of all the gradient's steps.
         """
         self._own.move(num_new_steps, "in_flight", "consumed_unique")
         self._own.consume(num_samples)
@@ -84,7 +84,7 @@ class TreeLedger:
             self._incarnations[worker] += 1
 
     def total(self) -> LedgerSnapshot:
-        """Return the ledger of the whole tree according to the latest messages."""
+        """Return the ledger of the whole tree, which includes the latest snapshot from each gradient worker."""
         with self._lock:
             return merge(self._snapshots.values(), self._own.snapshot())
 
@@ -131,7 +131,7 @@ class TreeLedger:
             live: The ledgers of the other gradient workers, by index.
 
         Raises:
-            CheckpointError: The sum of the ledgers does not balance.
+            CheckpointError: The counts do not add up to the number of collected env steps, or a count is negative.
         """
         self._own.restore(own)
         with self._lock:

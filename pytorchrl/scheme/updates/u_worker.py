@@ -102,7 +102,7 @@ class UpdaterThread(threading.Thread):
 
 
 def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
-    """Raise `ConfigError` if the algorithm has a schedule, but no `target_steps` states where schedules end."""
+    """Raise `ConfigError` if the algorithm has a schedule but `target_steps`, the end of schedules, is None."""
     options = factory.col_workers_factory.algo_factory.options
     scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
     if scheduled and target_steps is None:
@@ -118,7 +118,7 @@ class UWorker(Worker):
         index_worker: Index of the worker; a tree has only one update worker.
         grad_execution: "Central" if the local gradient worker computes gradients, "Parallel" if the remote ones do.
         options: Options of the update worker; None: the defaults.
-        gradients: Options of the gradient workers; their class selects the strategy. None: synchronous gradients.
+        gradients: Options of gradient workers; the options' class selects the strategy. None: synchronous gradients.
         device: Device of the local gradient worker: "cpu" or "cuda:N"; None: the CPU.
         runtime: Runtime of the remote workers; None: threads.
         target_steps: Env steps after which the experiment and all schedules end; required if there is a schedule.
@@ -254,7 +254,7 @@ class UWorker(Worker):
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
-        # If a call failed, the worker sent its journal's events with the error (`failure.part`), not with a gradient.
+        # The events in a remote worker's journal arrive with a gradient or, if the call failed, in `failure.part`.
         own = self._journal.take()
         assert self._record is not None
         assert own is not None
@@ -290,7 +290,7 @@ class UWorker(Worker):
         """Finish or drop all work in the tree; see `Scheme.drain`.
 
         Raises:
-            ConfigError: The run is recorded or replayed, but a record cannot contain drains.
+            ConfigError: The run is recorded or replayed, so the tree cannot be drained.
             WorkerLostError: The update that a thread is making did not end within `timeout_s` seconds.
             Exception: The error that ended a worker or thread.
         """
@@ -336,7 +336,7 @@ class UWorker(Worker):
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Read the ledger immediately after the states: if a worker were lost in between, the ledger would not match.
+        # Read the ledger immediately after the states, because both would disagree if a worker were lost in between.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
