@@ -12,12 +12,14 @@ The forms are:
 - `ahead`: the same, but two rollouts may wait in the queue, and the worker has two requests;
 - `threads`: the whole run is in one process, and products use two threads;
 - `learners`: two gradient workers in their own processes, each of which collects, computes gradients and sends them to
-  this process, which applies each gradient when it arrives (`grad_communication="asynchronous"`).
+  this process, which applies each gradient when it arrives (`grad_communication="asynchronous"`);
+- `learners3`: the same with three gradient workers, so that both cores are busy while a worker waits for its weights.
 
 The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), DQN on
 CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 and, as `pendulum`, on Pendulum-v1 (an
 update of 256 per env step), and R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it.
-In each form, the ratio of updates to env steps is the same. DQN's worker sends rollouts of 64 steps.
+In each form, the ratio of updates to env steps is the same. DQN's worker sends rollouts of 64 steps. The gradient
+workers of SAC share the 1,000 env steps before the first update, so that all forms make the same number of updates.
 
 Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
 script prints env steps and updates per second, the ratio to `one` in the same round, and the lags of data and gradients
@@ -39,7 +41,8 @@ import time
 from collections import deque
 from typing import Any
 
-FORMS = ("one", "worker", "ahead", "threads", "learners")
+NUM_LEARNERS = {"learners": 2, "learners3": 3}
+FORMS = ("one", "worker", "ahead", "threads", *NUM_LEARNERS)
 
 
 def make(task: str, form: str, seed: int = 1) -> Any:
@@ -53,8 +56,9 @@ def make(task: str, form: str, seed: int = 1) -> Any:
         ahead = 2 if form == "ahead" else 1
         settings |= {"num_col_workers": 1, "col_execution": "Parallel", "col_communication": "asynchronous",
                      "runtime": "processes", "queue_size": ahead, "col_in_flight": ahead}
-    elif form == "learners":
-        settings |= {"num_grad_workers": 2, "grad_communication": "asynchronous", "runtime": "processes"}
+    elif form in NUM_LEARNERS:
+        settings |= {"num_grad_workers": NUM_LEARNERS[form], "grad_communication": "asynchronous",
+                     "runtime": "processes"}
     if task in ("cartpole", "appo"):
         envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
         algorithm = getattr(pytorchrl, "PPO" if task == "cartpole" else "APPO")
@@ -72,7 +76,8 @@ def make(task: str, form: str, seed: int = 1) -> Any:
     if task in ("sac", "pendulum"):
         envs = VecEnv.create_factory("HalfCheetah-v5" if task == "sac" else "Pendulum-v1")
         return Scheme(
-            pytorchrl.SAC.create_factory(start_steps=1_000, update_every=1, num_updates=1, compile=True),
+            pytorchrl.SAC.create_factory(start_steps=1_000 // NUM_LEARNERS.get(form, 1), update_every=1, num_updates=1,
+                                         compile=True),
             OffPolicyActor.create_factory(envs.observation_space, envs.action_space, policy="stochastic"),
             ReplayBuffer.create_factory(100_000, rollout_size=1), envs, **settings)
     return _r2d2(settings)

@@ -102,7 +102,7 @@ def _draw_profiles(axes: Axes, groups: Mapping[str, Array], confidence: float, u
                          bounds=(0.0, 1.0))
         axes.plot(thresholds, found.value, color=f"C{row}", label=_plain(label))
         axes.fill_between(thresholds, found.low, found.high, color=f"C{row}", alpha=0.2, linewidth=0)
-    axes.set(xlabel=_plain(f"{unit} threshold"), ylabel="fraction of runs above",
+    axes.set(xlabel=_plain(f"{unit} threshold"), ylabel="fraction of scores above",
              ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
     axes.legend()

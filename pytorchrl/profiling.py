@@ -220,9 +220,10 @@ def between(before: Settings, after: Settings) -> MetricsDict:
 def options_of(scheme: Scheme) -> dict[str, OptionValue]:
     """Return the options of a scheme and of its agent for `explain`: option name -> value."""
     algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
-    storage = scheme.agent.storage_factory.options
+    storage, actor = scheme.agent.storage_factory.options, scheme.agent.actor_factory.options
     return {
         **scheme.settings, **{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)},
+        "recurrent_net": getattr(actor, "recurrent_net", None),
         "num_envs": envs.vec_env_size, "backend": getattr(envs, "backend", None),
         "num_steps": getattr(storage, "rollout_size", getattr(storage, "size", None)),
     }

@@ -258,4 +258,6 @@ def _check_learner(learner: StateDict) -> None:
     means.restore(learner.get("means", means.state()))
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
-    all(math.isfinite(number) for number in numbers if number is not None)  # only to raise TypeError for a non-number
+    for number in numbers:
+        if number is not None:
+            math.isfinite(number)  # raises TypeError if it is not a number

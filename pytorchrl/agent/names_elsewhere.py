@@ -57,7 +57,8 @@ _BETAS = no_option("give `optimizer` a function of params and lr, such as "
                    "functools.partial(torch.optim.Adam, betas=(0.9, 0.99))")
 _WHOLE_CHECKPOINTS = no_option("checkpoints always contain the replay memory and the normalizers")
 _NO_SDE = no_option("there is no state-dependent exploration")
-_NO_KL_SCHEDULE = no_option("no schedule depends on the KL divergence; `target_kl` ends an epoch early")
+_NO_KL_SCHEDULE = no_option(
+    "no schedule depends on the KL divergence; `target_kl` skips the rest of a rollout's updates")
 _IMAGES = no_option("see `normalize_obs`; images of type uint8 are always divided by 255")
 _INITIAL_WEIGHTS = no_option("initial weights of on-policy actors are orthogonal; `policy_gain` scales those of the "
                              "policy's head")
@@ -199,7 +200,7 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     **dict.fromkeys(("minibatch_size", "sgd_minibatch_size"), _SAMPLES),
     **dict.fromkeys(("lambda", "lambda_"), _LAMBDA),
     "use_gae": at("rollouts.gae_lambda", note="1.0 sums all rewards"),
-    "kl_coeff": at("algorithm.kl_coef", note="`target_kl` of PPO ends an epoch instead"),
+    "kl_coeff": at("algorithm.kl_coef", note="`target_kl` of PPO limits it instead"),
     "use_kl_loss": at("algorithm.kl_coef", note="above 0"),
     "entropy_coeff": _ENTROPY,
     "entropy_coeff_schedule": at("algorithm.entropy_coef", note="a schedule such as linear(0.01, 0.0)"),

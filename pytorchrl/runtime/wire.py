@@ -27,7 +27,7 @@ from torch import Tensor
 from pytorchrl.untyped import Payload
 
 Structure: TypeAlias = tuple[object, ...]
-"""Description of all that values of one structure share. The first entry is the kind of the value. Depending on the kind,
+"""Description of all that the values of one structure share. The first entry is the kind of the value. Depending on it,
 the other entries are a type, names, a dtype, or the structures of the value's parts."""
 Value: TypeAlias = Payload
 """A value whose type depends on its structure."""

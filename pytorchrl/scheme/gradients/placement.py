@@ -91,7 +91,8 @@ class Placement:
         grad = self.gradients.grad_device
         if grad is None:
             grad = CUDA if self.on_ray and self.device not in (None, CPU) else self.device or CPU
-        col = self.collection.col_device or (grad if self._acts_at_learner else CPU)
+        at_learner = grad if self.gradients.is_parallel else self.device or CPU
+        col = self.collection.col_device or (at_learner if self._acts_at_learner else CPU)
         col_is_here = not self.on_ray or not (
             self.gradients.is_parallel or (self.collection.is_parallel and not self._acts_at_learner))
         return {"grad": grad if self.on_ray else check_device(grad, name="grad_device"),

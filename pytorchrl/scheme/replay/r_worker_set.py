@@ -77,8 +77,8 @@ class RWorkerSet(WorkerSet[RWorker]):
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:
                 raise ConfigError("replay_worker_resources is for remote shards, but with num_replay_workers=1 the "
-                                  "shard is a thread of the learner's process; set num_replay_workers to 2 or more, or "
-                                  "leave replay_worker_resources out")
+                                  "shard is a thread of the gradient worker's process; set num_replay_workers to 2 or "
+                                  "more, or leave replay_worker_resources out")
             low, high = self.min_replay_ratio, self.max_replay_ratio
             if low is not None and high is not None and low > high:
                 raise ConfigError(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning "

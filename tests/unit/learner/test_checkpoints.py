@@ -188,6 +188,18 @@ def test_rates_of_a_resumed_run_exclude_the_earlier_run(tmp_path):
         assert metrics["seconds"] > 1e6
 
 
+def test_every_number_of_a_saved_learner_is_checked(tmp_path):
+    interrupt_after(tmp_path, 350)
+    (path,) = checkpoints.paths(tmp_path / "checkpoints")
+    checkpoint = checkpoints.read(path)
+    checkpoint["learner"]["seconds"] = float("nan")  # a number that is not finite must not end the check
+    checkpoint["learner"]["means"] = {
+        "sums": {"loss": torch.zeros(2)}, "counts": {"loss": 1}, "taken": {}}
+    torch.save(checkpoint, path)
+    with pytest.raises(CheckpointError, match="not contain the state of a run"), make(tmp_path, resume=True) as learner:
+        learner.start()
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "no archive"])
 def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path, caplog, damage):
     train_to(tmp_path)

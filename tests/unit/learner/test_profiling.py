@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl import ASYNC, Scheme
+from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.option_text import parser_for
 from pytorchrl.agent.algorithms.registry import registered
@@ -124,6 +124,15 @@ def test_every_option_of_a_rule_is_a_flag():
     flags = {name for algorithm in registered() for name,
              spec in option_specs(algorithm).items() if parser_for(spec.hint)}
     assert {rule.option for rule in RULES} <= flags
+
+
+def test_compile_is_not_recommended_for_an_actor_with_memory():
+    envs = VecEnv.create_factory("CartPole-v1")
+    for memory, option in (None, "compile"), ("gru", "mixed_precision"):
+        actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net=memory)
+        scheme = Scheme(PPO.create_factory(compile=False, mixed_precision=False, num_mini_batch=1), actor,
+                        GAEBuffer.create_factory(size=8), envs)
+        assert explain({"time_s": seconds("gradients/grad")}, options_of(scheme), cores=1, gpus=0).option == option
 
 
 def test_the_bottleneck_of_concurrent_levels_is_the_one_that_never_waits():

@@ -17,6 +17,8 @@ from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, ThreadRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.devices import check_device
+from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.settings import Settings
 
 GRADS, COLLECTORS = {"num_grad_workers": 2}, {"num_col_workers": 2}
 THREAD = {"col_communication": ASYNC}
@@ -218,6 +220,22 @@ def test_only_workers_on_a_gpu_request_one_by_default(watch):
     asked = watch(**GRADS, **THREAD, col_device="cuda")[1]
     assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # the collector threads of these workers use a GPU
     assert watch(**COLLECTORS, col_device="cuda", col_worker_resources=QUARTER)[1]["GWorker 0/CWorker 2"] == QUARTER
+
+
+@pytest.mark.parametrize(("settings", "device"), [
+    ({}, "cuda:0"),  # not "cuda:1", the current GPU of this process
+    ({"col_device": "cuda:1"}, "cuda:1"),
+    ({**GRADS}, "cuda"),
+    ({**GRADS, "grad_device": "cpu", "grad_worker_resources": NO_GPU}, "cpu"),
+], ids=str)
+@pytest.mark.parametrize("runtime", ["ray", "threads"])
+def test_central_inference_uses_the_device_of_its_gradient_worker(see_gpus, runtime, settings, device):
+    see_gpus(2)
+    made, problems = Settings.from_keywords(
+        {**COLLECTORS, **THREAD, "inference": "central", "device": "cuda:0", **settings}, runtime=runtime)
+    assert problems == []
+    devices = Placement(made.collection, made.gradients, made.process.device, made.on_ray).devices()
+    assert devices["col"] == ("cuda:0" if runtime == "threads" and device == "cuda" else device)
 
 
 class GivenNone(ThreadRuntime):
