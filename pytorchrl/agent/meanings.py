@@ -35,7 +35,7 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether all options in `at` are needed together (`a + b`)."""
+        """Whether a user needs all options in `at` ("a + b") to replace the name, not only one of them ("a | b")."""
         return "+" in self.at
 
 

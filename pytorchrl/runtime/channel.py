@@ -42,8 +42,8 @@ LARGEST_ENCLOSED = 4096
 # Packets of more than this number of bytes are written into a block. The kernel's own limit for a packet is
 # `net.core.wmem_default`, usually 212,992 bytes.
 _LARGEST_PACKET = 32768
-# A channel numbers at most this many structures (the types and names in a value, see `wire`). A numbered structure is
-# sent once, and later messages contain only its number. Other structures are sent with each message.
+# The largest number of structures (the types and names in a value, see `wire`) to which a channel assigns numbers. A
+# structure with a number is sent once, and later messages contain only its number. Others are sent with each message.
 _MOST_STRUCTURES = 1000
 _UNNUMBERED = -1
 _MOST_FILE_BYTES = 253 * array.array("i").itemsize  # the kernel sends at most 253 descriptors with a packet

@@ -89,7 +89,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of errors discarded by `update_priorities`."""
+        """Counters of `ReplayBuffer`, and `stale_priorities`, the number of TD errors that came too late to be used."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:

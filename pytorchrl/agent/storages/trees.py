@@ -125,7 +125,8 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # Due to rounding, a mass can be at least the sum of both children; never choose a right child with sum 0.
+            # A mass should be less than the sum of both children, but rounding can make it equal or larger. The second
+            # condition prevents that this leads to a right child whose sum is 0.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right

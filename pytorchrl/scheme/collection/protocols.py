@@ -56,7 +56,10 @@ class ElasticStrategy(Protocol):
         """
 
     def release(self, number: int) -> bool:
-        """Limit requests to workers 0 to `number` - 1; return whether the other workers have delivered all rollouts."""
+        """From now on, request rollouts only from workers 0 to `number` - 1.
+
+        Return whether all other workers have delivered the rollouts that were requested from them.
+        """
 
     def resized(self, number: int, closed: Sequence[tuple[int, int] | None]) -> None:
         """Adapt to the list of workers after workers were added or removed.

@@ -128,7 +128,10 @@ class Elastic(ABC):
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """Limit requests to workers 0 to `number` - 1; return whether the other workers have delivered all rollouts."""
+        """From now on, request rollouts only from workers 0 to `number` - 1.
+
+        Return whether all other workers have delivered the rollouts that were requested from them.
+        """
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 

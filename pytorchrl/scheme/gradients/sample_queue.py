@@ -49,7 +49,7 @@ class TrainBatchBuilder:
         return self._pending_steps / (self._size or 1)
 
     def clear(self) -> None:
-        """Discard the rollouts of the incomplete train batch; the slots keep their rollouts."""
+        """Discard the rollouts of the incomplete train batch, but not the old rollouts in the slots."""
         self._pending, self._pending_steps = [], 0
 
     def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:

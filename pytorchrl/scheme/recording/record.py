@@ -222,7 +222,10 @@ class Record:
         return sum(event[0] == "update" for event in part.events)
 
     def is_over(self, updates: int) -> bool:
-        """Return whether `updates` updates, with skipped ones, complete a replay; False if the recorded run failed."""
+        """Return whether a replay is complete after this number of updates (made or skipped).
+
+        The result is False if the recorded run failed, because then an error ends the replay.
+        """
         return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, object], agent: Mapping[str, object]) -> None:

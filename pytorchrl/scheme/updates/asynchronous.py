@@ -132,7 +132,8 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # No "update" event marks the end of the last poll here, so this event tells a replay where the poll ended.
+            # A replay must know where a poll ended. Usually, the next "update" event shows it; without an update, this
+            # event does.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():

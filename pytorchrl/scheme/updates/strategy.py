@@ -51,7 +51,8 @@ class UpdateStrategy(Protocol):
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
 
-        Call this method between two steps, or while another thread makes updates.
+        If this thread makes the updates, call the method between two steps. If another thread makes them, call it at any
+        time.
         """
 
     def forget_weights(self) -> None:
