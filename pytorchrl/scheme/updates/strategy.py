@@ -51,8 +51,7 @@ class UpdateStrategy(Protocol):
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
 
-        If this thread makes the updates, call the method between two steps. If another thread makes them, call it at any
-        time.
+        If another thread makes the updates, this method may be called at any time; otherwise, only between two steps.
         """
 
     def forget_weights(self) -> None:
