@@ -33,7 +33,8 @@ Mask = Any
 
 POLICY = "policy"
 """Name of the policy of an agent that has only one."""
-# Algorithm options for acting. With other values, a trained agent's actions could be random or less exact.
+# Values of algorithm options for acting with a trained agent. A larger `test_epsilon` could add random actions; mixed
+# precision or compilation could make the actions less exact.
 _EXACT = {"test_epsilon": 0.0, "mixed_precision": False, "compile": False}
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62

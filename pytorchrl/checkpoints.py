@@ -63,7 +63,7 @@ class CheckpointFiles:
         self._directory, self._options, self._newest = directory, options, newest
         self._best = _read_best(directory)
         self._lock = threading.Lock()
-        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) of evaluations after `_newest`
+        self._evaluated: list[tuple[int, float]] = []  # (version, mean return) of weights newer than `_newest`
 
     def write(self, written: Written, checkpoint: Mapping[str, object]) -> int:
         """Write a checkpoint completely or not at all, and remove the checkpoints that the options do not keep.

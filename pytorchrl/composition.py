@@ -194,7 +194,7 @@ def compose(
 def _factories(
     registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage; if there are several policies, they share all options."""
+    """Return the factories of algorithm, actor and storage. If there are several policies, all use the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method

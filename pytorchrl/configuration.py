@@ -83,7 +83,7 @@ class ConfigFile:
         """Return the options as arguments of `train`, without the swept options.
 
         Raises:
-            ConfigError: There are unknown options or values of wrong types; the message names the lines of these.
+            ConfigError: An option is unknown, or a value has the wrong type. The message names the line of each error.
         """
         specs = option_specs(algorithm)
         self._refuse_unknown(algorithm, specs)

@@ -218,7 +218,7 @@ def mapping(value: object) -> Mapping[str, object]:
 
 
 def code_in(value: object) -> list[str]:
-    """Return all `__code__` references in a description, and the `repr` of each value that cannot be restored."""
+    """Return all texts in a description under `__code__` (class or function) or `__other__` (not restorable)."""
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]
     if isinstance(value, dict):

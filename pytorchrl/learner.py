@@ -262,7 +262,7 @@ class Learner:
 
     @property
     def ledger(self) -> MetricsDict:
-        """The scheme's ledger when env steps were last counted; after `stop()`, the final ledger."""
+        """The scheme's ledger as of the latest count of env steps; after `stop()`, the final ledger."""
         return self._measured.ledger
 
     @property

@@ -120,7 +120,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return a summary of the whole run, with the `env_steps` and the `ledger` that `count` read last."""
+        """Return a summary of the whole run, without updating `env_steps` and `ledger` by `count` first."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

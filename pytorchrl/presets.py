@@ -67,7 +67,8 @@ _REPLAY_PRESETS |= {
 _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
     **_REPLAY_PRESETS,
     # PPO follows Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers of
-    # steps that suit a first run. Most learning rates decay to zero, because `model.pt` contains the final policy.
+    # steps that suit a first run. `model.pt` contains the final policy, so most learning rates decay to zero:
+    # the last updates then change this policy only a little.
     ("ppo", "classic"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
         "gamma": 0.98, "gae_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,

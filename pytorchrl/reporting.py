@@ -170,9 +170,9 @@ def _flat(record: Mapping[str, object], prefix: str = "") -> list[tuple[str, flo
 class RateWindow:
     """Steps per second over the last `seconds` seconds, or over the whole run if the run is shorter.
 
-    The window spans at least three times the longest of the last five intervals between arrivals of rollouts. If
-    rollouts arrive rarely, the window is therefore longer than `seconds`; otherwise, it could contain no arrivals, and
-    the rate would be 0. If a run stalls, the rate becomes 0 after one window.
+    If rollouts arrive rarely, the window is longer than `seconds`, so that it contains arrivals and the rate is not 0:
+    the window spans at least three times the longest of the last five intervals between arrivals of rollouts. If a run
+    stalls, the rate becomes 0 after one window.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:

@@ -83,7 +83,8 @@ class RunFiles:
             The learner's state in the checkpoint; None if the run is new.
 
         Raises:
-            CheckpointError: No checkpoint can be read, the newest one does not fit the scheme, or records were changed.
+            CheckpointError: No checkpoint can be read, the newest readable one does not fit the scheme, or someone has
+                changed the records in `metrics.jsonl` that were written before this checkpoint.
             ConfigError: Another run has used the directory, and either `is_wanted` is false or no checkpoint exists.
         """
         newest = self.newest_checkpoint() if is_wanted else None

@@ -47,7 +47,7 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file as the `opener` of `open`; raise `OSError` for a symbolic link. New files have mode 0666 & ~umask."""
+    """Serve as `opener` for `open`; raise `OSError` for a symbolic link. New files have mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)
 
 

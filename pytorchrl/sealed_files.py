@@ -171,7 +171,7 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
 
 
 def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors that the agent needs to act, from a model's contents `saved`; errors call the model `name`.
+    """Return the tensors that the agent needs to act, from a model's contents `saved`; error messages contain `name`.
 
     Raises:
         CheckpointError: The tensors are missing or contain NaN or infinity, or a newer version saved the model.

@@ -33,8 +33,9 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The last rollout of the run is the one that raises this number to the target. If the number grows even further,
-        another rollout has begun, so learning from the last rollout is over, and the run is done.
+        The rollout that raises this number to the target is the last rollout of the run. If collection and learning
+        take turns, another rollout begins only after learning from the last rollout has ended. If the number grows
+        beyond that of the last rollout, `is_reached` therefore returns True.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)

@@ -47,7 +47,8 @@ class _Role:
 
     Attributes:
         kind: Kind of work that the function does, regardless of its caller; None: the kind of its caller.
-        calls: If the function does work of kind "ours": kind of work of other packages that it calls; None: "ours".
+        calls: Kind of work of foreign functions that this function calls while it does work of kind "ours"; None:
+            "ours".
         is_own: Whether the function belongs to this package.
         is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
     """

@@ -276,7 +276,7 @@ def _nearest(value: object, choices: tuple[object, ...]) -> str:
 
 
 def _numbers(value: object) -> list[float]:
-    """Return all numbers in a value: a number, a tuple, or the values of a mapping, nested to any depth."""
+    """Return all numbers in `value`, including numbers in nested tuples and in the values of nested mappings."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return [value]
     if isinstance(value, Mapping):

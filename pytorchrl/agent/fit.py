@@ -296,7 +296,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
-    """Return all imported, non-abstract subclasses of `Part` whose attribute `home` is in `homes`."""
+    """Return all imported, non-abstract classes of some kinds of parts; `homes` names the kinds (see `Part.home`)."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 

@@ -35,12 +35,12 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether a user needs all options in `at` ("a + b") to replace the name, not only one of them ("a | b")."""
+        """Whether replacing the other library's option takes all options in `at` ("a + b"), not only one ("a | b")."""
         return "+" in self.at
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return the possible meanings of a name, the preferred meaning first; each place is the `at` of one meaning."""
+    """Return the meanings of another library's option, the preferred one first; each place is the `at` of a meaning."""
     return tuple(Here(place, note) for place in places)
 
 

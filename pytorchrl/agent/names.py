@@ -61,9 +61,9 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names by which `known` lists the options that another library's name may mean (`here`).
+    """Return the keys of `known` for the options in `here.options`, which correspond to another library's option.
 
-    If these options are needed together (`Here.needs_all`), but `known` lacks one of them, return an empty list.
+    If all of these options are needed (`Here.needs_all`), but `known` lacks one of them, return an empty list.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -75,13 +75,14 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return the hint for a name from another library whose equivalent does not exist where the user gave the name.
+    """Return the hint for an option of another library if its equivalent must be set in another place.
 
-    The hint names the equivalent and the part that has it. If no part has one, the hint says what to do instead.
+    The hint names the equivalent and that place, such as the scheme. If there is no equivalent, the hint says what to
+    do instead.
 
     Args:
-        meanings: The possible meanings of the name.
-        homes: The kinds of parts (keys of `HOMES`) whose options exist where the user gave the name.
+        meanings: The possible meanings of the option's name.
+        homes: Keys of `HOMES` for the kinds of parts whose options are accepted where the user gave the name.
     """
     *others, last = meanings
     here = others[0] if others and last.at else last

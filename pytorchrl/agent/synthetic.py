@@ -164,7 +164,7 @@ class SyntheticAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """Sizes of the gradients in scalars: a single gradient of size 1."""
+        """Number of scalars in each gradient; there is one gradient, of one scalar."""
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
@@ -193,7 +193,7 @@ class SyntheticStorage(Storage):
         """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        # The class itself does not declare `provides`; otherwise, error messages would recommend the class to users.
+        # `SyntheticStorage` itself has no class attribute `provides`, so error messages do not recommend the class.
         provides: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,

@@ -65,8 +65,8 @@ def estimate(
             other scores of the same runs, such as points of a learning curve. Only one array may have leading axes.
         confidence: Probability that the interval contains the true value, in (0, 1).
         method: "t" or "percentile".
-        paired: Whether each resample draws the same runs from all arrays, as for runs with equal seeds. If so, the
-            arrays must have the same number of runs.
+        paired: Whether each resample draws the same run indices from all arrays. Use True if run `i` has the same
+            seed in all arrays. The arrays must then have the same number of runs.
         bounds: The smallest and largest possible value of the statistic; the ends of the interval are clipped to them.
         resamples: Number of resamples.
         seed: Seed of the resampling.

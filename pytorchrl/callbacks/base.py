@@ -91,7 +91,7 @@ class Callback:
         """
 
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Respond to the end of a run, after all workers have stopped; also after an error, unless the start failed.
+        """Respond to the end or failure of a run, after all workers have stopped; not called if the start failed.
 
         Args:
             run: The learner.

@@ -102,7 +102,7 @@ class StopOnPlateau(Callback):
         return {"best": self._best, "best_at": self._best_at}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore the highest mean return and its number of env steps; see `Callback`."""
+        """Restore the highest mean return, and the number of env steps at which it was reached; see `Callback`."""
         self._best, self._best_at = state["best"], state["best_at"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:

@@ -38,7 +38,7 @@ class _WandbRun(Protocol):
 
 
 class WandbLog(Callback):
-    """Send each record's numbers to Weights & Biases (extra `wandb`); wandb's `step` is the number of env steps so far.
+    """Send the run's metrics to Weights & Biases (extra `wandb`); wandb's `step` is the number of env steps so far.
 
     Args:
         **settings: Arguments of `wandb.init`, such as `project` and `mode="offline"`.
@@ -69,7 +69,7 @@ class WandbLog(Callback):
 
 
 class MlflowLog(Callback):
-    """Send each record's numbers to MLflow (extra `mlflow`); MLflow's `step` is the number of env steps so far.
+    """Send the run's metrics to MLflow (extra `mlflow`); MLflow's `step` is the number of env steps so far.
 
     Args:
         experiment: Name of the experiment; None: MLflow's current experiment.

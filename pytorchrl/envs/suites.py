@@ -65,7 +65,7 @@ def suite_of(env: object) -> Suite | None:
 
 
 def is_made_by(package: str) -> Callable[[str], bool]:
-    """Return a function, for use as `has`, that checks whether an id's entry point in Gymnasium contains `package`."""
+    """Return a function for `Suite.has` that checks whether an id's entry point in Gymnasium contains `package`."""
     def has(env_id: str) -> bool:
         spec = gym.registry.get(env_id)
         return spec is not None and package in str(spec.entry_point)

@@ -51,7 +51,7 @@ def read_checked(path: Path) -> tuple[Record, str]:
 
 
 def is_cut(result: Record, num_bytes: int) -> bool:
-    """Return whether a run's records are incomplete: `num_bytes` is less than the size that `result.json` states."""
+    """Return whether `metrics.jsonl` lost records: its size `num_bytes` is less than the size in `result.json`."""
     return num_bytes < count(result, "records", "bytes")
 
 

@@ -44,7 +44,8 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
         options: An instance of the class `Options` of one of the runtimes in `RUNTIMES`, or of a subclass.
         seed: Seed of the experiment; it also determines when injected faults with a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
-        replay: Journal to replay for each (worker, number of times it was replaced); for the simulated runtime only.
+        replay: Journals to replay, for the simulated runtime only. A key is the name of a worker and the number of
+            times that this worker had been replaced.
     """
     if isinstance(options, SimulatedRuntime.Options):
         return SimulatedRuntime(options, seed=seed, is_recording=is_recording, replay=replay)

@@ -199,7 +199,7 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send the numbers of released blocks, the descriptors of those `blocks` that the reader lacks, and `head`."""
+        """Send `head`, file descriptors of `blocks` new to the reader, and ids of received blocks no longer in use."""
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)

@@ -71,7 +71,10 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return an operation's virtual seconds; if "measured", its real seconds since the time `since` (None: 0)."""
+        """Return the duration of an operation in virtual seconds.
+
+        A "measured" duration is the real time since `since`, a time by `time.perf_counter`; 0 if `since` is None.
+        """
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

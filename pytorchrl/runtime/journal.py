@@ -35,7 +35,7 @@ WorkersPart = tuple[str, int, Part]
 
 
 class Journal:
-    """Journal of one worker. This base class records nothing and enforces no order.
+    """Record or enforce the order of one worker's timing-dependent events. This base class does neither.
 
     Attributes:
         lock: Lock that guards the worker's parameters. Use the lock directly, instead of `reading` or `writing`, for

@@ -89,7 +89,7 @@ class ProcessRuntime(Runtime):
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Enqueue a method call on a worker; if `put` returned an argument, the method receives the stored value."""
+        """Enqueue a method call on a worker. If an argument is a result of `put`, the method gets the stored value."""
         return self._send(handle, CALL, method, args, kwargs)
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -116,7 +116,7 @@ class ProcessRuntime(Runtime):
         return call.outcome()
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; log how many workers have started."""
+        """Return the outcomes of the first calls to new workers; while waiting, log how many workers have started."""
         deadline, pending = self.now() + timeout_s, list(futures)
         while pending and self.now() < deadline:
             self._tell(f"started {len(futures) - len(pending)} of {len(futures)} {kind} ...")
@@ -152,9 +152,9 @@ class ProcessRuntime(Runtime):
         self._calls.close()
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Check that this machine has the requested resources, and return the resources of one worker of each kind.
+        """Refuse requests that exceed this machine's resources, else return the resources of one worker of each kind.
 
-        The check covers memory for all workers, and resources that the user requests explicitly. Nothing is reserved:
+        The memory of all workers is checked, and every resource that the user requests explicitly. Nothing is reserved:
         the workers share the cores, memory and GPUs of this machine.
         """
         machine = this_machine()
@@ -183,7 +183,7 @@ same server returns the runtime in this dictionary."""
 
 
 def _joined(options: ProcessRuntime.Options, *, server: str | None, seed: int, is_recording: bool) -> ProcessRuntime:
-    """Unpickle a runtime: return this process's runtime for the same fork server if there is one, else a new runtime.
+    """Unpickle a runtime: return this process's existing runtime for the fork server `server`, else a new runtime.
 
     `server` is the address of the fork server; it is None if the pickled runtime had not used a fork server yet.
     """

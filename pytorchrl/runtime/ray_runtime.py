@@ -45,8 +45,9 @@ logger = get_logger(__name__)
 FromRay: TypeAlias = Untyped
 """An object of Ray (its module, an actor, a reference or a placement group), which lacks a useful static type."""
 
-# Shared values up to this size are sent with each request. Reading them from the object store would take 0.7 ms, ten
-# times as long. The limit must be below 100 KiB, because Ray itself moves larger arguments to the object store.
+# Shared values up to this size (in bytes) are sent with each request. Reading a value from the object store instead
+# would take 0.7 ms, ten times as long as sending the value. The limit must be below 100 KiB, because Ray itself moves
+# larger arguments to the object store.
 _MAX_ENCLOSED_BYTES = 90_000
 # Interval in seconds at which a wait checks whether a process of Ray has ended.
 _LOOK_INTERVAL_S = 0.25
@@ -378,7 +379,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return the limits of default resources per worker; raise an error if a GPU is requested, but none is free."""
+        """Return the largest default request for each resource; raise an error if a GPU is needed, but none is free."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

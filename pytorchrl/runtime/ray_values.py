@@ -1,4 +1,4 @@
-"""Represent values that are pickled once but sent often, and tracebacks of remote errors, without importing Ray."""
+"""Define, without importing Ray, classes for values that are pickled once but sent often, and remote tracebacks."""
 
 from __future__ import annotations
 

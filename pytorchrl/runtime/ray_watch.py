@@ -1,7 +1,7 @@
 """Watch the processes of a local Ray instance, because Ray notices their loss only after a minute, or never.
 
 Ray's parts are the GCS (which lists all workers), the raylet (which starts workers and has the object store), its
-agents, and the log monitor. If a part ends, all calls to workers fail. If SIGSTOP stops a part, the watch continues it.
+agents, and the log monitor. If a part ends, all calls to workers fail. The watch resumes parts that SIGSTOP stopped.
 """
 
 from __future__ import annotations

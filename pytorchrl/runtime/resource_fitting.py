@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-# Except for GPUs, `room_for` uses the largest of several nodes only if its amount of the resource exceeds this factor
-# times the total of the other nodes. The factor is above 1, because two machines of one type may differ in memory.
+# `room_for` counts the largest of several nodes only if this node's amount of the resource exceeds the total of all
+# other nodes by this factor; GPUs are an exception. The factor is above 1, because two machines of one type may differ
+# in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Maps a resource's name in requests to Ray's name in the description of a node, if the two names differ."""

@@ -291,7 +291,7 @@ class Schedule:
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if is_timeout is not None:  # a task that waited only to let others go first does not count
+        if is_timeout is not None:  # None (the task waited only to let others go first) leaves the number unchanged
             self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()

@@ -257,7 +257,7 @@ class SimulatedRuntime(Runtime):
         return point
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """Return the journal of a worker. In a replay of a recorded run, the journal enforces the recorded order."""
+        """Return the journal of a worker's events. In a replay, the journal enforces the order of the recorded run."""
         if self._replay is None:
             return super().journal(worker, incarnation)
         return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)

@@ -178,7 +178,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """If the storage is a replay buffer, refuse options such as `num_passes` that need rollouts to be discarded."""
+    """If the storage is a replay buffer, refuse options for data that are discarded after use, such as `num_passes`."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return

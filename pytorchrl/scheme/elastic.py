@@ -100,7 +100,7 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
 
 
 def _resources_of_more(settings: Settings, changed: Settings, runtime: Runtime) -> Mapping[str, float] | None:
-    """Return the resources to request for each additional collection worker; None if there are no additional workers.
+    """Return the resources to request for each collection worker that `changed` adds; None if it adds no workers.
 
     On Ray, default requests are reduced if they exceed the free resources of the cluster.
     """

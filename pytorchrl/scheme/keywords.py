@@ -105,14 +105,15 @@ _COUNTS = {"num_col_workers": "CWorkerSet", "num_replay_workers": "RWorkerSet", 
 
 
 def refuse_other_levels(function: str, given: Iterable[str]) -> None:
-    """Refuse options that only other functions in `_FACTORIES` accept; the error message names these functions.
+    """Refuse options that belong to another function than the one that received them; name the right function.
 
     Args:
-        function: The function that received the options, such as "CWorkerSet.create_factory".
+        function: The function that received the options, a key of `_FACTORIES`.
         given: Names of the options.
 
     Raises:
-        ConfigError: `given` contains such an option, or a number of workers (see `_COUNTS`).
+        ConfigError: An option is accepted by another function in `_FACTORIES`, but not by `function`; or an option is
+            a key of `_COUNTS`, such as `num_col_workers`, which all these functions refuse.
     """
     problems = [f"{name} is the first argument of {_COUNTS[name]}.create_factory, num_workers; give it there"
                 for name in given if name in _COUNTS]

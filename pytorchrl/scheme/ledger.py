@@ -64,7 +64,7 @@ class LedgerSnapshot:
 
     @property
     def imbalance(self) -> int:
-        """Number of collected steps that no place contains; 0 if the ledger is exact."""
+        """Collected steps minus the steps in all places (in flight, queued and so on); 0 if the ledger is exact."""
         places = self.in_flight + self.queued + self.consumed_unique + self.resident + self.evicted + self.sent
         return self.collected - places - sum(self.dropped.values())
 

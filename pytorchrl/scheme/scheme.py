@@ -124,7 +124,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Map each setting's keyword to its owner and name, ("scheme", keyword), for suggestions in error messages."""
+        """Map each keyword of `Scheme` to ("scheme", keyword), so that error messages can suggest similar keywords."""
         return known_keywords()
 
     @classmethod

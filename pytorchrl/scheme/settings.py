@@ -166,7 +166,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return a mapping from each flat keyword to ("scheme", keyword), so that errors can suggest similar keywords."""
+    """Return all flat keywords in the form that errors need to suggest similar ones: name -> ("scheme", name)."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 

@@ -77,7 +77,10 @@ class Stopwatch:
         self.counts[part] += 1
 
     def take(self) -> Times:
-        """Return, by part, the number and seconds of blocks since the last call. Any thread may call this method."""
+        """Return, for each part that ended since the last call, how often it ended and how many seconds it took in all.
+
+        Any thread may call this method.
+        """
         found: Times = {}
         for part, count in tuple(self.counts.items()):
             count_before, seconds_before = self._taken.get(part, (0, 0.0))

@@ -23,7 +23,7 @@ class _Delay:
 
     def __init__(self) -> None:
         self.is_active = False
-        self.timer: threading.Timer | None = None  # sends a second signal; None if no signal was delayed
+        self.timer: threading.Timer | None = None  # repeats a delayed signal; None if no signal was delayed
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.is_active or self.timer is not None:

@@ -249,7 +249,7 @@ class OnPolicyActor(Actor):
     def keep_policy(self) -> None:
         """Remove the value network; see `Actor`."""
         super().keep_policy()
-        self._linear = (None, None)  # look up the heads' weights in the modules, as `torch.export` needs
+        self._linear = (None, None)  # call the heads as modules: `torch.export` needs this
         if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):
             self.value, self.value_head = None, nn.Identity()
 

@@ -111,7 +111,7 @@ def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | No
 
 
 def small_value(actor: OnPolicyActor) -> SmallNetwork | None:
-    """Return the value network for NumPy; None if it is no MLP, has memory, or shares the features of the policy."""
+    """Return a faster form of the value network; None if it is no MLP, has memory, or shares layers with the policy."""
     trunk, head, activation = getattr(actor, "value", None), actor.value_head, actor.options.activation
     if actor.is_shared or overrides(actor, OnPolicyActor, "get_value", "value_features"):
         return None

@@ -99,7 +99,8 @@ class APPO(VTraceAlgorithm, PPO):
                 slow_logp, _, slow_params, _ = self._slow.evaluate_actions(
                     batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
             slow_kl = self.actor.distribution.kl(slow_params, evaluated.dist_params, batch.mask)
-            # PPO's ratio becomes pi / exp(reference), which equals clip(mu / slow, 0, is_clip) * pi / mu.
+            # PPO's ratio becomes pi / exp(reference) = clip(mu / slow, 0, is_clip) * pi / mu, where mu is the policy
+            # that collected the batch, and slow is the slow policy.
             reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
             batch = dataclasses.replace(batch, logp=reference)
         terms, measures = super().terms(evaluated, batch, parameters)

@@ -127,7 +127,7 @@ class CompiledLosses:
 
 
 class ReadNames(Mapping[str, float]):
-    """A mapping that records the keys that losses read, because a compiled graph would treat their values as constants.
+    """A mapping that records which keys losses read; in a compiled graph, the values of these keys would be constants.
 
     Attributes:
         names: The keys that have been read.
@@ -151,7 +151,7 @@ class ReadNames(Mapping[str, float]):
 
 
 class ReadOptions:
-    """A view of options that records the names that losses read, for the same reason as `ReadNames`."""
+    """A view of options that records which options losses read; a compiled graph would treat these as constants."""
 
     def __init__(self, options: object, names: set[str]) -> None:
         self._options, self._names = options, names
@@ -178,7 +178,7 @@ def _layout(num_rows: int, leaves: Iterable[Tensor | None]) -> Hashable:
 
 
 def _modes(modules: Iterable[nn.Module]) -> Hashable:
-    """Return whether each module is in training mode; a compiled graph is valid only for these modes."""
+    """Return a key of the modules' modes (training or evaluation); each compiled graph is valid for only one key."""
     return tuple([module.training for module in modules])
 
 

@@ -71,7 +71,8 @@ class CudaRecorder:
             # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = function()
-        self._first = self._first or graph  # one pool suffices, because graphs run in turn and results are copied
+        # Later graphs share the pool of the first. This is safe, because graphs run in turn and results are copied.
+        self._first = self._first or graph
         return result, graph.replay
 
 

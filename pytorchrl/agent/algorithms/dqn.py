@@ -143,7 +143,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # a property, because numbers drawn ahead must be put back
+    def generator(self) -> torch.Generator:  # a property, because `_uniform` draws ahead: rewind before use
         """Generator of the random numbers for actions."""
         self._uniform.rewind()
         return self._generator

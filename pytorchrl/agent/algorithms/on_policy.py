@@ -198,10 +198,10 @@ class OnPolicyAlgorithm(Algorithm):
 
         Args:
             rollout: T steps of E environments.
-            known: (T, E) values of all rows except the last one, if they are known.
+            known: Values (T, E) of the first T rows of observations, if the caller has these values; else None.
 
         Returns:
-            Values (T + 1, E), and values (K,) of the K final observations; float32 on the CPU.
+            Values (T + 1, E) of all rows, and values (K,) of the observations `rollout.final_obs`; float32 on the CPU.
         """
         num_steps, num_envs = rollout.reward.shape
         start = 0 if known is None else num_steps

@@ -48,7 +48,7 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether `algorithm` itself is registered; if not, a registered base class provides all other attributes."""
+        """Whether `algorithm` itself is registered. If not, the name, storage and actor are those of a base class."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
@@ -136,7 +136,7 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
 
 
 def imported_registration(reference: str) -> Registration | None:
-    """Return the registration of an algorithm without an import; None if its class has not been imported yet.
+    """Return the registration of an algorithm, or None if its class is not imported yet; import nothing.
 
     `reference` is a registered name or "module:Class".
 

@@ -65,7 +65,7 @@ class TimedEnv(AnyWrapper):
         return self._call("render", self.env.render, self._timeout_s)
 
     def close(self) -> None:
-        """Close the environment; if an earlier call still hangs, its thread closes the environment after that call."""
+        """Close the environment. If an earlier call still hangs, the environment is closed when that call returns."""
         try:
             if not self._hangs:
                 self._call("close", self.env.close, self._timeout_s)

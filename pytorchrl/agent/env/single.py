@@ -26,7 +26,7 @@ from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# Key: text in an entry point or in an import error; value: the extra that then installs the missing package.
+# If an entry point or an import error contains a key, the value is the extra that installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
@@ -182,7 +182,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` that explains an import error; None for a `PyTorchRLError`, which explains itself."""
+    """Return a `ConfigError` about a missing package; None if `failure` is a `PyTorchRLError`, which says enough."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""

@@ -343,8 +343,9 @@ class VecEnv(Part):
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
         """Return `info` with lives and action masks for the environments that raised exceptions (`cut`, (E,) bool).
 
-        In NEXT_STEP mode, these environments are reset in the next step; until then, their previous lives and masks
-        that allow all actions are used. In other modes, `info` already contains the lives and masks of their reset.
+        In NEXT_STEP mode, these environments are reset in the next step. Until then, their numbers of lives stay the
+        same, and their masks allow all actions. In other modes, these environments have already been reset, and `info`
+        contains their lives and masks.
         """
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info

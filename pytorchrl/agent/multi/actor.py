@@ -72,7 +72,7 @@ class MultiAgentActor(nn.Module):
                 for policy, actor in self.actors.items()}
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Merge a rollout's moments (`found`), computed by the algorithm's `moments_of`, into the normalizers."""
+        """Update the normalizers of observations and rewards with a rollout's moments; see `Algorithm.moments_of`."""
         for policy, actor in self.actors.items():
             actor.merge_moments(own_names(found, policy))
 

@@ -84,7 +84,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """Largest set of samples over which a policy normalizes advantages: "batch" > "minibatch" > "none"."""
+            """Widest `advantage_normalization` of any policy; from wide to narrow: "batch", "minibatch", "none"."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 

@@ -50,7 +50,7 @@ class MultiStep:
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Action masks: policy -> (C, n) bool for n actions; None for a policy whose agents have no action masks."""
+        """Action masks: policy -> (C, n) bool, for the C agents and n actions of the policy; None without masks."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property

@@ -178,7 +178,7 @@ class MultiAgentVecEnv(VecEnv):
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
-        """The agents' spaces before flattening, by policy; valid only after the first reset."""
+        """The spaces of each policy's agents, before they are flattened; available only after the first reset."""
         return {policy: columns.raw_spaces for policy, columns in self._columns.items()}
 
     @property

@@ -158,7 +158,8 @@ class MultiAgentReplay(MultiAgentStorage):
     def counters(self) -> dict[str, int]:
         """Numbers of env steps (`inserted`, `evicted` and `resident`) and number of drawn transitions (`sampled`).
 
-        Per batch, `sampled` counts only the policy with the most transitions. `<name>/<policy>` counts a single policy.
+        If the policies draw different numbers of transitions for a batch, only the largest number is added to
+        `sampled`. The key `<name>/<policy>` contains the counter `<name>` of a single policy's storage.
         """
         return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
                 "resident": self._inserted - self._evicted,

@@ -40,7 +40,7 @@ class PolicyAlgorithms(Protocol):
 
 
 class MultiAgentStorage(Storage):
-    """One storage for each policy; it receives the policy's part of every rollout, and draws the policy's samples.
+    """Several storages in one: each policy has its own storage, which receives the policy's part of every rollout.
 
     Attributes:
         storages: The storage of each policy, by the name of the policy.
@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of the storages' data; if the kinds differ, the kind for algorithms that need the freshest data."""
+            """Kind of data that the storages provide; if the kinds differ, the kind that becomes outdated first."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -225,7 +225,7 @@ class MultiAgentStorage(Storage):
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # numbers of agents' steps in earlier batches, with and without repeated steps
+        drawn = drawn_new = 0  # agents' steps in earlier batches; `drawn_new` counts repeated steps once
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):

@@ -273,7 +273,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """Number of later rows that may need the data of a row: K - 1, because K stacks may share a frame."""
+        """Number of later rows that may need the data of a row: one less than the number of frames in a stack."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -389,7 +389,8 @@ class StackedColumn(ObservationColumn):
             owners: (N,) places of the observations that own the stored frames.
 
         Returns:
-            (N, K) numbers of all frames; a frame that is not stored has number C (black) or that of the next frame.
+            (N, K) numbers of all frames. A black frame has number C, the capacity; a copy of the next newer frame has
+            the number of that frame.
         """
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest

@@ -30,7 +30,7 @@ class PERBuffer(ReplayBuffer):
 
     For N transitions that can be drawn, a transition with absolute TD error d has the priority p = (d + epsilon)^alpha,
     the probability P = p / sum p, and the importance weight w = (N P)^-beta / max w. If `add_errors` did not compute
-    the TD error of a new transition, d + epsilon is the largest value so far (initially 1).
+    the TD error of a new transition, its d + epsilon is set to the largest d + epsilon so far (initially 1).
     """
 
     has_priorities: ClassVar[bool] = True

@@ -58,7 +58,7 @@ class Samples:
         return sum(tensor.nbytes for tensor in tensors)
 
     def select(self, index: Tensor) -> Batch:
-        """Return a batch of the rows or sequences with these indices; `num_samples` and `num_new_samples` stay 0."""
+        """Return a batch of the rows or sequences at `index`, without setting `num_samples` and `num_new_samples`."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:
@@ -105,7 +105,10 @@ def sequences(
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Cut the first `num_steps` steps of each rollout's tensor (steps, E, ...) into C sequences (L, C, ...)."""
+        """Cut the first `num_steps` steps of each rollout's tensor (steps, E, ...) into C sequences (L, C, ...).
+
+        In each rollout, the last sequence of each environment is padded with `fill`.
+        """
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)

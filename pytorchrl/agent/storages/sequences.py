@@ -125,7 +125,7 @@ class _WindowTable:
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
         # These arrays are indexed by the ring index of a window's first row: `newest` contains the newest window with
-        # that first row, and `slot` contains the slot of the memory state that precedes this row.
+        # that first row, and `slot` contains the index in `_states` of the memory state before that row.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 
@@ -282,7 +282,7 @@ class SequenceBuffer(PERBuffer):
             self._states[name] = write_extras(states, slots, rollout.rhs[name].numpy()[np.array(ids) - first_id, e])
 
     def _make_windows_drawable(self, windows: list[_Window]) -> None:
-        """Make windows drawable, unless their first row or a frame of its stack has already been evicted."""
+        """Make windows drawable; skip windows whose first row, or a stacked frame of that row, has been evicted."""
         ring, book = self.ring, self.windows
         whole = [window for window in windows
                  if window.warm >= ring.first and not ring.columns["broken"][window.warm % ring.capacity]]

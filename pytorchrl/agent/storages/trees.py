@@ -125,8 +125,8 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # A mass should be less than the sum of both children, but rounding can make it equal or larger. The second
-            # condition prevents that this leads to a right child whose sum is 0.
+            # Rounding can make a mass equal to or larger than the sum of both children. Even then, the second condition
+            # prevents a descent to a right child whose sum is 0.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right

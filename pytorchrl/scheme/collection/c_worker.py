@@ -242,7 +242,8 @@ class CWorker(Worker):
         """Copy weights into the actor.
 
         Args:
-            weights: A `Weights` message, or an acting state. An acting state does not change `version`.
+            weights: A `Weights` message, or only the arrays that acting needs, by name (an acting state). An acting
+                state does not change `version`.
 
         Raises:
             WeightsError: Names or shapes differ from those of the actor.

@@ -224,9 +224,9 @@ class CentralInference:
         self._ledger.collect(num_steps)
         self._ledger.drop(num_steps, "in_flight", DropReason.WORKER_LOST)
         self.delivered_by_lost += stream.builder.collected_steps
-        # With fewer live workers, fewer waiting workers may be enough for a batch. Choose their actions before the next
-        # answer is handled. Otherwise, a replay could form a different batch than the recorded run, because the next
-        # answer may arrive in a different poll.
+        # With one live worker less, the workers that wait for actions may now be enough for a batch. Choose the actions
+        # immediately, so that this batch does not depend on the next answer: in a replay, the next answer may arrive in
+        # a different poll than in the recorded run.
         self._act_if_enough_wait()
 
     def _begin_replacement(self, place: int) -> None:
@@ -315,7 +315,7 @@ class CentralInference:
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add to `counters` the numbers of batches and of their environments, and the total weight lag in updates."""
+        """Add the numbers of inference batches and of their environments, and the sum of weight lags, to `counters`."""
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag

@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # worker index -> the rest of its preempted rollout, which has arrived
+        self._rests: dict[int, Rollout] = {}  # worker index -> arrived rest of a preempted rollout
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -247,7 +247,7 @@ class Barrier(_RemoteCollection):
         return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
-        """Store a rollout. If it completes a preempted rollout, request the worker's rollout of this round."""
+        """Store a rollout. If it has only the steps missing from the last round, request the rollout of this round."""
         if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
@@ -281,9 +281,9 @@ class Barrier(_RemoteCollection):
         super().resized(number, closed)
 
     def take_send_s(self) -> float:
-        """Return the seconds that messages of rounds spent in transit since the last call of this method.
+        """Return the seconds that requests and rollouts spent in transit since the last call of this method.
 
-        Rounds that were started in advance do not count, because the learner does not wait for their messages.
+        Rounds that were started in advance do not count, because the learner does not wait for their rollouts.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
@@ -338,7 +338,7 @@ class OnArrival(_RemoteCollection):
 
         @property
         def longest_interval(self) -> int:
-            """Number of updates after which a worker receives new weights; a subclass may reduce it."""
+            """Number of updates after which new weights are due for a worker; a subclass may return a smaller one."""
             return self.broadcast_interval
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,

@@ -44,7 +44,7 @@ class WeightBroadcast:
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
         self._attached: list[Payload] = [None] * len(workers)  # references to weights for each worker's next request
-        # Versions start at -1, so that each worker also receives the initial weights, which may differ from its own.
+        # Version -1 makes each worker due for weights at the start, because workers' initial weights may differ.
         self._versions = [-1] * len(workers)
         self._steps = [0] * len(workers)  # env steps that each worker has delivered since weights were attached for it
         self.num_sent = self.num_rollouts_since = 0
@@ -122,5 +122,5 @@ class WeightBroadcast:
         self._steps = [*self._steps[:number], *[0] * more]
 
     def forget(self, index: int) -> None:
-        """Reset the entries of a lost worker, so that its replacement receives weights with its first request."""
+        """Reset the data about a lost worker, so that the replacement receives weights with its first request."""
         self._attached[index], self._versions[index], self._steps[index] = None, -1, 0

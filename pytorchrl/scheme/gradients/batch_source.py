@@ -129,8 +129,8 @@ class RoundSource:
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of waiting train batches at each `take` since the last `take_levels`.
 
-        Collected rounds do not wait in a queue. The result therefore contains one 0 for each collected round, and then
-        the numbers for the train batches that users added.
+        The result begins with a 0 for each collected round, because rounds do not wait in a queue. Then follow the
+        lengths of the queue of train batches that users added, one for each `take` from this queue.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
@@ -234,7 +234,7 @@ class BatchSource:
 
     Attributes:
         staging: Object that copies batches to the learner's device; None if nothing is copied in advance.
-        is_loaded: Whether the storage contains a train batch that has not been divided into batches.
+        is_loaded: Whether a train batch was loaded into the storage, and no pass over it has started since then.
     """
 
     def __init__(self, worker: CWorker, source: TrainBatchSource, ledger: Ledger, stats: WorkerStats,  # noqa: PLR0913
@@ -258,7 +258,7 @@ class BatchSource:
 
     @timed("copy")
     def next(self) -> Batch:
-        """Return the next batch; load train batches if the current one has no further batch.
+        """Return the next batch; if the current train batch has no further batch, load the next train batch.
 
         With replay, train batches provide no batch before learning starts, so several train batches may be loaded.
         """
@@ -353,9 +353,10 @@ class BatchSource:
             self._source.cancel_uses(self._current)
 
     def skip_remaining(self, reason: DropReason) -> None:
-        """End the pass over the current train batch, count its unused steps as dropped, and cancel all later passes.
+        """Cancel the later uses of the current train batch; if a pass over the train batch has started, end the pass.
 
-        If the pass has not started yet, it still takes place later, and no steps are dropped.
+        If the pass is ended, the steps that no gradient has used are counted as dropped. If no pass has started since
+        the train batch was loaded, one pass still takes place.
         """
         self.cancel_uses()
         if self._batches is not None:
@@ -363,7 +364,7 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """If a pass over the current train batch has started, end the pass, and drop the unused steps.
+        """If a pass over the current train batch has started, end the pass, drop unused steps, and cancel later uses.
 
         Otherwise, keep the train batch, because all of its steps are still in the storage.
         """

@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# A GWorker with incarnation i numbers its workers' incarnations from 64 * i, so that its replacement repeats none.
+# If a GWorker has incarnation i, its workers' incarnations start at 64 * i, above those of its predecessor's workers.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -226,7 +226,7 @@ class GWorker(Worker):
         moments to `collect_and_grad`. If this worker itself collects a rollout, `preempt(number)` can shorten it.
 
         Returns:
-            The moments of the advantages in the train batch, and the result of `take_part`.
+            The moments of the advantages in the train batch, and new events of the journal; see `take_part`.
         """
         self._preparing = number
         self._begin_request(weights, parameters, skip_remaining)
@@ -289,7 +289,7 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            None, or [] if no rank had data, as in `Gradients.vectors`; and statistics (None for a skipped update).
+            `Gradients.vectors` ([] if no rank had data, else None), and the update's statistics (None if skipped).
         """
         moments, self.stats.moments = self.stats.moments, []  # moments are never sent twice, even if `shared` fails
         self._group.store(moments)

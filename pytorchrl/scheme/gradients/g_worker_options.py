@@ -34,5 +34,5 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return the options of the class `owner`: `collection` if this kind of collection has them, else the defaults."""
+    """Return `collection` if it has the options of the class `owner`; otherwise, return the defaults of `owner`."""
     return collection if isinstance(collection, owner) else owner()

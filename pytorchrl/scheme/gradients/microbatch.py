@@ -150,7 +150,9 @@ class GradAccumulator:
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
-        """Return one gradient per parameter group, or per policy if there are several (None without valid samples).
+        """Return the gradient of each parameter group.
+
+        With several policies, return the gradient of each policy instead; None for a policy without valid samples.
 
         Raises:
             RuntimeError: No slice had a valid sample.
@@ -217,12 +219,15 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
 
 
 def _count_samples(batch: BatchOfKind) -> int:
-    """Return the number of samples in a batch, or so far in a `GradAccumulator`, summed over policies."""
+    """Return the number of samples of all policies in a batch, or in the slices that a `GradAccumulator` received."""
     return sum(batch.samples.values())
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Recompute the decision `info["skip_remaining"]`, if present, from the mean statistics `info`; return `info`."""
+    """Decide again, if `info` has "skip_remaining", whether to skip a rollout's remaining batches; return `info`.
+
+    `info` contains means over slices, and the mean of the slices' decisions is not a decision.
+    """
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info

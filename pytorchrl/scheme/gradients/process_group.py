@@ -47,7 +47,7 @@ class GradientGroup:
             gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
             weights: The number of valid samples, n, that contributed to each gradient of this rank.
             sizes: Number of scalars in each gradient; required if a gradient is None.
-            votes: Whether to count this rank in `num_votes`, so that the ranks can make a joint decision.
+            votes: Whether this rank votes for a joint action, such as an exchange; `num_votes` counts these votes.
 
         Returns:
             New vectors on `Collective.device`, bit-identical on all ranks; None for a gradient that no rank has.
@@ -156,9 +156,9 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave the current group if its generation is at most `generation`. This makes an exchange in progress fail.
+        """Leave the current group if its number is at most `generation`. This makes an exchange in progress fail.
 
-        If the worker later joins a group whose generation is at most `generation`, it leaves that group immediately.
+        If the worker later joins a group whose number is at most `generation`, it leaves that group immediately.
         """
         with self._lock:
             self._left = max(self._left, generation)
@@ -184,7 +184,7 @@ class ProcessGroup:
         return self._joined().gather_moments(moments)
 
     def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:
-        """Return whether any moments, stored or in `moments`, have not been sent to the other ranks yet."""
+        """Return whether this worker has moments to send to the other ranks: stored moments, or those in `moments`."""
         return bool(self._unshared or moments)
 
     def store(self, moments: Sequence[dict[str, Moments]]) -> None:
@@ -196,18 +196,18 @@ class ProcessGroup:
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
-        """Exchange stored moments with all ranks if any rank passed `shares=True` to the latest call of `mean`.
+        """Exchange moments (see `share`) if any rank passed `shares=True` to the latest call of `mean`.
 
         Args:
-            shares: Whether this rank sends its moments.
+            shares: Whether this rank sends its stored moments.
 
         Returns:
-            The moments that ranks sent, in the order of the ranks.
+            The moments that ranks sent, in the order of the ranks; empty if nothing was exchanged.
         """
         return self.share(shares) if self._joined().num_votes else ()
 
     def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
-        """Exchange stored moments with all ranks; see `shared`. The call waits until all ranks call this method."""
+        """Send the stored moments if `shares` is True, wait until all ranks call this, and return all sent moments."""
         group, own = self._joined(), list[dict[str, Moments]]()
         if shares:  # even if the exchange fails, moments are not sent again: other ranks may have received them
             own, self._unshared = self._unshared, []

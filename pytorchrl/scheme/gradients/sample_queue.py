@@ -236,7 +236,7 @@ class SampleQueue:
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
-        passes_cancelled: Number of canceled uses, except those of train batches that `num_dropped` counts.
+        passes_cancelled: Number of canceled uses of train batches, not including the train batches in `num_dropped`.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -326,7 +326,7 @@ class SampleQueue:
         """Discard rollouts that arrive during a drain; `GWorker.drain` then counts their steps as dropped."""
 
     def end_drain(self, deadline: float) -> None:
-        """End a drain: discard all train batches at once, regardless of the deadline."""
+        """End a drain: discard all train batches without waiting; the deadline has no effect."""
         self.clear()
 
     def may_request(self, num_in_flight: int) -> bool:
@@ -417,7 +417,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Return whether a train batch may be used; if it is new, drop its rollouts older than `oldest_version`."""
+        """Return whether a train batch may be used; before its first use, drop rollouts older than `oldest_version`."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True
@@ -443,7 +443,7 @@ class SampleQueue:
         return levels
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add this queue's counts to `counters`: queued train batches, dropped train batches and canceled uses."""
+        """Add to `counters` the numbers of queued train batches, of dropped train batches and of canceled uses."""
         counters.queued_items += self.queue.qsize()
         counters.dropped_items += self.num_dropped
         counters.passes_cancelled += self.passes_cancelled

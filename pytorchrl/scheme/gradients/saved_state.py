@@ -26,11 +26,12 @@ class Saved(Protocol):
 
 
 def state_of(worker: Saved) -> dict[str, object]:
-    """Return the state of a gradient worker for a checkpoint; call `GWorker.drain` before.
+    """Return the state of a gradient worker for a checkpoint; call `GWorker.drain` first.
 
     The state contains the replay data, the ledger, the compression errors that the gradient codec will add to later
-    gradients (error feedback), and the incarnation of each collection worker, so that replacements continue the count.
-    Parameters and optimizers are saved by the update worker; random generators and episodes are not saved.
+    gradients (error feedback), and the incarnation of each collection worker, a number that each replacement
+    of the worker increases by 1. Parameters and optimizers are saved by the update worker; random generators and
+    episodes are not saved.
     """
     # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.
     shards = None if worker.shards is None else worker.shards.state()

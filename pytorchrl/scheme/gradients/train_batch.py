@@ -42,9 +42,10 @@ class TrainBatch:
         return sum(queued.rollout.header.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return how many new env steps a use attributes to the minibatch with its env steps `start` to `end` - 1.
+        """Return how many env steps of a minibatch count as new.
 
-        A minibatch may mix steps of new and old rollouts. In the first use of the train batch, its new steps are
+        The minibatch has `end` - `start` env steps, and the minibatches before it have `start` env steps in total.
+        Minibatches may mix steps of new and old rollouts. In the first use of the train batch, its new steps are
         therefore divided among the minibatches in proportion to their sizes. In later uses, the result is 0.
         """
         if self.uses > 1 or start == end:

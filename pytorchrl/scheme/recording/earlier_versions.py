@@ -21,7 +21,7 @@ def differences_from(
 
 
 def _complete(saved: Mapping[str, object]) -> dict[str, object]:
-    """Return saved settings of a scheme, and defaults of keywords that did not exist when the settings were saved."""
+    """Add to saved settings the defaults of the keywords that did not exist when the settings were saved."""
     complete = {**{name: as_json(default_of_keyword(name)) for name in known_keywords() if name not in saved}, **saved}
     if "inference" not in saved and saved.get("prefetch") == 0:
         complete["prefetch"] = None  # the default was 0 in version 0.1.0, and is None in later versions

@@ -45,9 +45,9 @@ class Sample(NamedTuple):
 
 
 class RWorker(Worker):
-    """A worker that stores a share of the agent's replay data.
+    """A replay shard: a worker that stores a share of the agent's replay data.
 
-    The storage is built when the first rollout arrives, so an unused shard allocates no memory.
+    The storage is built when the first rollout arrives; before that, the shard allocates no memory for data.
 
     Args:
         index_worker: Index of the shard in its set.

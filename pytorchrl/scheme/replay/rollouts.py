@@ -178,7 +178,7 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return `ids`, (N,) int64: the id of a rollout is the index of its first env step, in order of insertion."""
+        """Return `ids`, (N,) int64, because a rollout's id is its row: the number of env steps inserted before it."""
         return ids
 
     def reset(self) -> None:

@@ -32,9 +32,9 @@ class _Request(NamedTuple):
 class Sampler:
     """Receives batches from replay shards, and sends new priorities to the shards.
 
-    Only the learning thread uses a sampler. Batches are requested in advance. The shard of each request is drawn with a
-    probability proportional to the shard's last known total sampling weight. At most `max_requests` batches are in
-    flight or waiting; a waiting batch has arrived, but has not been taken.
+    Only the learning thread uses a sampler. Batches are requested in advance. For each request, a shard is drawn with a
+    probability proportional to the sum of its items' sampling weights, as last reported by the shard. At most
+    `max_requests` batches are in flight or waiting; a waiting batch has arrived, but has not been taken.
 
     Args:
         handles: Handles of the shards. The handle of a replacement is stored at the index of the lost shard.
@@ -46,12 +46,13 @@ class Sampler:
             for each pass.
         max_requests: Largest number of batches in flight or waiting.
         may_request: Function that returns whether one more batch may be requested, given the number of env steps added
-            and the number of batches requested.
+            to the shards and the number of batches in flight or waiting.
         timeout_s: Seconds after which a shard that has not sampled a batch is considered hung.
         seed: Seed for drawing shards.
 
     Attributes:
-        versions: (K, 2) int64, two versions for each of the K items in the latest batch taken; see `Sample`.
+        versions: (K, 2) int64, two versions of the weights for each of the K items in the latest batch taken; see
+            `Sample`.
         num_waiting: Number of further batches that had arrived when the latest batch was taken.
         num_pending: Number of batches that were in flight when the latest batch was taken.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
@@ -119,7 +120,7 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of batches that were still waiting after each batch taken since the last `take_levels`."""
+        """Return, for each batch taken since the last call, how many further batches had arrived when it was taken."""
         levels, self._levels = tuple(self._levels), []
         return levels
 
@@ -137,9 +138,9 @@ class Sampler:
             return self._receive(request)
 
     def _receive(self, request: _Request) -> BatchOfKind | None:
-        """Return the batch that answers a request, with arrays copied to tensors; store the reported shard state.
+        """Return the batch that answers a request, as tensors; None if the shard is lost or empty.
 
-        The result is None if the shard is lost or empty.
+        The answer also contains the current state of the shard, which this method stores.
         """
         outcome = self._runtime.outcome(request.future, POLL_INTERVAL_S)
         if isinstance(outcome.error, WorkerDiedError):

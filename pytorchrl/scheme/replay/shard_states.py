@@ -59,8 +59,8 @@ class ShardStates:
         changed: The argument `changed`. The sampler waits for this event, and then clears it.
         added: Number of env steps in rollouts that shards have added and confirmed; the inserter updates this count.
         trained: Number of env steps in sampled batches, times the passes over a batch; the sampler updates this count.
-        lost: (shard, incarnation, error) for each shard that the sampler found to be lost, until the inserter has
-            handled the loss.
+        lost: (index, incarnation, error) for each shard that the sampler found to be lost, until the inserter handles
+            the loss. The incarnation is the number of earlier losses of the shard.
     """
 
     def __init__(self, num_shards: int, changed: threading.Event) -> None:
@@ -116,7 +116,7 @@ class ShardStates:
         """Stop sampling from a lost shard, and add the loss to `lost`, so that the inserter handles it."""
         with self._lock:
             if incarnation == self._incarnations[index]:
-                # The lost shard never reaches this number of answers, so `update` ignores its late responses.
+                # Late responses of the lost shard have smaller numbers of answers, so `update` ignores them.
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 

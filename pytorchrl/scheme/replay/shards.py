@@ -194,7 +194,11 @@ class Shards:
 
     @property
     def versions(self) -> np.ndarray:
-        """Two weight versions for each of the K items in the latest batch, (K, 2) int64; see `Sample.versions`."""
+        """Weight versions for each of the K items in the latest batch, (K, 2) int64; see `Sample.versions`.
+
+        Column 0: the version with which the item was collected. Column 1: the learner's version when the item was sent
+        to its shard.
+        """
         return self.sampler.versions
 
     @property

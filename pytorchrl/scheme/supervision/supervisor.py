@@ -37,8 +37,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
 # A worker is considered hung if its call takes longer than the timeout and longer than `_HANG_FACTOR` times the longest
-# call so far. A worker's first call includes the start of the worker. For a first call, the timeout is therefore
-# multiplied by `_FIRST_CALL_FACTOR`, and the longest call so far is measured including the start of its worker.
+# call so far. A worker's first call must also wait until the worker has started. For a first call, the timeout is
+# therefore multiplied by `_FIRST_CALL_FACTOR`, and the duration of the longest call so far includes such waits.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -90,7 +90,7 @@ class Supervisor:
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time when lost, error)
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # numbers of results between a start and the next loss
+        self._lives: list[list[int]] = [[] for _ in workers]  # by index: number of results of each lost worker
         self._since: dict[int, float] = {}
         self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}

@@ -201,8 +201,8 @@ def _encode_topk(flat: np.ndarray) -> Arrays | None:
     See Lin et al. 2018, Deep gradient compression. To save time, `np.argpartition` is not called with all values;
     instead, a histogram of the magnitudes is computed first. Without the sign bit, the bits of a float form an integer
     that increases with the magnitude and is largest for NaN; the upper 16 bits of this integer are the number of the
-    bin. The histogram shows which bin contains the smallest magnitude to keep, the border bin. All values in higher
-    bins are kept, and `np.argpartition` selects only among the values in the border bin.
+    bin. The histogram shows which bin contains the smallest magnitude to keep. All values in higher bins are kept, and
+    `np.argpartition` selects only among the values in this bin.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None

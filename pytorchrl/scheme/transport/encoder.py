@@ -256,7 +256,7 @@ class Encoder:
         return self._now() - start
 
     def _with_remainder(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return an array to send without encoding, plus the encoding error that is kept at index `place`, if any."""
+        """Add the encoding error that is kept for index `place`, if any, to an array that is sent without encoding."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):

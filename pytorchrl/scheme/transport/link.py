@@ -69,7 +69,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return each worker's shortest round-trip time in seconds, over `_REPEATS` probes, or one if a link is slow."""
+    """Return each worker's shortest round-trip time in seconds; make `_REPEATS` probes, or one if a link is slow."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
         rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])
@@ -77,7 +77,7 @@ def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[
 
 
 def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
-    """Return each worker's round-trip time in seconds, including a copy of the answer; None if there is no answer."""
+    """Return each worker's round-trip time in seconds, with the time to copy the answer; None without an answer."""
     payload, start = np.ones(size, np.uint8), runtime.now()
     times: list[float | None] = [None] * len(workers)
     pending: dict[Future[np.ndarray], int] = {

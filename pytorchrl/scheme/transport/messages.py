@@ -201,7 +201,7 @@ class Gradients:
     """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
     def __post_init__(self) -> None:
-        """Set the entry `""` of empty `samples` to `num_samples`, because the agent then has a single policy."""
+        """If `samples` is empty (the agent has a single policy), set the entry `""` of `samples` to `num_samples`."""
         if not self.samples:
             object.__setattr__(self, "samples", {"": self.num_samples})
 

@@ -64,7 +64,7 @@ class Requests(Generic[R]):
         journal: Record of the order in which answers are taken; in a replayed run, the journal enforces this order.
         seconds_of: Function that returns the working time, in seconds, that a result reports, or None if it reports no
             time. A reported time covers all calls since the worker's previous report.
-        numbers_of: Function that returns the numbers of a result that must be the same in a replayed run.
+        numbers_of: Function that returns numbers by which a replayed run checks that a result equals the recorded one.
         on_lost: Function to call with the index of a lost worker, after its pending calls have been discarded.
         on_replaced: Function to call with the index of a worker that was replaced.
     """
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds waited for answers since its latest answer with a working time (see `seconds_of`).
+        # For each worker: seconds waited for the answers that no reported working time covers yet (see `seconds_of`).
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,7 +125,7 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Make `take_send_s` exclude the time waited for past answers without a working time (see `seconds_of`)."""
+        """Exclude from `take_send_s` all waits for past answers that no working time covers yet (see `seconds_of`)."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:

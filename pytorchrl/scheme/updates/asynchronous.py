@@ -132,8 +132,8 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # A replay must know where a poll ended. Usually, the next "update" event shows it; without an update, this
-            # event does.
+            # When a recorded run is repeated, each call of `_take_ready` must take the same gradients as before. Their
+            # end is usually marked by the next "update" event; if no update is made, the event "asked" marks the end.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():

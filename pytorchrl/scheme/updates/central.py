@@ -30,7 +30,7 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Compute gradients until one is not empty or a drain begins; apply a nonempty gradient if it is finite."""
+        """Compute gradients until one is not empty, and apply this gradient if it is finite; stop early for a drain."""
         while not self._step() and not self._local.is_draining:
             pass
 

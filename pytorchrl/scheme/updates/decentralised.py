@@ -295,7 +295,7 @@ class DecentralisedUpdates(RemoteUpdates):
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing: ranks own their weights, and every request contains parameters such as the learning rate."""
+        """Do nothing, because requests contain no weights: each rank applies the updates to its own weights."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""

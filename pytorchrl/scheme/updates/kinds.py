@@ -46,7 +46,7 @@ class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kin
 
 @dataclass(frozen=True, kw_only=True)
 class DecentralisedGradients(GWorkerSet.Options, Kind):
-    """Options of decentralised gradients: gradient workers average them among themselves; each applies the mean."""
+    """Options of decentralised gradients: all gradient workers exchange gradients, and each applies the mean."""
 
     title: ClassVar[str] = "decentralised gradients"
     chosen_by: ClassVar[str] = "distribute_gradients=True"

@@ -42,12 +42,12 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return (weights version, checksum of `info`) of a gradient, which a replayed run must reproduce; otherwise ()."""
+    """Return (weights version, checksum of `info`) for a gradient, else (); a replayed run must give equal numbers."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
 def _seconds_of(answer: object) -> float | None:
-    """Return the seconds of work, including waits for data, that a gradient's report states; None without a report."""
+    """Return the seconds of work and of waits for data, from a gradient's report; None if `answer` has no report."""
     return (sum(answer.report.timings.get("gradients", {}).values())
             if isinstance(answer, Gradients) and answer.report is not None else None)
 
@@ -168,7 +168,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all train batches are used up; with asynchronous gradients, always True (see `UpdateStrategy`)."""
+        """Return True, which is the value for asynchronous gradients; see `UpdateStrategy.is_between_items`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

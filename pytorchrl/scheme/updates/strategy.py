@@ -51,14 +51,15 @@ class UpdateStrategy(Protocol):
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
 
-        If another thread makes the updates, this method may be called at any time; otherwise, only between two steps.
+        If the calling thread also calls `step`, call this method between two steps. If another thread calls `step`,
+        this method may be called at any time.
         """
 
     def forget_weights(self) -> None:
         """Make the next requests contain the weights again, even if the version of the weights has not changed."""
 
     def pull_weights(self, timeout_s: float) -> None:
-        """If other workers apply the updates, copy the newest weights from one of them to the local worker."""
+        """If remote workers apply the updates, copy the newest weights of such a worker to the local worker."""
 
 
 def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> list[Gradients]:

@@ -29,7 +29,7 @@ class Rates:
         self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(names))])
 
     def add(self, totals: tuple[int, ...]) -> None:
-        """Record the current values of the totals, from which `metrics` computes rates."""
+        """Record the current value of each total in `names`; `metrics` computes rates from the increases."""
         now = self._now()
         self._totals.append((now, totals))
         while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
@@ -86,7 +86,7 @@ class Times:
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add seconds, given by level of the tree and part of the work, to the totals."""
+        """Add the seconds of each part of each level's work to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, report: Report) -> None:

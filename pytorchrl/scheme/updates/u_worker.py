@@ -336,7 +336,7 @@ class UWorker(Worker):
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Read the ledger immediately after the states, because both would disagree if a worker were lost in between.
+        # Read the ledger immediately after the states: a worker that is lost in between would make the two differ.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
