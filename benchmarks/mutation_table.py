@@ -214,7 +214,7 @@ _SCHEME = [
          ("self._batch or (num_live + 1) // 2", "self._batch or num_live"),
          ("self._ledger.drop(num_steps, \"in_flight\", DropReason.WORKER_LOST)", "pass"),
          ("self.delivered_by_lost += stream.builder.collected_steps", "pass"),
-         ("a different poll.\n        self._act_if_enough_wait()", "a different poll."),
+         ("        self._act_if_enough_wait()\n\n    def _begin_replacement", "\n    def _begin_replacement"),
          ("self._weights.local_worker.version - self._actor.version", "0"),
          ("self._weights.delivered(0, rollout.header.num_env_steps)", "pass"),
          ("for place, stream, own in zip(places,", "for place, stream, own in zip(sorted(places),"),
