@@ -49,9 +49,9 @@ class Rated(NamedTuple):
 class CheckpointFiles:
     """The checkpoint files of one run. The newest files, the best one, and one file per interval of env steps are kept.
 
-    The best checkpoint is the one with the best evaluation. An evaluation counts for the newest checkpoint or, if the
-    evaluated weights are newer than this checkpoint, for the next one. Only one process at a time may use the
-    directory. One thread may call `write` while another thread calls `rate`.
+    The best checkpoint is the one with the best evaluation. An evaluation counts for the newest checkpoint. But if
+    the evaluated weights are newer than this checkpoint, the evaluation counts for the next checkpoint. Only one
+    process at a time may use the directory. One thread may call `write` while another thread calls `rate`.
 
     Args:
         directory: Directory of the checkpoints, created when the first one is written.
@@ -105,7 +105,7 @@ class CheckpointFiles:
                 self._find_best()
 
     def _find_best(self) -> None:
-        """Record the newest checkpoint as the best one if one of its evaluations has the highest mean return so far."""
+        """Record the newest checkpoint as the best one if it was evaluated better than the previous best one."""
         if self._newest is None:
             return
         env_steps, own = self._newest
@@ -127,7 +127,7 @@ class CheckpointFiles:
 
 
 def _read_best(directory: Path) -> Rated | None:
-    """Return the best checkpoint so far; None if it is unknown or was removed."""
+    """Return the best checkpoint so far; None if it is unknown or its file was removed."""
     try:
         found = read_json(directory / _BEST)
     except FileNotFoundError:
@@ -142,7 +142,10 @@ def _read_best(directory: Path) -> Rated | None:
 
 
 def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> set[Path]:
-    """Return the newest checkpoints, and the first one at or after each multiple of `every` env steps."""
+    """Return the checkpoints to keep: the `num_newest` newest ones, and one per interval of `every` env steps.
+
+    Intervals begin at the multiples of `every`, except 0; the oldest checkpoint of each interval is kept.
+    """
     kept = set(newest_first[:num_newest])
     if every is not None:
         first = {env_steps_of(path) // every: path for path in newest_first}  # of equal keys, the oldest path wins

@@ -105,7 +105,7 @@ def _mapping(value: Mapping[object, object], spaces: Spaces | None) -> object:
 
 
 def _is_special(value: Mapping[object, object]) -> bool:
-    """Return whether a mapping looks like the description of a value that is no mapping, such as a schedule."""
+    """Return whether a mapping looks like the description of another kind of value, such as a schedule."""
     return FACTORY in value or (len(value) == 1 and next(iter(value)) in _SPECIAL)
 
 
@@ -218,7 +218,10 @@ def mapping(value: object) -> Mapping[str, object]:
 
 
 def code_in(value: object) -> list[str]:
-    """Return all texts in a description under `__code__` (class or function) or `__other__` (not restorable)."""
+    """Return the references to code in a description, and the texts of values that cannot be built from it.
+
+    They are the values of the keys `__code__` and `__other__`, at any depth.
+    """
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]
     if isinstance(value, dict):

@@ -18,8 +18,8 @@ class Evaluations:
 
     Args:
         scheme: The scheme.
-        timeout_s: Longest time of an evaluation in seconds. None: ten minutes in `wait` and `play`, otherwise
-            unlimited.
+        timeout_s: Time limit of an evaluation in seconds. None: `wait` and `play` wait at most ten minutes, and there
+            is no other limit.
 
     Attributes:
         last: The newest result; None before the first evaluation has finished.
@@ -32,7 +32,7 @@ class Evaluations:
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation is running; an ended evaluation still counts until `poll` or `wait` is called."""
+        """Whether an evaluation was started, and its end has not yet been noticed by `poll` or `wait`."""
         return self._is_running
 
     def start(self, num_episodes: int) -> None:

@@ -257,12 +257,12 @@ class Learner:
 
     @property
     def env_steps(self) -> int:
-        """The number of env steps that had reached the learner (neither in flight nor queued) at the last count."""
+        """The number of env steps that have reached the learner (neither in flight nor queued), as last counted."""
         return self._measured.env_steps
 
     @property
     def ledger(self) -> MetricsDict:
-        """The scheme's ledger as of the latest count of env steps; after `stop()`, the final ledger."""
+        """The scheme's ledger, as of the last count of the env steps; after `stop()`, the final ledger."""
         return self._measured.ledger
 
     @property

@@ -120,7 +120,7 @@ class Measurements:
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
     def summary(self, log_dir: Path | None) -> MetricsDict:
-        """Return a summary of the whole run, without updating `env_steps` and `ledger` by `count` first."""
+        """Return a summary of the whole run. For current values of `env_steps` and `ledger`, call `count` first."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
         return {

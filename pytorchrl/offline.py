@@ -273,7 +273,10 @@ class _Recorder(AnyWrapper):
 
 
 def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -> EnvFactory:
-    """Return a factory of one test environment whose outermost wrapper, `recorder`, sees stacked frames."""
+    """Return a factory of a single test environment.
+
+    Its outermost wrapper is `recorder`, which therefore records observations after frame stacking.
+    """
     factory = single_environment(agent, lambda env: env, None)
     options: VecEnv.Options = factory.options
     stack = [functools.partial(FrameStack, num_frames=options.frame_stack)] if options.frame_stack > 1 else []

@@ -76,7 +76,10 @@ _Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
-    """Return (placeholder, parser) pairs for a type; parsers are tried in this order, so plain text comes last."""
+    """Return a pair (form, parser) for each form in which a value of the type can be written, such as `NUMBER`.
+
+    The help shows the forms. The parsers are tried in this order, so the parser of plain text comes last.
+    """
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]

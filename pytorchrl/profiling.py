@@ -230,7 +230,10 @@ def options_of(scheme: Scheme) -> dict[str, OptionValue]:
 
 
 def table(time_s: TimeS) -> str:
-    """Return a table with the seconds and the share of each part of the work, grouped by level; omit parts of 0 s."""
+    """Return the time of a run as a table: the seconds and the share of each part of the work, level by level.
+
+    Parts that took 0 s are omitted.
+    """
     share = shares(time_s)
     elapsed = sum(time_s["update"].values())
     lines = ["level       workers  part            seconds   share"]

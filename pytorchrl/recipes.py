@@ -134,7 +134,7 @@ def _of_policies(part: Described, change: Callable[[Described], Described]) -> D
 
 
 def _can_be_built(option: object, find: Find) -> bool:
-    """Return whether `find` finds all classes and functions that are needed to build the described option."""
+    """Return whether `find` finds all classes and functions that are needed to build an option from its description."""
     try:
         return not code_in(option) or from_json(option, find) is not None
     except CheckpointError:

@@ -263,14 +263,14 @@ class Means:
         self._taken: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add each value to the mean of its name; the names may differ between calls."""
+        """Add one number for each name in `values`; the names may differ between calls."""
         sums, counts = self._sums, self._counts
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
             counts[name] = counts.get(name, 0) + 1
 
     def peek(self) -> dict[str, float]:
-        """Return the means since the last `take`, or the result of that `take` if no number was added since."""
+        """Return the means since the last `take`; if no number was added, the latest nonempty result of `take`."""
         return self._means() or dict(self._taken)
 
     def take(self) -> dict[str, float]:

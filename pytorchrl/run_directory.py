@@ -97,7 +97,10 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the error message for a path without the file `missing`; if `path` contains runs, name the newest."""
+    """Return the error message for a `path` that is not the directory of a run, because it lacks the file `missing`.
+
+    If `path` is a directory of runs, the message names the newest run.
+    """
     newest = _newest_run(path)
     if path.is_file():
         return f"{str(path)!r} is a file; name the directory of the run, {str(path.parent)!r}"

@@ -98,7 +98,12 @@ def read_bytes(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> byt
 
 
 def saved_int(value: SupportsIndex) -> int:
-    """Return an integer from a file; raise `TypeError` for another type, `OverflowError` above 63 bits."""
+    """Convert a value that was read from a file to an int.
+
+    Raises:
+        TypeError: The value is not an integer.
+        OverflowError: The integer has more than 63 bits.
+    """
     found = operator.index(value)
     if found.bit_length() > _LARGEST_BITS:
         raise OverflowError(f"an integer has {found.bit_length()} bits, but at most {_LARGEST_BITS} are expected")

@@ -44,8 +44,8 @@ class SchemeOption:
 def scheme_options() -> list[SchemeOption]:
     """Return the settings of the scheme; the first is `preset`, which selects an architecture such as IMPALA.
 
-    The scheme's setting `size` is left out, because the storage has an option of the same name. In `train`, the
-    scheme's setting is called `replay_size`.
+    The scheme's setting `size` is left out, because the storage also has an option `size`. In `train`, the option
+    `replay_size` takes its place.
     """
     found = [SchemeOption(
         "preset", "collection", str | None, None,

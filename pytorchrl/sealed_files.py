@@ -171,10 +171,14 @@ def _check_tensors(value: object, name: str, where: str = "") -> None:
 
 
 def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors that the agent needs to act, from a model's contents `saved`; error messages contain `name`.
+    """Return the tensors that the agent needs to act, from the contents of a model file.
+
+    Args:
+        saved: Contents of the file.
+        name: Name of the model, for error messages.
 
     Raises:
-        CheckpointError: The tensors are missing or contain NaN or infinity, or a newer version saved the model.
+        CheckpointError: The tensors are missing or contain NaN or infinity, or a newer pytorchrl saved the model.
     """
     try:
         check_format(saved, MODEL_FORMAT)

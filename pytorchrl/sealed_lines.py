@@ -62,9 +62,10 @@ class LineChecker:
 
 
 def complete_lines(content: bytes) -> list[bytes]:
-    """Return the lines of a file with their line breaks; leave out a last line that a killed writer did not complete.
+    """Return the complete lines of a file, each with a line break.
 
-    A last line with a checksum is kept: it is complete except for its line break.
+    The last line may be incomplete, because its writer was killed. It is left out, unless it ends with a checksum:
+    then only its line break is missing, which this function adds.
     """
     *lines, last = content.split(b"\n")
     if _ENTRY.search(last):

@@ -33,9 +33,9 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The rollout that raises this number to the target is the last rollout of the run. If collection and learning
-        take turns, another rollout begins only after learning from the last rollout has ended. If the number grows
-        beyond that of the last rollout, `is_reached` therefore returns True.
+        The rollout with which this number reaches the target is the last rollout of the run. If collection and learning
+        take turns, a further rollout begins only after learning from the last rollout has ended. If the ledger contains
+        more collected steps than the last rollout ended with, the run is therefore done.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)

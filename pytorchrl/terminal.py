@@ -17,7 +17,7 @@ from collections.abc import Iterator
 def printable(text: object) -> str:
     """Return `text` as one line in which every character that is not printable is escaped, as `repr` escapes it.
 
-    Unprintable characters, by Unicode's categories, are control characters (such as escape, line feed and carriage
+    The following Unicode categories are unprintable: control characters (such as escape, line feed and carriage
     return), format characters (such as marks that change the direction of text), surrogates, and separators other than
     the space.
     """
@@ -49,7 +49,7 @@ def get_logger(name: str) -> logging.Logger:
 
 @contextlib.contextmanager
 def silenced(name: str) -> Iterator[None]:
-    """Suppress all Python warnings, and limit another library's logger `name` to messages of level ERROR or above."""
+    """Suppress Python warnings, and messages below level ERROR of the logger `name`, in a `with` block."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -78,11 +78,11 @@ def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
     """Return the parts of the work that may be the bottleneck, and each part's share of its level's time.
 
-    The levels are, from top to bottom: update, gradients, collection. Each level is compared with the next lower one:
+    The levels are, from top to bottom: update, gradients, collection. Each level waits for the next lower one:
 
-    - If the levels take turns, the parts of both are returned. The "idle" share of the lower level is then computed
-      as the share of time in which the upper level waits, minus the share in which the lower level is not idle.
-    - If the levels run concurrently, only the parts of the slower level are returned. The lower level is the slower
+    - If the two levels take turns, the parts of both are returned. The lower level's "idle" share is then replaced by
+      max(0, wait - (1 - idle)), where `wait` is the share of time in which the upper level waits.
+    - If the two levels run concurrently, only the parts of the slower level are returned. The lower level is the slower
       one if the upper level's waiting share is greater than both 0.1 and the lower level's idle share.
     - With replay shards, "gradients/wait", the wait for batches, is returned in place of the parts of collection.
 
@@ -118,7 +118,11 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Name the time to which the shares in `candidates` refer, e.g. "the time of gradient workers"."""
+    """Return a phrase for the total time that is 100 % of the shares, such as "the time of gradient workers".
+
+    Args:
+        candidates: Result of `critical_parts`: the share of each "level/part".
+    """
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"
@@ -128,7 +132,10 @@ def time_description(candidates: Mapping[str, float]) -> str:
 
 
 def shares(time_s: TimeS) -> dict[str, dict[str, float]]:
-    """Return each part's share of its level's time, by level and part; empty for a level that took no time."""
+    """Return the fraction of each level's time that each of its parts took, e.g. {"collection": {"store": 0.2, ...}}.
+
+    A level that took no time gets an empty dictionary.
+    """
     totals = {level: sum(parts.values()) for level, parts in time_s.items()}
     return {level: {part: seconds / totals[level] for part, seconds in parts.items()} if totals[level] > 0 else {}
             for level, parts in time_s.items()}

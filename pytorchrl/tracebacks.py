@@ -31,7 +31,8 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
 
     The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. The
     chain of causes is shortened, too: it then begins with the first cause that has a frame of the user's own code. If
-    the traceback of the `ConfigError` itself has such a frame, for example of an environment, nothing is removed.
+    the traceback of the `ConfigError` itself has a frame of the user's own code, such as the `step` of an environment,
+    nothing is removed.
 
     A `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same
     way.
@@ -83,7 +84,7 @@ def stack_of(thread: threading.Thread) -> str:
 
 
 def ends_in_users_code(error: BaseException) -> bool:
-    """Return whether the user's own code raised the error, and not a library or Python's standard library."""
+    """Return whether the error was raised in the user's own code, not in a library or Python's standard library."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -173,7 +173,7 @@ def _takes_mode(env_fn: EnvFn) -> bool:
 def _single_game(
     options: VecEnv.Options, recorder: _Wrapper, rendering: dict[str, str],
 ) -> dict[str, OptionValue]:
-    """Return options of a single Atari game, which Gymnasium's wrappers preprocess like ale-py's vector environment.
+    """Return the options to change so that the environment is one game, preprocessed as in the vector environment.
 
     Raises:
         ConfigError: The vector environment has a setting that Gymnasium's wrappers do not support.

@@ -202,7 +202,11 @@ def _takes(
     algorithm: type[AlgorithmDeclarations], provided: DataKind, storage: type[StorageDeclarations],
     learned: DataKind | None = None,
 ) -> bool:
-    """Return whether an algorithm can learn from a storage; `learned`, if given, replaces `algorithm.learns_from`."""
+    """Return whether an algorithm can learn from a storage.
+
+    The storage provides data of the kind `provided`. The algorithm learns from data of the kind `learned`; None means
+    `algorithm.learns_from`.
+    """
     is_kind = (learned or algorithm.learns_from) is provided
     return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
@@ -237,7 +241,7 @@ def _algorithm_space_problem(algorithm: type[AlgorithmDeclarations], space: gym.
 
 
 def _unusable(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> str | None:
-    """Return None if the algorithm and its actor support `space`; otherwise, the kind of space that they need."""
+    """Return the kind of space that an algorithm and its actor need; None if they support `space`."""
     if not isinstance(space, algorithm.action_spaces):
         return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
     return _space_problem(algorithm.actor_class, space)
@@ -265,7 +269,7 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
 
 
 def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
-    """Return, for an error message, the actor's name and the options that must be set to fit the algorithm."""
+    """Return text for an error message: the actor's name, and the options that the algorithm requires of the actor."""
     options = getattr(actor, "Options", None)
     defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
@@ -296,7 +300,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
 
 
 def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
-    """Return all imported, non-abstract classes of some kinds of parts; `homes` names the kinds (see `Part.home`)."""
+    """Return all imported, non-abstract subclasses of `Part` whose class attribute `home` is one of `homes`."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]
 

@@ -1,4 +1,4 @@
-"""Describe what an option name from another library means in this package; `names_elsewhere` is the table of names."""
+"""Describe which options of this package correspond to an option of another library; see `names_elsewhere`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether replacing the other library's option takes all options in `at` ("a + b"), not only one ("a | b")."""
+        """Whether all options in `at` are needed together, as in "a + b"; in "a | b", one of the options is enough."""
         return "+" in self.at
 
 
 def at(*places: str, note: str = "") -> tuple[Here, ...]:
-    """Return the meanings of another library's option, the preferred one first; each place is the `at` of a meaning."""
+    """Return the possible meanings of an option name from another library, the preferred meaning first.
+
+    Args:
+        places: For each meaning, the option or options of this package, in the format of `Here.at`.
+        note: The note that each meaning gets.
+    """
     return tuple(Here(place, note) for place in places)
 
 

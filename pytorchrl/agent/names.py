@@ -53,7 +53,10 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
 
 def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return "; did you mean ...?" if `name` is an option of another library with an equivalent in `known`, else ""."""
+    """Return the hint "; did you mean ...?" for a name that another library uses for an option in `known`.
+
+    If `known` contains no such option, return "".
+    """
     for here in ELSEWHERE.get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)
@@ -61,9 +64,15 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the keys of `known` for the options in `here.options`, which correspond to another library's option.
+    """Return the equivalents of another library's option, as far as `known` contains them.
 
-    If all of these options are needed (`Here.needs_all`), but `known` lacks one of them, return an empty list.
+    Args:
+        here: The equivalents in this package.
+        known: The options that exist where the user gave the name.
+
+    Returns:
+        Keys of `known`. If all equivalents are needed together (`Here.needs_all`), but `known` lacks one of them, the
+        list is empty.
     """
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
@@ -75,10 +84,10 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return the hint for an option of another library if its equivalent must be set in another place.
+    """Return the hint for an option of another library that has no equivalent where the user gave the name.
 
-    The hint names the equivalent and that place, such as the scheme. If there is no equivalent, the hint says what to
-    do instead.
+    The hint names an equivalent and the part that has this option, such as the scheme. If this package has no
+    equivalent at all, the hint says what to do instead.
 
     Args:
         meanings: The possible meanings of the option's name.

@@ -100,7 +100,12 @@ class Options:
         return tuple(name for name, declaration in found.items() if getattr(self, name) != declaration.default)
 
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
-        """Refuse options in `names` that are not at their defaults, because they have no effect without `needs`."""
+        """Raise `ConfigError` if an option in `names` differs from its default.
+
+        Args:
+            names: Options that have no effect, because another setting that they need is missing.
+            needs: The missing setting, as the error message names it.
+        """
         changed = self.changed()
         if wrong := [name for name in names if name in changed]:
             raise ConfigError(f"{', '.join(wrong)} needs {needs}")

@@ -22,7 +22,10 @@ _LONGEST_ECHO = 100
 
 
 class Schedule(ABC):
-    """A value that changes with the env steps of an experiment; `repr` returns the Python call that creates it."""
+    """A value that changes with the env steps of an experiment.
+
+    Except for `Computed`, `repr` returns the Python call that creates the schedule.
+    """
 
     @abstractmethod
     def value(self, env_steps: int, target_steps: int) -> float:

@@ -59,7 +59,7 @@ def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gene
 
 @contextmanager
 def global_draws(generator: torch.Generator) -> Iterator[None]:
-    """Make torch's global CPU generator draw the numbers of `generator` within a `with` block.
+    """Give torch's global CPU generator the state of `generator` within a `with` block.
 
     User code draws initial weights from the global generator, so this block makes them reproducible. Afterwards,
     `generator` continues after the drawn numbers, and the global generator has its previous state. Threads that enter

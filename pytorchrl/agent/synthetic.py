@@ -61,7 +61,7 @@ class SyntheticEnvs(VecEnv):
         return 0
 
     def reset(self) -> tuple[Arrays, None]:
-        """Return no observations."""
+        """Return empty observations and no mask."""
         return {}, None
 
     def step(self, action: np.ndarray) -> Step:
@@ -193,7 +193,8 @@ class SyntheticStorage(Storage):
         """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        # `SyntheticStorage` itself has no class attribute `provides`, so error messages do not recommend the class.
+        # `SyntheticStorage` itself has no attribute `provides`: if an algorithm and a storage do not fit, the error
+        # message suggests all storage classes that have `provides`, and a synthetic storage would not help the user.
         provides: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
@@ -229,7 +230,7 @@ class SyntheticStorage(Storage):
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Store the unique numbers of E steps, which are the rewards in `step`."""
+        """Store the rewards (E,) in `step`; each reward is a step number."""
         self._rows.append(step.reward)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
@@ -304,7 +305,7 @@ class SyntheticReplay(SyntheticStorage):
         self.recorded_errors: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> StateDict:
-        """Return the step numbers of all inserted steps and those of the steps that can still be drawn."""
+        """Return the state, with the step numbers of all inserted steps and the step numbers of the stored steps."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
@@ -352,7 +353,7 @@ class SyntheticReplay(SyntheticStorage):
         return self.counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return `ids`, because the id of a row is its position; see `ReplayBuffer`."""
+        """Return `ids`, because the ids in a batch are row numbers; see `ReplayBuffer`."""
         return ids
 
     @property

@@ -132,7 +132,8 @@ def _half_width(drawn: Array, draws: Sequence[Indices], tail: float) -> Array:
 
     Args:
         drawn: The statistic of each resample; shape (resamples, ...).
-        draws: For each independent sample, the indices of the drawn runs; shape (resamples, runs, tasks).
+        draws: For each array, the indices of the drawn runs, (resamples, runs, tasks). If the arrays are paired, they
+            share one entry.
         tail: The probability of each of the two tails.
     """
     from scipy import stats

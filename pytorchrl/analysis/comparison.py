@@ -90,7 +90,7 @@ def _with_exact_end(found: Estimate, pairs: int, confidence: float) -> Estimate:
 
     If all runs are better than all runs of the baseline, the probability is 1; if all are worse, it is 0. In both
     cases, all resamples have the same result, so the bootstrap interval has no width. The exact binomial interval
-    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so `pairs` counts no score twice.
+    (Clopper-Pearson) replaces it. This interval assumes independent pairs, so each score may be in only one pair.
 
     Args:
         found: The probability and its interval.

@@ -27,8 +27,8 @@ def on_grid(curves: Sequence[Curve], points: int = 200) -> tuple[Array, Array]:
         points: Number of positions.
 
     Returns:
-        Positions of shape (points,), and values of shape (points, curves). There is one position if the curves share
-        only one.
+        Positions of shape (points,), and values of shape (points, curves). If the curves have
+        only one position in common, only this position is returned.
 
     Raises:
         ConfigError: There is no position at which all curves have values.
@@ -87,7 +87,8 @@ def summarize_curves(
 ) -> tuple[Array, Estimate]:
     """Return a statistic of several curves at common positions, with a confidence interval at each position.
 
-    Each curve is interpolated between the records at which its value changes (`without_steps`), and smoothed.
+    First, `without_steps` removes repeated values from each curve. The curve is then interpolated at the positions, and
+    smoothed.
 
     Args:
         curves: The curves of runs of one task.

@@ -100,7 +100,7 @@ def read_run(run_dir: Path) -> Run:
 
 
 def _settings_of_parts(agent: Mapping[str, object]) -> dict[str, object]:
-    """Return the options, the algorithm and the environment of an agent that was composed in Python."""
+    """Return options, algorithm and environment of an agent that was not built by `train` but from factories."""
     settings: dict[str, object] = {}
     for part in agent.values():
         settings |= mapping(mapping(part).get("options"))

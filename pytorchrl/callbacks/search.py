@@ -66,7 +66,7 @@ class TuneReport(Callback):
         self._report = imported("ray.tune", "tune").report
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
-        """Report the numbers of a record to Ray Tune, once at least one training episode has ended."""
+        """Report the numbers of a record to Ray Tune; do nothing before the end of the first training episode."""
         if run.return_mean is not None:
             self._report(numbers_of(record))
         return None

@@ -64,7 +64,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _normalized(scores: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Array]:
-    """Return the scores of each group, normalized if `references` gives the scores that count as 0 and 1."""
+    """Return the scores of each group, normalized if `references` is not empty.
+
+    Args:
+        scores: The scores of each group, by its label.
+        references: For each task, by name, the two scores that normalization maps to 0 and to 1.
+
+    Raises:
+        ConfigError: `references` names an unknown task, or lacks one of several tasks.
+    """
     tasks = next(iter(scores.values())).tasks
     missing = [task for task in tasks if task not in references]
     unknown = [task for task in references if task not in tasks]

@@ -20,7 +20,10 @@ def show_stderr(*lines: str) -> None:
 
 
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on standard output: drawn by rich in a terminal, if rich is installed, else as aligned text."""
+    """Print a table on standard output.
+
+    In a terminal, rich draws the table if rich is installed. Otherwise, the table is printed as aligned text.
+    """
     if sys.stdout.isatty():
         try:
             from rich.console import Console

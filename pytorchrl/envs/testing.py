@@ -81,7 +81,7 @@ class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
     Args:
         rewards: Reward of each step.
         terminations: Steps, counted from 0 within the script, at which an episode terminates.
-        truncations: Steps at which an episode is truncated.
+        truncations: Steps, counted in the same way, at which an episode is truncated.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Write a traced policy in each format, and open the file as users without this library do."""
+"""Write traced policies to files in the export formats, and read these files to check them."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _row(key: str, view: RunView) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler of GET requests; a request asks for the list of runs, for only the rows of this list, or for a report."""
+    """Handler of GET requests for the page of runs (`/`), its table alone (`/rows`), or a report (`/run/<path>`)."""
 
     server: Board
     server_version, sys_version = "pytorchrl", ""

@@ -92,7 +92,11 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a stacked bar and a legend per level, to show how its workers spend their time; omit parts below 1 %."""
+    """Return bars that show how workers spend their time: for each level of the tree, a stacked bar and a legend.
+
+    Args:
+        shares: For each level, the share of the workers' time by part of the work; parts below 1 % are not drawn.
+    """
     rows = []
     for level, parts in shares.items():
         found = sorted(((part, share) for part, share in parts.items() if share >= 0.01), key=lambda one: -one[1])

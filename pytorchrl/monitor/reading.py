@@ -140,7 +140,7 @@ def count(record: object, *path: str) -> int:
 
 
 def text(record: object, *path: str) -> str:
-    """Return the string or number at a path of keys, converted to a string; empty if there is neither."""
+    """Return the string or number at a path of keys, converted to a string; "" if there is neither."""
     value = item(record, *path)
     return str(value) if isinstance(value, (str, int, float)) else ""
 

@@ -114,7 +114,7 @@ def _bottleneck(view: RunView) -> Text:
 
 
 def _flow(view: RunView) -> Table:
-    """Return the worker tree, from the update worker down, with the rates of gradients, steps and weights."""
+    """Return the worker tree, update worker first, with rates: gradients, steps and weight transfers per second."""
     rates = view.rates
     table = _table(("", "left"), ("", "left"), title="tree")
     updates = compact(rates.get("updates"))
@@ -169,7 +169,10 @@ def _workers(view: RunView, most: int) -> Table:
 
 
 def _fitting(workers: Sequence[Worker], most: int) -> list[Worker]:
-    """Return at most `most` workers, in order; prefer gradient workers, then replaced workers, then slow workers."""
+    """Return at most `most` workers to show, in the given order.
+
+    If not all fit, gradient workers are preferred, then replaced workers, then the slowest workers.
+    """
     order = sorted(range(len(workers)), key=lambda place: (
         workers[place].is_collector, -workers[place].restarts, workers[place].rate or 0.0))
     kept = set(order[:most])

@@ -69,7 +69,11 @@ document.getElementById("rows").innerHTML=text;document.getElementById("note").t
 
 
 def policy(script: str) -> str:
-    """Return a content security policy: only `script`, inline styles, embedded media and this server are allowed."""
+    """Return a content security policy that protects a page of the monitor.
+
+    The page may only run the JavaScript code `script`, use inline styles, show embedded images and media, and send
+    requests to its own server.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
             "media-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'")

@@ -107,8 +107,8 @@ class RunView:
         workers: Gradient workers, each followed by its collection workers.
         rates: Rates per second, by name: collected_steps, consumed_steps, updates, gradients, weight_pushes, bytes_in,
             bytes_out. A rate that is not known yet is missing.
-        shares: For each level of the worker tree, the share of the workers' time that each part of the work took in
-            about the last 10 seconds.
+        shares: How the workers at each level of the worker tree spend their time: the share of each part of the work,
+            in [0, 1], over about the last 10 seconds.
         waits: The waits of the workers at each level, the longest wait first.
         bottleneck: A sentence that says which work limits the run; empty before the first update.
         events: Faults, such as replaced workers and skipped updates, in order.
@@ -191,7 +191,7 @@ class RunView:
 
     @property
     def queue(self) -> tuple[int, int, float | None]:
-        """The number of train batches in the queue: the current number, the limit, and the mean (None if unknown)."""
+        """The train batches in the queue, as (current number, capacity, mean number); the mean is None if unknown."""
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
                 number(self.latest, "scheme", "queue", "mean"))
 

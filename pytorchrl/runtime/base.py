@@ -62,7 +62,7 @@ FutureByName: TypeAlias = Future[Any]
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The value or the error of a finished call. A dead or hung worker is reported as an error value."""
+    """The value or the error of a finished call. If the worker has died or hangs, the outcome is an error."""
 
     worker: str
     value: R | None = None
@@ -139,7 +139,7 @@ class Runtime(ABC):
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as a worker. If its constructor fails, the error is the outcome of the first call."""
+        """Start `cls(**params)` as a worker. An error of its constructor is the outcome of the first call to it."""
 
     @abstractmethod
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -175,7 +175,7 @@ class Runtime(ABC):
         """Stop all workers, threads and processes that this runtime started; closing again has no effect."""
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Return the resources to request for one worker of each kind; default resources may be reduced.
+        """Return, for each kind of worker, the resources that one worker requests; defaults may be reduced to fit.
 
         Args:
             requests: (name, number of workers, resources of one worker) for each kind of worker.
@@ -186,7 +186,10 @@ class Runtime(ABC):
         return [dict(resources) for _, _, resources in requests]
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources as text if a worker cannot start for lack of resources, else ""."""
+        """Return "" unless a worker cannot start for lack of resources.
+
+        In this case, return a text with the requested and the free resources.
+        """
         return ""
 
     def in_process(self) -> Runtime:

@@ -57,9 +57,9 @@ class Message:
     """A message that was received. Its value is built when `take` is called.
 
     Attributes:
-        kind: Kind of the message, a small number.
+        kind: Kind of the message, such as `process_worker.CALL` or `process_worker.VALUE`.
         number: Number of the call to which the message belongs.
-        method: Name of a method, or other text.
+        method: Name of the method to call; "" if the message is not a call.
     """
 
     kind: int
@@ -142,9 +142,9 @@ class Channel:
         """Send a message.
 
         Args:
-            kind: Kind of the message.
-            number: Number of the call.
-            method: Name of a method, or other text.
+            kind: Kind of the message, such as `process_worker.CALL` or `process_worker.VALUE`.
+            number: Number of the call to which the message belongs.
+            method: Name of the method to call; "" if the message is not a call.
             value: The value to send.
             wait: Whether to wait while the connection is full.
 
@@ -171,7 +171,10 @@ class Channel:
             self._known.add(layout)
 
     def _layout_of(self, structure: Structure) -> tuple[int, bytes]:
-        """Return the number and the definition of a structure; the definition is b"" if the other process knows it."""
+        """Return (number, definition) for a structure: the number that identifies it in messages, and its pickled form.
+
+        The number is `_UNNUMBERED` if none is left. The pickled form is b"" if the other process has it already.
+        """
         number = self._numbers.get(structure, _UNNUMBERED)
         if number == _UNNUMBERED and len(self._numbers) < _MOST_STRUCTURES:
             number = self._numbers[structure] = len(self._numbers)
@@ -199,7 +202,10 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send `head`, file descriptors of `blocks` new to the reader, and ids of received blocks no longer in use."""
+        """Send a packet with `head` and the numbers of received blocks that this process no longer uses.
+
+        The file descriptors of those `blocks` that the other process has not yet mapped are sent with the packet.
+        """
         released = self._take_released()
         try:
             packet, new = self._packed(released, blocks, head)
@@ -271,7 +277,10 @@ class Channel:
                 _pool.release(number)
 
     def close(self) -> None:
-        """Close the channel, and release the blocks that the other process was using. Further calls do nothing."""
+        """Close the channel. Further calls do nothing.
+
+        The blocks of shared memory that the other process had not yet released become free for other messages.
+        """
         self.connection.close()
         with self._counting:
             used, self._used = self._used, Counter()

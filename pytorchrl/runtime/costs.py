@@ -73,7 +73,8 @@ class Costs:
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
         """Return the duration of an operation in virtual seconds.
 
-        A "measured" duration is the real time since `since`, a time by `time.perf_counter`; 0 if `since` is None.
+        If the duration is set to "measured", it is the real time since `since`, a value of `time.perf_counter()`. If
+        `since` is None, such a duration is 0.
         """
         key = (operation, worker)
         if key not in self._chosen:

@@ -164,7 +164,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def _short(target: str) -> str:
-    """Return the short form of a worker's name, such as `col.2.1`; return any other target unchanged."""
+    """Return the short form of a fault's target, such as `col.2.1`; a target that is already short is unchanged."""
     name = _NAME.fullmatch(target)
     if name is None:
         return target

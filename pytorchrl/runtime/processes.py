@@ -94,7 +94,7 @@ class ProcessRuntime(Runtime):
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
-        """Run a short call in the worker's reader thread, even while the worker runs another call."""
+        """Run a short call in the worker's thread that receives messages, so that it runs even during another call."""
         return self._send(handle, SIGNAL, method, args, kwargs)
 
     def _send(self, handle: Handle[W], kind: int, method: str, args: tuple[object, ...],
@@ -152,10 +152,11 @@ class ProcessRuntime(Runtime):
         self._calls.close()
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Refuse requests that exceed this machine's resources, else return the resources of one worker of each kind.
+        """Return the resources of one worker of each kind; refuse requests that exceed this machine's resources.
 
-        The memory of all workers is checked, and every resource that the user requests explicitly. Nothing is reserved:
-        the workers share the cores, memory and GPUs of this machine.
+        The minimum memory of all workers is always checked. Other resources are checked if they are requested
+        explicitly, except "object_store_memory", which is never checked. Nothing is reserved: the workers share the
+        cores, memory and GPUs of this machine.
         """
         machine = this_machine()
         check_machine(requests, machine, FORKED_WORKER_BYTES)

@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def share(cls) -> Connection | None:
-        """Return the existing connection, after counting the caller as one more user; None if no connection exists."""
+        """Return this process's connection, and count the caller as a further user; return None if there is none."""
         with cls._lock:
             if cls.current is not None:
                 cls.current._users += 1

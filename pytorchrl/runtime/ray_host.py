@@ -94,7 +94,7 @@ class Host:
         restore_umask()
 
     def up(self) -> None:
-        """Do nothing; the call returns once the actor's process runs."""
+        """Do nothing; when a call of this method has returned, the caller knows that the actor's process runs."""
 
     def call(self, method: str, *args: object, **kwargs: object) -> object:
         """Run a method of the worker; the first call builds the worker."""

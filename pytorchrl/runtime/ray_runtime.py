@@ -135,7 +135,10 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if the option `address` names another cluster than `running`, which is in use."""
+        """Raise `RayConnectionError` if the option `address` names a different Ray cluster than this process uses.
+
+        The address of the cluster in use is `running`.
+        """
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return
@@ -187,7 +190,10 @@ class RayRuntime(Runtime):
         return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources as text if an actor waits because no node has room; else ""."""
+        """Return why an actor cannot start yet, if it waits for a node with enough free resources; else "".
+
+        The text names the resources that the actor requests, and the free resources of the nodes.
+        """
         if self._problem:
             return ""
         asked, up = self._actors[handle.native]
@@ -269,7 +275,10 @@ class RayRuntime(Runtime):
         return Outcome(future.worker, error=RayDiedError(self._problem))
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; announce how many workers have started."""
+        """Wait until new workers have answered their first calls, and return the outcomes of these calls.
+
+        While waiting, the method announces how many workers have started.
+        """
         deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
         while num_up < len(references):
             self._tell(f"started {num_up} of {len(references)} {kind} ...")
@@ -283,7 +292,10 @@ class RayRuntime(Runtime):
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: T) -> T:
-        """Store a large value in this node's object store; pickle a small value, so that each request contains it."""
+        """Return an object that can be passed to calls in place of the value; the value is pickled only once.
+
+        A large value is stored in this node's object store. A small value is sent with each call.
+        """
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
@@ -379,7 +391,11 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return the largest default request for each resource; raise an error if a GPU is needed, but none is free."""
+        """Return the largest amount of each resource that every worker with default resources can get.
+
+        Raises:
+            InsufficientResourcesError: Such a worker needs a GPU, but none is free.
+        """
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())

@@ -48,7 +48,7 @@ def private_start(ray: ModuleType) -> Iterator[None]:
 
 
 def restore_umask() -> None:
-    """Set the driver's umask again in this worker process, if `private_start` has started Ray."""
+    """Replace the strict umask that a worker process inherits from `private_start` with the driver's umask."""
     if _UMASK in os.environ:
         os.umask(int(os.environ[_UMASK]))
 

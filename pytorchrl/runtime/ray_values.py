@@ -1,4 +1,4 @@
-"""Define, without importing Ray, classes for values that are pickled once but sent often, and remote tracebacks."""
+"""Define classes for remote tracebacks and for values that are pickled once but sent often, without importing Ray."""
 
 from __future__ import annotations
 

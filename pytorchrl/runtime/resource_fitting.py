@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-# `room_for` counts the largest of several nodes only if this node's amount of the resource exceeds the total of all
-# other nodes by this factor; GPUs are an exception. The factor is above 1, because two machines of one type may differ
-# in memory.
+# `room_for` plans for the loss of the largest node. For CPUs and memory, it uses this node only if the node has more
+# than this factor times the amount of all other nodes together. The factor is above 1, because two machines of one type
+# may differ in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Maps a resource's name in requests to Ray's name in the description of a node, if the two names differ."""
@@ -48,9 +48,9 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
 
 
 def largest_share(free: Sequence[float], count: int) -> float:
-    """Return the largest amount that each of `count` workers can have, if no worker spans several nodes.
+    """Return the largest amount of a resource that each of `count` workers can get; no worker spans several nodes.
 
-    `free` contains the free amount of each node.
+    `free` contains the free amount of the resource on each node.
     """
     shares = sorted(amount / part for amount in free if amount > 0 for part in range(1, count + 1))
     first_too_large = bisect.bisect_left(
@@ -71,10 +71,17 @@ def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dic
 
 def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
             nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the total request of a gradient worker and the workers that it starts: Ray's resource name -> amount.
+    """Return the total resources of one group, which is a gradient worker and the workers that it starts.
+
+    The result maps Ray's name of a resource to the amount of that resource.
+
+    Args:
+        requests: The requests of all workers; the first is the request of the gradient workers.
+        fitted: For each request, the resources that one worker gets.
+        nodes: The nodes of the cluster. Each group must fit on one node.
 
     Raises:
-        InsufficientResourcesError: The nodes do not have room for one such request per gradient worker.
+        InsufficientResourcesError: The nodes do not have room for the groups of all gradient workers.
     """
     num_groups, bundle = requests[0][1], dict[str, float]()
     for (_, count, _), resources in zip(requests, fitted, strict=True):

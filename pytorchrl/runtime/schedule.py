@@ -132,7 +132,7 @@ class Schedule:
         self._park("time to pass", [], min(self.now + seconds, _FAR_AWAY_S), is_timeout=False)
 
     def notify(self, signal: Signal) -> None:
-        """Make all tasks that wait for `signal` due now, so that they check their conditions again."""
+        """Let each task that waits for `signal` resume at the current virtual time, to check its condition again."""
         waiting, signal.waiting = signal.waiting, []
         self._num_fruitless = 0
         for task, number in waiting:
@@ -160,7 +160,10 @@ class Schedule:
     # Tasks
 
     def start(self, task: Task, thread: threading.Thread, body: Callable[[], None]) -> None:
-        """Start `thread`, which must not have been started before; it runs `body` once the schedule chooses `task`."""
+        """Start `thread` as the thread of `task`; `body` is called when the schedule first chooses the task.
+
+        The thread must not have been started before.
+        """
         def run() -> None:
             while self.current is not task:
                 task.baton.acquire()
@@ -181,7 +184,7 @@ class Schedule:
         thread.start()
 
     def end(self, task: Task) -> None:
-        """End a task by raising `Ended` in its current wait at once, or, if the task is running, in its next wait."""
+        """End a task by raising `Ended` in it. A waiting task is ended now, the running task when it next waits."""
         task.killed = True
         if task is not self.current:
             task.num_waits += 1
@@ -221,7 +224,15 @@ class Schedule:
             self._park("its turn", [], self.now, is_timeout=None)
 
     def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, is_timeout: bool | None) -> None:
-        """Let other tasks run until one of `signals` is notified, or until the deadline."""
+        """Let other tasks run until one of `signals` is notified, or until the deadline.
+
+        Args:
+            what: Description of the wait, for reports.
+            signals: The signals that end the wait.
+            deadline: Virtual time at which the wait ends at the latest.
+            is_timeout: True if the deadline is a timeout, False if the task sleeps until the deadline, None if the task
+                only lets other tasks go first.
+        """
         task = self.current
         if threading.current_thread() is not task.thread:
             raise RuntimeError(f"{threading.current_thread().name} waits in the simulated runtime, but {task.name} is "
@@ -271,7 +282,10 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task that is due first, or the driver if it must raise an interruption or a `DeadlockError`."""
+        """Return the task that runs next: the task that is due first, or the driver if it has to raise an exception.
+
+        The driver raises `DeadlockError` and, after Ctrl-C, `KeyboardInterrupt`.
+        """
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()
@@ -284,14 +298,18 @@ class Schedule:
         return self._driver
 
     def _take_next(self) -> Task | None:
-        """Advance the clock to the next entry of the agenda; return the entry's task, or None if it has no task."""
+        """Remove the earliest entry from the agenda, and advance the clock to its moment, unless the entry is obsolete.
+
+        Returns:
+            The task that the entry resumes. None if the entry is obsolete, or is a function, which has been called.
+        """
         if not self._agenda:
             raise DeadlockError(self._describe_waits())
         moment, _, _, entry, is_timeout = heapq.heappop(self._agenda)
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if is_timeout is not None:  # None (the task waited only to let others go first) leaves the number unchanged
+        if is_timeout is not None:  # None: a wait that only let other tasks go first does not change the count
             self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()

@@ -169,7 +169,7 @@ class SimulatedRuntime(Runtime):
 
     Args:
         options: Options of the runtime; None: the defaults.
-        seed: Seed of the experiment; it also determines when faults with a probability occur.
+        seed: Seed of the experiment; it also determines when faults that have a probability occur.
         is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal of a recorded run, which this run replays. In a replay,
             operations take no virtual time.

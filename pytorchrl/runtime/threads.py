@@ -152,7 +152,10 @@ class ThreadRuntime(Runtime):
         return value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls, and call the worker's `interrupt`, if any; the thread ends after its current call."""
+        """Let a worker's thread end after its current call; return whether it ended within `timeout_s` seconds.
+
+        The worker refuses further calls. Its method `interrupt`, if it has one, is called to shorten the current call.
+        """
         actor: _ThreadActor = handle.native
         actor.end()
         if hasattr(actor.worker, "interrupt"):

@@ -78,14 +78,14 @@ class Parts:
         return offset
 
     def copy_to(self, memory: np.ndarray) -> None:
-        """Copy the arrays to their offsets in `memory`, which is (size,) uint8."""
+        """Copy the arrays to their offsets in `memory`, a uint8 array of shape (size,)."""
         for offset, array in self.arrays:
             if array.nbytes:
                 np.copyto(np.ndarray(array.shape, array.dtype, memory, offset), array)
 
 
 class StoredValue:
-    """Base of objects that represent a value which was stored once for many readers.
+    """Base class of objects that replace a value in messages; the value itself is stored once for many readers.
 
     Attributes:
         structure: Structure of the stored value.
@@ -121,7 +121,7 @@ def _take(value: object, parts: Parts) -> Structure:
 
 
 def _taker_of(kind: type) -> Take:
-    """Return the function that takes apart values of type `kind`; `_take` caches this function."""
+    """Return the function that takes apart values of type `kind`; `_take` caches one function per type."""
     if issubclass(kind, _CONSTANT):
         return _take_constant
     if issubclass(kind, StoredValue):
@@ -140,7 +140,7 @@ def _taker_of(kind: type) -> Take:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return whether the pickle of a dataclass object contains its fields and nothing else."""
+    """Return whether the fields of a dataclass suffice to rebuild its objects; False if it customizes pickling."""
     if getattr(kind, "__new__", None) is not object.__new__:  # exceptions have their own `__new__`
         return False
     own = [vars(base) for base in kind.__mro__[:-1]]

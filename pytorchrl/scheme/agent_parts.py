@@ -216,8 +216,8 @@ def _check_batch(agent: AgentParts, settings: Settings) -> None:
     """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
 
     Raises:
-        ConfigError: `num_mini_batch` or `mini_batch_size` is larger than this number, or `replay_slots` rollouts
-            together do not contain more steps than one train batch.
+        ConfigError: `num_mini_batch` or `mini_batch_size` is larger than the number of steps in a train batch, or
+            `replay_slots` rollouts together contain at most as many steps as one train batch.
     """
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs

@@ -46,7 +46,9 @@ class Preset:
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
-        """Return keyword arguments for `Scheme`: the settings of the architecture, where `given` replaces defaults.
+        """Return keyword arguments for `Scheme`: the architecture's settings and the user's settings `given`.
+
+        Settings in `given` replace the architecture's defaults.
 
         Raises:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from the data that

@@ -26,15 +26,16 @@ _EXECUTION = "; col_execution='Parallel' continues a run with remote collection 
 
 def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
                  any_seed: bool) -> AgentParts:
-    """Check that a checkpoint fits a scheme; return `agent` with saved precisions instead of `mixed_precision="auto"`.
+    """Check that a checkpoint fits a scheme, and return the agent's parts with the saved precisions.
 
-    The number of collection workers may differ from that of the saved run.
+    In the result, each policy with `mixed_precision="auto"` has the value that was chosen in the saved run. The number
+    of collection workers may differ from that of the saved run.
 
     Args:
         checkpoint: The result of `Scheme.checkpoint`.
         settings: Settings of the scheme that resumes, by name; see `Settings.flat`.
         agent: Factories of the agent's parts, in the scheme that resumes.
-        any_seed: Whether the seed may differ.
+        any_seed: Whether the seed may differ from that of the saved run.
 
     Raises:
         CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.

@@ -162,11 +162,12 @@ class Ledger:
 
 
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
-    """Combine the workers' ledgers into the ledger of the whole tree, which counts `sent` steps as in flight.
+    """Combine the workers' ledgers into the ledger of the whole tree.
 
     When a gradient worker sends a gradient, the worker's ledger adds to `sent` the steps that no earlier gradient used.
     When the gradient arrives, the update worker's ledger subtracts these steps from its own `sent`, which therefore
-    becomes negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way.
+    becomes negative. The sum of `sent` over all ledgers is the number of steps whose gradients are on the way. The
+    ledger of the tree counts these steps as in flight.
 
     Args:
         snapshots: The gradient workers' ledgers.

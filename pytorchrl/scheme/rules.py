@@ -39,10 +39,11 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
 
     Args:
         given: Keyword arguments of `Scheme`.
-        collection: Options of collection; None: built from the keywords.
-        gradients: Options of gradients; None: built from the keywords.
-        runtime: Options of the runtime, or its name; None: Ray if there are remote workers, else threads.
-        supervision: Options for the handling of lost workers; None: built from the keywords.
+        collection: Options of collection; None: built from `given`.
+        gradients: Options for computing gradients; None: built from `given`.
+        runtime: Options of the runtime, or its name. None: "simulated" in a replay, "ray" with remote workers,
+            otherwise "threads".
+        supervision: Options for the handling of lost workers; None: built from `given`.
         for_storage: Keyword arguments of `Scheme` that belong to a replay storage.
 
     Raises:

@@ -124,7 +124,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Map each keyword of `Scheme` to ("scheme", keyword), so that error messages can suggest similar keywords."""
+        """Return a mapping, keyword -> ("scheme", keyword), of all keywords; error messages suggest names from it."""
         return known_keywords()
 
     @classmethod
@@ -173,7 +173,7 @@ class Scheme(Architectures):
         """Build and start the worker tree. The first `step` calls this method if it was not called before.
 
         Args:
-            target_steps: Number of env steps at which schedules end.
+            target_steps: Number of env steps at which schedules, e.g. of the learning rate, end.
             announce: Function that is called with messages about progress.
 
         Raises:
@@ -446,5 +446,5 @@ class Scheme(Architectures):
         return None if self.evaluations is None else self.evaluations.poll()
 
     def wait_evaluation(self, timeout_s: float) -> Evaluation | None:
-        """Wait for the running evaluation and return it, or raise its error; return None if none is running."""
+        """Return the running evaluation when it ends, or None without one. A failure or a timeout raises an error."""
         return None if self.evaluations is None else self.evaluations.wait(timeout_s)

@@ -1,8 +1,11 @@
-"""All settings of a scheme, in two forms: one object of options per level, or one flat keyword per option.
+"""All settings of a scheme, which are given as objects of options or as flat keywords.
 
-`Scheme` accepts both forms; run.json and the command line use flat keywords. An option has the same name in both forms,
-and is declared once, in an `Options` class. A kind is a class with the options of one variant of a level, such as
-asynchronous collection. Some flat keywords, such as `col_communication`, choose the kind for a level.
+A level is a part of a scheme, such as collection. An object contains all options of one level; a flat keyword is a
+keyword argument that sets one option. `Scheme` accepts both forms; run.json and the command line use flat keywords. An
+option has the same name in both forms, and is declared once, in an `Options` class.
+
+A kind is one variant of a level, such as asynchronous collection. Each kind is a class that contains the variant's
+options. Some flat keywords, such as `col_communication`, choose the kind for a level.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ from pytorchrl.scheme.updates.u_worker import UWorker
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeName(Options):
-    """The flat keyword `runtime`, which chooses the runtime by its name."""
+    """The option that chooses a runtime by its name; `Scheme` also accepts an object with the runtime's options."""
 
     runtime: str | None = option(
         None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes on this machine "
@@ -72,7 +75,13 @@ class ProcessOptions(Options):
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
 
     def seed_or(self, recorded: int | None) -> int:
-        """Return the option `seed`, or else `recorded`, the seed of a recorded run, or else a random seed."""
+        """Return the seed of the run.
+
+        It is the option `seed`, if given. Otherwise it is `recorded` or, if `recorded` is None, a random number.
+
+        Args:
+            recorded: The seed of the recorded run that is replayed; None: no run is replayed.
+        """
         given = recorded if self.seed is None else self.seed
         return secrets.randbits(32) if given is None else given
 
@@ -115,7 +124,7 @@ RUNTIME_KINDS: Mapping[str, type[RuntimeKind]] = {
 
 
 class ArchitectureKeywords(SchemeKeywords, total=False):
-    """Flat keywords of the architectures' constructors, such as `Scheme.apex`."""
+    """Keywords of the constructors of architectures: `Scheme.apex`, `Scheme.impala` and so on."""
 
     runtime: RuntimeKind | str | None
 
@@ -166,7 +175,10 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords in the form that errors need to suggest similar ones: name -> ("scheme", name)."""
+    """Return the names of all keyword options of `Scheme`, from which error messages suggest the most similar name.
+
+    Each name is mapped to ("scheme", name), as the type `Known` requires.
+    """
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -192,12 +204,14 @@ class Settings:
             given: Flat keywords and their values.
             collection: All options of collection; None: built from the keywords.
             gradients: All options for computing gradients; None: built from the keywords.
-            runtime: Options or name. None: "simulated" in a replay, "ray" with remote workers, otherwise "threads".
+            runtime: Options or name of the runtime. None: "simulated" in a replay, "ray" with remote workers,
+                otherwise "threads".
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
             The settings, or None if a value is not allowed; and a list of all problems. A problem is a value that is
-            not allowed, an option that has no effect or is given in both forms, or a contradiction within a level.
+            not allowed, an option that has no effect, a keyword for a level whose object of options is given, too, or
+            a contradiction within a level.
 
         Raises:
             ConfigError: A name is unknown.

@@ -24,7 +24,7 @@ Seconds = dict[str, dict[str, float]]
 
 
 def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None:
-    """Add the seconds in `more` to `total`, by level and part."""
+    """Add `more` to `total`; both contain seconds by level (a key of `PARTS`) and part."""
     for level, parts in more.items():
         own = total.setdefault(level, {})
         for part, seconds in parts.items():
@@ -32,7 +32,9 @@ def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None
 
 
 def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[str, float]) -> Seconds:
-    """Return the seconds of each part of each level, with the remaining time of the level's workers as part "idle".
+    """Return the seconds of each part of each level (a key of `PARTS`), including a part "idle".
+
+    The idle time of a level is the elapsed time of the level's workers minus the time of the other parts.
 
     Args:
         total: For each level, the seconds of each part, summed over all workers of the level.
@@ -72,7 +74,7 @@ class Stopwatch:
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Count one finished block of a part, and add the seconds that the caller measured for the block."""
+        """Add seconds that the caller has measured to the total of `part`, and increase the count of `part` by 1."""
         self.add(part, seconds)
         self.counts[part] += 1
 

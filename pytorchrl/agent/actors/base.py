@@ -78,7 +78,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Describe the space that the actor needs instead, such as "a Box of floats"; None if it supports `space`."""
+        """Return None if the actor supports `space`; otherwise, describe what it needs, such as "a Box of floats"."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):

@@ -39,9 +39,10 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether the policy is an MLP with a `Categorical` or `Gaussian` distribution.
+        """Return whether this class can compute the policy of `actor`.
 
-        The policy must also have no memory, and share no features with the value.
+        The policy must be an MLP without memory, with a `Categorical` or `Gaussian` distribution. The value network
+        must not use the policy's features.
         """
         return (
             not overrides(actor, OnPolicyActor, "act", "policy_features") and not actor.is_shared

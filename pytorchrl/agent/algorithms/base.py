@@ -146,9 +146,9 @@ class Algorithm(Part, Updatable, ABC):
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Make the algorithm act as collector `index` (from 0) of the `num_collectors` collectors in the worker tree.
+        """Tell the algorithm that it acts in collector `index` (from 0) of `num_collectors` in the worker tree.
 
-        By default, `index` has no effect.
+        An algorithm may then explore differently in each collector. By default, this call has no effect.
         """
 
     @abstractmethod

@@ -72,7 +72,10 @@ class CompiledGradient:
 
 
 class CompiledLosses:
-    """The losses of an algorithm that learns from replay, compiled together with all gradients at the first batch."""
+    """A function that computes the losses of an algorithm that learns from replay, and the gradients of the losses.
+
+    Losses and gradients are compiled into a single graph at the first batch.
+    """
 
     def __init__(self, losses: LossesFunction, groups: Mapping[str, Sequence[nn.Parameter]],
                  networks: Iterable[nn.Module]) -> None:
@@ -127,7 +130,9 @@ class CompiledLosses:
 
 
 class ReadNames(Mapping[str, float]):
-    """A mapping that records which keys losses read; in a compiled graph, the values of these keys would be constants.
+    """A mapping that records which keys are read, to find losses that cannot be compiled.
+
+    If losses read a value while they are compiled, the value becomes a constant of the graph.
 
     Attributes:
         names: The keys that have been read.
@@ -151,7 +156,7 @@ class ReadNames(Mapping[str, float]):
 
 
 class ReadOptions:
-    """A view of options that records which options losses read; a compiled graph would treat these as constants."""
+    """A view of options that records which options are read; see `ReadNames`."""
 
     def __init__(self, options: object, names: set[str]) -> None:
         self._options, self._names = options, names

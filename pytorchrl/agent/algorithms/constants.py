@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Constants:
-    """A cached tensor of numbers.
+    """A cache for a tensor of constant numbers.
 
-    Building a tensor takes as long as the forward pass of a small layer, so the tensor is rebuilt only for new numbers.
+    Building a tensor takes as long as the forward pass of a small layer, so `of` builds one only if the numbers change.
     """
 
     def __init__(self, device: torch.device) -> None:

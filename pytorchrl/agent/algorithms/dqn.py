@@ -143,7 +143,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # a property, because `_uniform` draws ahead: rewind before use
+    def generator(self) -> torch.Generator:  # a property, to put back numbers that `_uniform` drew in advance
         """Generator of the random numbers for actions."""
         self._uniform.rewind()
         return self._generator
@@ -158,7 +158,7 @@ class DQN(ReplayAlgorithm):
         return self._explore(len(done), deterministic, mask, lambda: self.actor.act(obs, mask, generator))
 
     def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
-        """Choose actions in NumPy; see `ReplayAlgorithm`."""
+        """Choose actions in NumPy, or return None if `choose` must be used; see `ReplayAlgorithm`."""
         small, inputs = self._small_network, obs.get(OBS_LEAF)
         if small is None or inputs is None or len(inputs) > small.max_rows:
             return None
@@ -177,7 +177,7 @@ class DQN(ReplayAlgorithm):
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
         """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.
 
-        `greedy` is called only if its result is used.
+        `greedy` is not called if all actions are random.
         """
         epsilon = self._epsilon(deterministic)
         if epsilon == 0:

@@ -24,7 +24,10 @@ class PrecisionOptions(Options):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether networks compute in bfloat16; False for "auto", which a scheme replaces with the faster choice."""
+        """Whether networks compute in bfloat16.
+
+        If `mixed_precision` is "auto", the value is False until a scheme replaces "auto" with the faster choice.
+        """
         return self.mixed_precision is True
 
 

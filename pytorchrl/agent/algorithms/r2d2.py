@@ -54,8 +54,8 @@ class R2D2(DQN):
     Each sequence begins with the state that the memory had during acting. From this state, the online network and the
     target network both process the first W steps of the sequence, the burn-in, without gradient.
 
-    For each of the L steps after the burn-in, the storage provides the return R of m steps (m <= `n_step`) and the
-    discount DISC, and for each sequence the weight w. The TD error is
+    The storage provides a weight w for each sequence. For each of the L steps after the burn-in, the storage also
+    provides the return R of the next m steps (m <= `n_step`) and the discount DISC. The TD error is
     delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t), where h is `rescale`, or the identity without
     `value_rescaling`. The action a* is argmax_a Q(o_{t+m}, a) with `double`, otherwise argmax_a Q_target(o_{t+m}, a).
     With `loss="mse"`, the loss is the sum of w * delta^2 / 2 over the valid steps, divided by their number.

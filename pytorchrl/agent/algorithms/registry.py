@@ -48,7 +48,7 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether `algorithm` itself is registered. If not, the name, storage and actor are those of a base class."""
+        """Whether `algorithm` itself is registered. If not, the other attributes are those of a base class."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 

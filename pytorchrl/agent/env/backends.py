@@ -101,7 +101,7 @@ def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
         envs: The environments.
         failed: Whether one of their processes has failed; all processes are then terminated without waiting for
             replies.
-        where: The worker, for the log.
+        where: Name of the worker, for log messages.
     """
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
@@ -304,7 +304,10 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Copy the latest observation of environment `index`, which `RestartingEnv` returns if a step raises."""
+        """Return a copy of the latest observation of environment `index`.
+
+        `RestartingEnv` returns this copy as the observation of a step that raises.
+        """
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 

@@ -53,7 +53,8 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
     Args:
         seed: Seed of the experiment; None draws a random seed.
         is_training: Whether the environments are for training; test environments get other seeds.
-        path: Index of the gradient worker, index of the collection worker, and number of earlier workers at this place.
+        path: Index of the gradient worker, index of the collection worker, and incarnation of the collection worker (0
+            for the first worker with these indices).
         num_envs: Number of environments.
     """
     root = secrets.randbits(63) if seed is None else check_seed(seed)

@@ -43,7 +43,10 @@ def check_main_guard(setting: str) -> None:
 
 
 def _main_frame() -> FrameType | None:
-    """Return the main script's frame; None if new processes import no script (`-m package`, `-c`, notebooks)."""
+    """Return the stack frame of the main script.
+
+    Return None if there is no script for new processes to import (`-m package`, `-c`, notebooks).
+    """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     is_module = spec is not None and spec.name.split(".")[-1] == "__main__"

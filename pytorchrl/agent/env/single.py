@@ -26,7 +26,7 @@ from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# If an entry point or an import error contains a key, the value is the extra that installs the missing package.
+# Text in the entry point or the import error of an environment -> the extra that installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
@@ -134,14 +134,14 @@ def _build_timed(build: Callable[[], AnyEnv], timeout_s: float, where: str) -> A
 
 
 def _agents_hint(env: object) -> str:
-    """Return a hint if `env` has several agents; otherwise an empty string."""
+    """Return a hint for the end of an error message if `env` has several agents; otherwise an empty string."""
     if not hasattr(env, "possible_agents"):
         return ""
     return "; it has several agents: use MultiAgentVecEnv, or train(...) with policies='shared'"
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """Import the module of `spec` without deprecation warnings if the environment needs Box2D.
+    """If the environment of `spec` needs Box2D, import its module with deprecation warnings turned off.
 
     If Python turns warnings into errors, Box2D's warnings crash the process.
     """
@@ -182,7 +182,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` about a missing package; None if `failure` is a `PyTorchRLError`, which says enough."""
+    """Return a `ConfigError` that explains a failed import; None for a `PyTorchRLError`, which needs no explanation."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""

@@ -79,7 +79,7 @@ def flatten_action_space(space: AnySpace) -> AnySpace:
 
 
 def action_start(space: AnySpace) -> np.ndarray | None:
-    """Return the smallest values of a discrete space, int64 () or (n,); None if all are 0 or for other spaces."""
+    """Return `start` of a Discrete or MultiDiscrete space, int64 () or (n,); None if it is 0, or for other spaces."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         return np.asarray(space.start, dtype=np.int64)
     return None

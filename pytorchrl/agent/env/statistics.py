@@ -120,7 +120,10 @@ class Monitor:
             raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
 
     def write(self, episode: Episode, info: Mapping[str, object]) -> None:
-        """Append one episode, with empty fields for missing keywords; if the disk is full, the row is lost."""
+        """Append the row of one episode; a keyword that `info` lacks has an empty field.
+
+        If the disk is full, the row is lost.
+        """
         self._file.append(_row([
             round(episode.env_return, 6), episode.length, round(episode.seconds, 3), episode.env_index,
             "terminated" if episode.terminated else "truncated", *(info.get(key, "") for key in self._keywords),

@@ -25,7 +25,7 @@ class PolicyColumns:
 
     Attributes:
         places: The index of each agent in `agents`.
-        num_columns: C, the number of columns.
+        num_columns: C, the number of columns; a column is one agent in one environment.
         reader: Reader of the observations.
         observation_space: The space of each leaf, as `flatten_space` returns it.
         action_space: Action space, in which discrete actions start at 0.

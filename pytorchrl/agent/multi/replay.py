@@ -122,7 +122,9 @@ class MultiAgentReplay(MultiAgentStorage):
         self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Update the priorities of each policy whose storage has priorities and whose errors are all finite.
+        """Update the priorities of the transitions `ids`, for each policy separately.
+
+        A policy is skipped if its storage has no priorities, or if any error of its transitions is not finite.
 
         Args:
             ids: (N,) int64, ids from batches.
@@ -167,7 +169,7 @@ class MultiAgentReplay(MultiAgentStorage):
                    for name, value in storage.counters.items()}}
 
     def state_dict(self) -> StateDict:
-        """Return the state of all storages, and the first row and the valid steps of each stored rollout."""
+        """Return the state of all storages, the fields of each `_Kept` rollout, and the count of evicted env steps."""
         kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}

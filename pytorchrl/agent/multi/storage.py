@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if the kinds differ, the kind that becomes outdated first."""
+            """Kind of data that the storages provide; if the kinds differ, the one that requires the freshest data."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -114,7 +114,7 @@ class MultiAgentStorage(Storage):
         self._resident_env_steps = self._resident_agent_steps = self._inserted = self._sampled = 0
 
     def _own_size(self, num_agents: int) -> int:
-        """Return the option `size` for a policy's own storage; `num_agents` is the number of the policy's agents."""
+        """Return the value of the option `size` for the storage of a policy with `num_agents` agents."""
         size: int = self.options.size
         return size
 
@@ -156,7 +156,7 @@ class MultiAgentStorage(Storage):
         """Start a rollout with the observations and action masks after a reset.
 
         Args:
-            obs: For each policy, its observations: an array (C, ...) for each leaf, with one row for each agent of the
+            obs: For each policy, a mapping from leaf to observations (C, ...). They have one row for each agent of the
                 policy in each environment.
             mask: For each policy, its action masks (C, n) bool for n actions, or None.
         """
@@ -164,7 +164,7 @@ class MultiAgentStorage(Storage):
             storage.start(obs[policy], None if mask is None else mask[policy])
 
     def current(self) -> Any:  # the inputs are mappings, unlike those of `Storage.current`
-        """Return the inputs for the next action, as in `Storage`; each input is a mapping from policy to arrays."""
+        """Return the inputs for the next action (see `Storage.current`), each as a mapping from policy to arrays."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 
@@ -204,7 +204,10 @@ class MultiAgentStorage(Storage):
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalize advantages over all workers, for each policy with `advantage_normalization="batch"`."""
+        """Normalize the advantages of each policy whose `advantage_normalization` is "batch", over all workers.
+
+        `moments` contains the result of `advantage_moments` of each worker.
+        """
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
@@ -225,7 +228,7 @@ class MultiAgentStorage(Storage):
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # agents' steps in earlier batches; `drawn_new` counts repeated steps once
+        drawn = drawn_new = 0  # agents' steps in earlier batches, with repetitions (`drawn`) and without (`drawn_new`)
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):
@@ -252,8 +255,8 @@ class MultiAgentStorage(Storage):
 
         Args:
             batch: The batch.
-            samples: Number of agents' steps in all earlier batches, and number of agents' steps in this batch.
-            new: The same two numbers, but each step counts only in the first batch that contains it.
+            samples: Two numbers of agents' steps: those in all earlier batches, and those in this batch.
+            new: The same two numbers without repetitions: a step counts only in the first batch that contains it.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps

@@ -124,7 +124,7 @@ class Storage(Part, Updatable, ABC):
         return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Start a rollout with the result of a reset: an array (E, ...) for each leaf, and action masks (E, n) bool."""
+        """Start a rollout with the observations after a reset, (E, ...) by name, and the action masks (E, n) bool."""
         self._rollout_rows.start(obs, mask)
 
     def current(self) -> ActingRow:
@@ -189,7 +189,7 @@ class Storage(Part, Updatable, ABC):
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Convert TD errors to one error per transition or sequence, (B,), from which priorities are computed."""
+        """Return the errors (B,), one per transition or sequence, that determine priorities; `errors` are TD errors."""
         return errors
 
     @abstractmethod

@@ -149,7 +149,7 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64, the negative places of the observations, which are stored as extra observations.
+            places: (N,) int64. The observations belong to no row, so these places are negative.
             before: (N,) int64, the rows of the observations one step earlier.
         """
 
@@ -165,7 +165,7 @@ class ObservationColumn(ABC):
         """Release the data of N observations; see `take` for `places`."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of N rows needs data of evicted rows, (N,) bool.
+        """Return, for each of N rows, whether the row needs data of evicted rows, (N,) bool.
 
         Args:
             rows: (N,) int64, numbers of the rows.
@@ -244,8 +244,8 @@ class PlainColumn(ObservationColumn):
 class StackedColumn(ObservationColumn):
     """Column of stacks of the newest K frames, in which each frame is stored only once.
 
-    A row stores the newest frame of its stack, and the numbers of all K frames. A number below the capacity C denotes
-    the newest frame of a row, C denotes a black frame, and a larger number denotes an extra frame.
+    A row stores the newest frame of its stack, and the numbers of all K frames. A number n below the capacity C
+    denotes the newest frame of row n, C denotes a black frame, and a larger number denotes an extra frame.
 
     Usually, the older frames of a stack are the newest frames of earlier rows. Where they are not, for example at the
     start of an episode, they are stored as extra frames. Each extra frame is owned by one observation, and is released
@@ -273,7 +273,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """Number of later rows that may need the data of a row: one less than the number of frames in a stack."""
+        """Number of rows after a row that may need the data of this row: K - 1 for stacks of K frames."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -381,7 +381,7 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store the older frames of stacks as extra frames, except black frames and copies of the next newer frame.
+        """Store the older frames of stacks as extra frames, except black frames and copies of the frame after them.
 
         Args:
             stacks: (N, K, pixels).
@@ -389,7 +389,7 @@ class StackedColumn(ObservationColumn):
             owners: (N,) places of the observations that own the stored frames.
 
         Returns:
-            (N, K) numbers of all frames. A black frame has number C, the capacity; a copy of the next newer frame has
+            (N, K) numbers of all frames. A black frame has number C, the capacity; a copy of the frame after it has
             the number of that frame.
         """
         frames = np.empty(stacks.shape[:2], dtype=np.int32)

@@ -90,7 +90,7 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """If the algorithm has a `mini_batch_size`, set its `num_mini_batch` accordingly.
+        """Compute and set the algorithm's `num_mini_batch`, if the algorithm has a `mini_batch_size`.
 
         The number is computed for `num_rollouts` full rollouts. Shorter rollouts are divided into the same number of
         minibatches, because workers that average their gradients must make the same number of updates.

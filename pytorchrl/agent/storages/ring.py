@@ -212,7 +212,7 @@ class Ring:
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the N observations at `places`, as leaf -> (N, ...); extra observations have negative places."""
+        """Return the N observations at `places` (negative for observations without a row), as leaf -> (N, ...)."""
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
@@ -356,10 +356,10 @@ class Ring:
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark as broken the rows whose frame stacks contain evicted frames, and forbid drawing these rows.
+        """Forbid drawing the rows whose frame stacks contain evicted frames, and mark these rows as broken.
 
         Args:
-            rows: (N,) places of the rows to which evicted rows link.
+            rows: (N,) places of the rows to which the links of evicted rows point.
             start: Place of the first evicted row.
             count: Number of evicted rows.
 
@@ -379,13 +379,13 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link each environment's last row in the source's previous rollout to its first row in the new rollout.
+        """Link, for each environment, the last row of the source's previous rollout to the first row of the new one.
 
-        An environment is linked only if its first observation in `leaves` equals the last observation of the previous
+        An environment is linked only if its first observation in `leaves` equals its last observation in the previous
         rollout. `rows`, (E,), contains the places of the first rows.
 
         Returns:
-            (E,) int64, for each linked environment the place of the extra observation that is no longer needed, else 0.
+            (E,) int64, the place of the extra observation that a linked environment no longer needs; 0 if not linked.
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
@@ -399,7 +399,7 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write a rollout's observations, and release the extra observations at `previous`, which are now duplicates.
+        """Write a rollout's observations; release their copies, the extra observations at places `previous` (0: none).
 
         Returns:
             (K,) int64, the places of the rollout's K final observations (the last observations of episodes).

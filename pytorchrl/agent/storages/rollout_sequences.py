@@ -18,7 +18,7 @@ from pytorchrl.untyped import StateDict
 
 
 class _Kept(NamedTuple):
-    """A rollout in the ring; the rows of each environment are consecutive."""
+    """A rollout that is stored in the ring buffer; the rows of each environment are consecutive."""
 
     first: int
     """Id of the first row of the rollout."""
@@ -82,7 +82,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         self._kept.append(kept)
 
     def _place(self, kept: _Kept) -> np.ndarray:
-        """Return the index in the ring of a rollout's first row, as an array (1,)."""
+        """Return the index, in the ring buffer, of the first row of the rollout `kept`; shape (1,)."""
         return np.array([kept.first]) % self.ring.capacity
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # batches contain sequences
@@ -102,7 +102,10 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each sequence, oldest first: one per step, and one per last observation of an episode."""
+        """Return the rows of the sequences in the rollouts `drawn`, in order of time.
+
+        Each step has one row. At the end of an episode, the last observation has an additional row.
+        """
         column, capacity, n_step = self.ring.columns, self.ring.capacity, self.options.n_step
         found = []
         for kept in drawn:

@@ -1,4 +1,4 @@
-"""The samples of an on-policy storage, in a layout from which one operation per tensor selects a batch.
+"""The samples of an on-policy storage, arranged so that a batch is selected by a single operation on each tensor.
 
 T = steps, E = environments, N = samples, L = steps of a sequence, C = number of sequences, H = size of a memory state.
 """
@@ -48,7 +48,10 @@ class Samples:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def batches(self, order: Tensor, num_parts: int) -> Iterator[Batch]:
-        """Return the rows or sequences with the indices `order` in `num_parts` batches; sizes differ by at most one."""
+        """Split the rows or sequences at the indices `order` into `num_parts` batches, and return the batches.
+
+        The sizes of the batches differ by at most one.
+        """
         if self.sequences or self._num_bytes() > _SMALL_BYTES:
             return map(self.select, torch.tensor_split(order, num_parts))
         return self.select(order).split(num_parts)
@@ -105,9 +108,9 @@ def sequences(
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Cut the first `num_steps` steps of each rollout's tensor (steps, E, ...) into C sequences (L, C, ...).
+        """Cut the rollouts' tensors (steps, E, ...) into C sequences, and return these as one tensor (length, C, ...).
 
-        In each rollout, the last sequence of each environment is padded with `fill`.
+        Steps after a rollout's `num_steps` are left out. The last sequence of each environment is padded with `fill`.
         """
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]

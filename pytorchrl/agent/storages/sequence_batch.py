@@ -31,7 +31,7 @@ class Walk(NamedTuple):
 
     @property
     def trained(self) -> slice:
-        """The rows of the trained steps, which the loss covers."""
+        """Slice of the first axis of `places` that selects the trained steps (the steps that the loss covers)."""
         return slice(self.burn_in, len(self.places) - self.n_step)
 
 
@@ -82,7 +82,8 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    `rows` equals `walk.places`, except that negative places (of observations without a row) are replaced by 0.
+    `rows` equals `walk.places`, except that 0 replaces each negative place. A negative place is the place of an
+    observation without a row, such as the last observation of an episode.
 
     Returns:
         Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.

@@ -30,7 +30,7 @@ from pytorchrl.untyped import StateDict
 
 
 class _Window(NamedTuple):
-    """A window (a sequence that can be drawn), given by the ids of its rows."""
+    """A window (a sequence of steps that is drawn as a whole), described by row ids."""
 
     start: int
     """Id of the row of the first trained step."""
@@ -41,11 +41,11 @@ class _Window(NamedTuple):
 
 
 class Episode:
-    """Windows (sequences that can be drawn) of one episode, found incrementally as the steps arrive.
+    """The windows (sequences of steps, each drawn as a whole) of one episode, found as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode. The `burn_in` steps
     before the trained steps are the burn-in of the window; near the start of the episode, there are fewer. The last
-    window is the first one that reaches the end of the episode.
+    window is the first one whose trained steps include the last step of the episode.
 
     If the start of the episode is unknown, the trained steps of window k begin `burn_in` + k * `period` steps after the
     first known step, so that every burn-in is complete.

@@ -57,12 +57,12 @@ def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, objec
 
 
 def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
-    """Return an error message for each given option that another kind has and the chosen kind lacks.
+    """Return an error message for each given option that the chosen kind lacks, but one of its alternatives has.
 
     An option that is given with its default value is accepted.
 
     Args:
-        given: Values of flat keywords, by name.
+        given: Values of the given options, by name.
         chosen: The chosen kind, such as the class of options of asynchronous collection.
         kinds: The chosen kind and its alternatives, such as all kinds of collection.
     """

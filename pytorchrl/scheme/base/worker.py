@@ -50,9 +50,9 @@ def check_execution(level: str, execution: Execution | str, num_workers: int) ->
     """Return `execution` as an enum member; raise `ConfigError` if it is central and there are several workers.
 
     Args:
-        level: "col" or "grad".
+        level: "col" for collection workers, or "grad" for gradient workers.
         execution: "Central" or "Parallel".
-        num_workers: Number of workers of the level.
+        num_workers: Number of these workers.
     """
     execution = Execution(execution)
     if execution is CENTRAL and num_workers > 1:

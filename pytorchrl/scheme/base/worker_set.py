@@ -24,10 +24,10 @@ _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
 
 def check_resources(name: str, resources: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if an amount is invalid, or if the name of a resource seems misspelled.
+    """Raise `ConfigError` if the amount of a resource is invalid, or if the name of a resource seems misspelled.
 
     Args:
-        name: Name of the option.
+        name: Name of the option that has the value `resources`, for the error message.
         resources: The amount of each resource, by name. Names that Ray does not know are custom resources of a cluster.
     """
     problems = []
@@ -43,7 +43,7 @@ def check_resources(name: str, resources: Mapping[str, object]) -> None:
 
 
 class WorkerSet(Generic[W]):
-    """Worker 0 in this process, and remote workers 1..N.
+    """A local worker, which is worker 0 in this process, and N remote workers.
 
     Args:
         worker_class: Class of the workers.
@@ -54,8 +54,8 @@ class WorkerSet(Generic[W]):
         name: Prefix of the workers' names in errors and logs.
         local_params: Further keyword arguments for the local worker.
         remote_params: Further keyword arguments for remote workers.
-        first_index: Index of the first remote worker.
-        first_incarnation: First incarnation of each remote worker; the number increases with each replacement.
+        first_index: Index of the first remote worker; the following workers have the following indices.
+        first_incarnation: Incarnation of the first worker at each index; each replacement increases this number by 1.
 
     Attributes:
         worker_class, worker_params: As given.
@@ -84,16 +84,19 @@ class WorkerSet(Generic[W]):
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
     def incarnation(self, place: int) -> int:
-        """Return the incarnation of the worker at index `place` of `remote_workers()`."""
+        """Return the incarnation of worker `place` of `remote_workers()`; each replacement increases it by 1."""
         return self._incarnations[place]
 
     @property
     def incarnations(self) -> list[int]:
-        """Incarnation of the latest worker at each index, including indices that `resize` has removed."""
+        """Incarnation of the latest worker at each index of `remote_workers()`; see `incarnation`.
+
+        Indices that `resize` has removed are included.
+        """
         return list(self._incarnations)
 
     def restore_incarnations(self, saved: Sequence[int]) -> None:
-        """Set the incarnations to those of an earlier run, so that later replacements continue to count from them."""
+        """Set the incarnations to those of an earlier run; replacements then continue the numbering of that run."""
         self._incarnations = [*saved, *self._incarnations[len(saved):]]
 
     def _start(self, place: int) -> Handle[W]:
@@ -105,7 +108,7 @@ class WorkerSet(Generic[W]):
             remote_class, params, name=f"{self._name}{index}", resources=self.remote_config)
 
     def replace(self, place: int) -> None:
-        """Kill the worker at index `place` of `remote_workers()`, and start its next incarnation as a replacement."""
+        """Replace worker `place` of `remote_workers()`: kill it, and start a worker with an incarnation 1 higher."""
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
@@ -116,8 +119,8 @@ class WorkerSet(Generic[W]):
     def resize(self, num_workers: int, resources: Mapping[str, float] | None = None) -> None:
         """Start or kill remote workers until there are `num_workers`; workers with the largest indices are killed.
 
-        At an index that was in use before, the new worker has the next incarnation, so that it does not repeat the
-        random numbers of the earlier worker.
+        If a new worker has the index of an earlier worker, its incarnation is greater by 1, so that the new worker does
+        not repeat the random numbers of the earlier worker.
 
         Args:
             num_workers: New number of remote workers.
@@ -142,7 +145,7 @@ class WorkerSet(Generic[W]):
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Return the list of handles of workers 1..N; later calls of `replace` and `resize` change this list."""
+        """Return the list of handles of the remote workers; later calls of `replace` and `resize` change this list."""
         return self._remote
 
     def wait_ready(self) -> None:

@@ -96,7 +96,7 @@ class RolloutBuilder:
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether the rollout is shorter than requested.
             elapsed_s: Function that returns the seconds since the start of the rollout. The seconds that `watch`
-                has not yet timed are added as part "store". None: `watch` has timed all seconds.
+                has not timed so far are added to its part "store". None: `watch` has timed all seconds.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
 
@@ -263,7 +263,7 @@ class CWorker(Worker):
             self._snapshot = None
 
     def take_weights_traffic(self) -> Traffic:
-        """Return the total traffic of the weights received since the last call."""
+        """Return the total traffic of the weights received since the last call of this method."""
         traffic, self._weights_traffic = self._weights_traffic, NO_TRAFFIC
         return traffic
 
@@ -376,7 +376,7 @@ class CWorker(Worker):
         self.preempt(self._builder.sequence, min_steps)
 
     def interrupt(self) -> None:
-        """End the current rollout before its next step; later rollouts contain no steps."""
+        """Stop collection for good: end the current rollout before its next step; later rollouts contain no steps."""
         self._interrupted = True
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:
@@ -405,7 +405,12 @@ class CWorker(Worker):
         return info
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
-        """Set scheduled parameters of the algorithm and the storage; `env_steps` returns the env steps so far."""
+        """Set scheduled parameters of the algorithm and the storage to the values of their schedules.
+
+        Args:
+            env_steps: Function that returns the number of env steps so far.
+            target_steps: Number of env steps of the whole experiment.
+        """
         for part in (self.algo, self.storage):
             if part.schedules:
                 with self.journal.writing():  # another thread may replace a schedule at the same time

@@ -218,7 +218,7 @@ class CentralInference:
     # Lost workers
 
     def _forget(self, place: int) -> None:
-        """Drop the unfinished rollout of a lost worker."""
+        """Drop the unfinished rollout of the lost worker with index `place`."""
         stream = self._streams.pop(place)
         num_steps = stream.builder.count_unfinished()
         self._ledger.collect(num_steps)
@@ -259,7 +259,11 @@ class CentralInference:
                     places.remove(place)
 
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Count the steps of removed workers, and let the next `step` start the new workers; see `ElasticStrategy`."""
+        """Adapt to a new number of workers; see `ElasticStrategy`.
+
+        The ledger counts the undelivered env steps of removed workers as dropped. The next call of the method `step`
+        starts the new workers.
+        """
         for place, counts in enumerate(closed, start=number):
             if place in self._left:
                 stream = self._left.pop(place)
@@ -292,7 +296,10 @@ class CentralInference:
         deliver(rollouts)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for requested steps, then count unfinished rollouts' steps as collected."""
+        """Wait at most `timeout_s` seconds for the requested steps, then discard all unfinished rollouts.
+
+        The ledger counts the env steps of these rollouts as collected.
+        """
         places = self._in_flight.owners()
         for place, outcome in zip(places, self._in_flight.finish(timeout_s), strict=True):
             if outcome.value is not None:
@@ -311,11 +318,14 @@ class CentralInference:
         return len(self._in_flight)
 
     def take_send_s(self) -> float:
-        """Return 0, because transit times are measured in synchronous rounds only."""
+        """Return 0 seconds in transit, because only synchronous rounds measure the transit times of messages."""
         return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the numbers of inference batches and of their environments, and the sum of weight lags, to `counters`."""
+        """Add to `counters` the number of inference batches, the number of environments in them, and their lags.
+
+        The lag of a batch is the number of updates that were missing in the actor's weights.
+        """
         counters.inference_batches += self._num_batches
         counters.inference_rows += self._num_rows
         counters.inference_lag += self._lag

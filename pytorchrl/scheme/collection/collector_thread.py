@@ -43,7 +43,7 @@ class RolloutQueue:
 
     Attributes:
         queue: Bounded queue, whose entries are lists of rollouts that arrived together.
-        delays_requests: False, because `may_request` always returns True.
+        delays_requests: Always False, because rollouts may be requested at any time.
     """
 
     def __init__(self, runtime: Runtime, closing: threading.Event) -> None:
@@ -191,7 +191,7 @@ class CollectorThread(threading.Thread):
 
     @property
     def rounds(self) -> RoundStrategy | None:
-        """The strategy whose rounds the learner waits for; None if collection is asynchronous."""
+        """The strategy, if collection is synchronous (the learner waits for each round of rollouts); otherwise None."""
         return self.strategy if isinstance(self.strategy, LocalCollection | Barrier) else None
 
     @property

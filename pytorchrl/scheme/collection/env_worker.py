@@ -112,7 +112,7 @@ class EnvWorker(Worker):
         return self._envs_restarted + self._envs.num_restarts
 
     def reseed(self, seed: int, incarnation: int) -> None:
-        """Replace the environments, as if this incarnation of the worker had just been built with this seed."""
+        """Replace the environments by new ones, seeded as in a new worker with this seed and incarnation."""
         self._envs_restarted += self._envs.num_restarts
         self._envs.close()
         self._envs = self._make_envs(seed=seed, incarnation=incarnation)
@@ -125,8 +125,8 @@ class EnvWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and the number of steps that the worker has not
-            returned, which is always 0.
+            The number of env steps since the worker was built, and 0, because every step has already been returned to
+            the caller.
         """
         if not self._is_closed:
             self._envs.close()

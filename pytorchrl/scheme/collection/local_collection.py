@@ -17,8 +17,8 @@ class LocalCollection:
     Args:
         local_worker: The local worker.
         ledger: The gradient worker's ledger.
-        watch: Stopwatch for the delivery of rollouts.
-        owed: Count of the steps that are missing from a preempted rollout.
+        watch: Stopwatch that measures how long the delivery of rollouts takes.
+        owed: Counter of the steps that a preempted rollout lacks and that must be collected later.
     """
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch, owed: OwedSteps) -> None:
@@ -61,7 +61,7 @@ class LocalCollection:
         return rollout
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Count the steps of rollouts, and return the rollouts that contain valid steps."""
+        """Count the steps of rollouts in the ledger, and return the rollouts that contain valid steps."""
         self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
         return [rollout for rollout in rollouts if rollout.header.num_env_steps]
 
@@ -81,7 +81,10 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Give up the missing steps of a preempted rollout. No rollout is in flight, so there is none to deliver."""
+        """Cancel the later collection of the steps that a preempted rollout lacks.
+
+        `deliver` is not called, because no rollout is in flight.
+        """
         self._owed.cancel()
 
     def finish(self, timeout_s: float) -> None:

@@ -31,10 +31,10 @@ class CollectionStrategy(Protocol):
         """Return the number of workers that are not lost."""
 
     def num_in_flight(self) -> int:
-        """Return the number of requests to remote workers whose rollouts have not arrived."""
+        """Return the number of requests that remote workers have not yet answered with a rollout."""
 
     def take_send_s(self) -> float:
-        """Return the seconds that the messages of synchronous rounds spent in transit since the last call."""
+        """Return the seconds that messages of synchronous rounds were in transit since this method's last call."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline count as lost."""

@@ -45,7 +45,7 @@ class ElasticSet(Protocol):
         """Return the list of the workers' handles; `follow` changes this list."""
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
-        """Return a copy of the set's recipe with another value of `num_col_workers`."""
+        """Return a copy of the recipe that builds this set, with another value of `num_col_workers`."""
 
     def close_from(self, place: int) -> list[Closed]:
         """Close the workers in `remote_workers()` from index `place` on; return the result of each `CWorker.close`."""
@@ -117,20 +117,20 @@ class Elastic(ABC):
 
     @abstractmethod
     def _request_replacement(self, index: int) -> None:
-        """Make the requests that a new worker needs to take part in collection."""
+        """Make the first requests to a worker that was added or that replaces a lost worker."""
 
     def _asked(self) -> list[int]:
         """Return the indices of the workers that receive requests: they are neither lost nor leaving."""
         return [index for index in range(self._num_asked) if index not in self._supervisor.gone]
 
     def limit(self, number: int) -> None:
-        """Stop requests to workers with an index of `number` or higher; `release` can raise this limit again."""
+        """Make no more requests to workers with an index of `number` or higher, until the next call of `release`."""
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """From now on, request rollouts only from workers 0 to `number` - 1.
+        """From now on, request rollouts from workers 0 to `number` - 1 only.
 
-        Return whether all other workers have delivered the rollouts that were requested from them.
+        Return whether the workers with higher indices have delivered all rollouts requested from them.
         """
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))

@@ -187,7 +187,7 @@ class Barrier(_RemoteCollection):
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
         self._owed = options.owed_steps(rollout_size)
-        self._rests: dict[int, Rollout] = {}  # worker index -> arrived rest of a preempted rollout
+        self._rests: dict[int, Rollout] = {}  # worker index -> rest of a preempted rollout, once received
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
@@ -247,7 +247,11 @@ class Barrier(_RemoteCollection):
         return sorted(rollouts, key=lambda rollout: rollout.header.worker)
 
     def _add(self, index: int, rollout: Rollout) -> None:
-        """Store a rollout. If it has only the steps missing from the last round, request the rollout of this round."""
+        """Store a rollout.
+
+        With `on_straggler="finish"`, a preempted worker first collects the rest of its rollout in the next round. When
+        this rest arrives, request the worker's next rollout, which belongs to the same round.
+        """
         if self._owed.receive(index, rollout.header):
             self._rests[index] = rollout
             self._request(index)
@@ -270,13 +274,16 @@ class Barrier(_RemoteCollection):
         super().finish(timeout_s)
 
     def _move_rests(self) -> None:
-        """Move the rollouts from `_rests` to `_arrived`, because the methods of the base class do not use `_rests`."""
+        """Move the received rests of preempted rollouts to `_arrived`, where the base class looks for rollouts."""
         for index, rollout in self._rests.items():
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
 
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Forget the workers from index `number` on, and the steps missing from their rollouts; see `Elastic`."""
+        """Forget the workers from index `number` on, and make requests to new workers; see `ElasticStrategy`.
+
+        Steps that are missing from preempted rollouts of the forgotten workers are not collected later.
+        """
         self._owed.cancel(number)
         super().resized(number, closed)
 
@@ -338,7 +345,7 @@ class OnArrival(_RemoteCollection):
 
         @property
         def longest_interval(self) -> int:
-            """Number of updates after which new weights are due for a worker; a subclass may return a smaller one."""
+            """Number of updates after which a worker receives new weights; a subclass may return a smaller number."""
             return self.broadcast_interval
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,

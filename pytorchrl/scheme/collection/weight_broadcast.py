@@ -43,7 +43,7 @@ class WeightBroadcast:
         self.local_worker, self.watch, self._journal = local_worker, watch, local_worker.journal
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
-        self._attached: list[Payload] = [None] * len(workers)  # references to weights for each worker's next request
+        self._attached: list[Payload] = [None] * len(workers)  # reference to weights for each worker's next request
         # Version -1 makes each worker due for weights at the start, because workers' initial weights may differ.
         self._versions = [-1] * len(workers)
         self._steps = [0] * len(workers)  # env steps that each worker has delivered since weights were attached for it
@@ -68,11 +68,11 @@ class WeightBroadcast:
         return any(self._due(version, steps) for version, steps in zip(self._versions, self._steps, strict=True))
 
     def attach_newer(self) -> None:
-        """Attach the local worker's weights to the next request of each worker that has older weights."""
+        """Attach the local worker's weights to the next request to each worker that has older weights."""
         self._attach(lambda version, steps: version < self.local_worker.version)
 
     def attach_due(self, only: int | None = None) -> None:
-        """Attach the local worker's weights to the next request of each worker that is due for new weights.
+        """Attach the local worker's weights to the next request to each worker that is due for new weights.
 
         Args:
             only: Index of the worker to consider; None: consider all workers.
@@ -100,7 +100,7 @@ class WeightBroadcast:
                 self.watch.count("push", self.watch.now() - start)
 
     def take(self, index: int) -> Payload:
-        """Return a reference to the weights attached to a worker's next request; None if none are attached.
+        """Return and detach a reference to the weights attached to the next request to a worker; None without weights.
 
         The runtime resolves the reference, so the worker receives the `Weights`.
         """

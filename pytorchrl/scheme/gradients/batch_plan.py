@@ -19,7 +19,8 @@ class BatchPlan:
     """Sizes of a gradient worker's train batches and microbatches.
 
     Attributes:
-        train_batch_size: Least number of steps; None: one rollout, or one per worker if collection is synchronous.
+        train_batch_size: Least number of steps in a train batch. None: a train batch consists of one rollout or, if
+            collection is synchronous, of one rollout from each worker.
         microbatch_size: Largest number of env steps in one backward pass; None: no limit.
         is_streamed: Whether each microbatch is discarded once its gradient has been computed.
         prefetch: Number of microbatches that are requested while a gradient is computed.

@@ -119,7 +119,7 @@ class RoundSource:
         """Do nothing, because each train batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add to `counters` the counts of the queue to which users may add train batches."""
+        """Add the counts of the queue that users may fill, such as the number of its train batches, to `counters`."""
         self._by_hand.count(counters)
 
     def take_times(self) -> Times:
@@ -127,10 +127,10 @@ class RoundSource:
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting train batches at each `take` since the last `take_levels`.
+        """Return how many train batches were waiting at each `take` since the last `take_levels`.
 
-        The result begins with a 0 for each collected round, because rounds do not wait in a queue. Then follow the
-        lengths of the queue of train batches that users added, one for each `take` from this queue.
+        The numbers are not in the order of the calls. First comes a 0 for each collected round, because rounds do not
+        wait. The other numbers are the lengths of the queue to which users add train batches, at each `take` from it.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
@@ -200,7 +200,7 @@ class QueueSource:
         self._samples.discard(batch)
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of the sample queue to `counters`."""
+        """Add the counts of the sample queue, such as the number of queued train batches, to `counters`."""
         self._samples.count(counters)
 
     def take_times(self) -> Times:
@@ -223,7 +223,8 @@ class BatchSource:
         source: Source of train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        group: The group of ranks, which may normalize advantages over the data of all ranks together.
+        group: The gradient worker's connection to a group of ranks. In a group, advantages may be normalized over the
+            data of all ranks together.
         is_streamed: Whether `source` returns the data of one update as several train batches (microbatches). If so,
             advantages are not normalized over several workers.
         is_local: Whether the local worker collects. If so, rollouts already contain tensors.
@@ -258,9 +259,10 @@ class BatchSource:
 
     @timed("copy")
     def next(self) -> Batch:
-        """Return the next batch; if the current train batch has no further batch, load the next train batch.
+        """Return the next batch of the current train batch; if no batch is left, load the next train batch first.
 
-        With replay, train batches provide no batch before learning starts, so several train batches may be loaded.
+        With replay, a train batch that is loaded before learning starts provides no batch. In this case, further train
+        batches are loaded until one provides a batch.
         """
         if isinstance(self._source, ReplaySource) and self._storage.provides.is_kept:
             return cast("Batch", self._source.draw())
@@ -318,8 +320,9 @@ class BatchSource:
         """Return an iterator over the batches of the train batch in the storage.
 
         Args:
-            advantage_moments: The moments of each gradient worker's advantages; advantages are normalized over the data
-                of all these workers. None: over this worker's data or, in a group, over the data of all ranks.
+            advantage_moments: The moments of each gradient worker's advantages. They are used to normalize advantages
+                over the data of all these workers. None: advantages are normalized over this worker's data or, in a
+                group, over the data of all ranks.
         """
         if self._is_streamed:
             advantage_moments = None
@@ -348,15 +351,15 @@ class BatchSource:
         self._storage.reset()
 
     def cancel_uses(self) -> None:
-        """Cancel the remaining uses of the current train batch."""
+        """Cancel all later passes over the current train batch."""
         if self._current is not None:
             self._source.cancel_uses(self._current)
 
     def skip_remaining(self, reason: DropReason) -> None:
-        """Cancel the later uses of the current train batch; if a pass over the train batch has started, end the pass.
+        """Do not load the current train batch again; if a pass over it has started, end this pass.
 
-        If the pass is ended, the steps that no gradient has used are counted as dropped. If no pass has started since
-        the train batch was loaded, one pass still takes place.
+        When a pass is ended, the steps that no gradient has used are counted as dropped. If the train batch has been
+        loaded for a pass that has not started yet, this pass still takes place.
         """
         self.cancel_uses()
         if self._batches is not None:
@@ -364,9 +367,10 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """If a pass over the current train batch has started, end the pass, drop unused steps, and cancel later uses.
+        """Give up the current train batch if a pass over it has started; otherwise, do nothing.
 
-        Otherwise, keep the train batch, because all of its steps are still in the storage.
+        Giving up means to end the pass, to count the unused steps as dropped and to cancel all later passes. If the
+        pass has not started yet, the train batch is kept, because all of its steps can still be used.
         """
         if not self.is_loaded:
             self.cancel_uses()

@@ -77,7 +77,11 @@ def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -
 
 def _resolve_microbatches(
         collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
-    """Refuse microbatch options that contradict the algorithm, set `prefetch` if it is None, and collect warnings."""
+    """Return the options, with the default of `prefetch` filled in, and a list of warnings.
+
+    Raises:
+        ConfigError: Microbatch options contradict the algorithm.
+    """
     algorithm = agent.algo_factory
     reason, name = reason_to_keep_batch(algorithm.options, collection.norm_over), algorithm.cls.__name__
     if collection.norm_over == "microbatch" and reason:

@@ -27,9 +27,10 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Decorate a worker's method so that its errors contain the newest events of the worker's journal, as `error.part`.
+    """Decorate a worker's method so that its errors carry the result of `take_part`, as `error.part`.
 
-    A successful call returns these events in its result. A failed call has no result, so the error contains them.
+    A successful call returns the events of the journal in its result. A failed call has no result, so the error
+    carries the events.
     """
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:

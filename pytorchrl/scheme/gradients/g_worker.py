@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# If a GWorker has incarnation i, its workers' incarnations start at 64 * i, above those of its predecessor's workers.
+# The incarnations of a GWorker's workers start at 64 * (incarnation of the GWorker), so that no number is reused.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -223,7 +223,7 @@ class GWorker(Worker):
         """Load the next train batch, unless an unused train batch is already loaded.
 
         To normalize advantages over the train batches of all gradient workers, the update worker passes the returned
-        moments to `collect_and_grad`. If this worker itself collects a rollout, `preempt(number)` can shorten it.
+        moments to `collect_and_grad`. If this worker collects the rollout itself, `preempt(number)` ends it early.
 
         Returns:
             The moments of the advantages in the train batch, and new events of the journal; see `take_part`.
@@ -289,7 +289,8 @@ class GWorker(Worker):
         """Apply the mean gradient of all ranks to this worker's parameters. Each rank calls this method itself.
 
         Returns:
-            `Gradients.vectors` ([] if no rank had data, else None), and the update's statistics (None if skipped).
+            The value of `Gradients.vectors` and the statistics of the update: [] and {} if no rank had data; None and
+            None if the update was skipped; otherwise None and the algorithm's statistics.
         """
         moments, self.stats.moments = self.stats.moments, []  # moments are never sent twice, even if `shared` fails
         self._group.store(moments)
@@ -358,7 +359,7 @@ class GWorker(Worker):
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
-        """Save the actor as `fname` in an existing folder, for `torch.load(..., weights_only=True)`; return `fname`."""
+        """Save the actor for `torch.load(..., weights_only=True)`; return the path `fname`, whose folder must exist."""
         with self._journal.lock:
             state = {"format": MODEL_FORMAT, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         return save(fname, state)
@@ -368,7 +369,7 @@ class GWorker(Worker):
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
-        """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
+        """Set scheduled parameters of the algorithm and the storage; `env_steps` returns the env steps so far."""
         self.local_worker.follow_schedules(env_steps, target_steps)
 
     # Resizes, checkpoints and shutdown
@@ -383,7 +384,7 @@ class GWorker(Worker):
 
     @property
     def is_draining(self) -> bool:
-        """Whether an announced drain is not complete yet."""
+        """Whether a drain has been announced and is still incomplete."""
         return self.collector.is_draining
 
     def drain(self, number: int, timeout_s: float) -> tuple[int, LedgerSnapshot]:
@@ -427,15 +428,14 @@ class GWorker(Worker):
         self.col_workers.reseed_remote(seed)
 
     def interrupt(self) -> None:
-        """End collection; a call that waits for data or for other ranks raises an error."""
+        """End collection. Calls that are waiting for data or for other ranks then raise an error."""
         self.collector.interrupt()
         self._group.leave()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop collection and all workers below this worker; repeated calls of `stop` only return the ledger.
+        """Stop collection and all workers below this worker, and return the final ledger.
 
-        Returns:
-            The final ledger, in which `collected` is the collection workers' own count.
+        In this ledger, the collection workers themselves have counted `collected`. Repeated calls change nothing.
         """
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)

@@ -34,5 +34,8 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return `collection` if it has the options of the class `owner`; otherwise, return the defaults of `owner`."""
+    """Return options from which all options of the class `owner` can be read.
+
+    The result is `collection` if it is an instance of `owner`. Otherwise, it is an `owner` with default values.
+    """
     return collection if isinstance(collection, owner) else owner()

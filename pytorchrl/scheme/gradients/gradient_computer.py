@@ -44,7 +44,8 @@ class GradientComputer:
         batch: The batch for the next gradient; None if no batch is waiting.
         grads: The latest gradients; None before gradients are computed for the first time.
         used: Counts of the samples that the latest gradient used.
-        fault: Description of what is not finite in the latest loss or gradient, before averaging; "" if all is finite.
+        fault: "" if the latest loss and gradient of this worker (before averaging) are finite; otherwise, a text that
+            states which values are not finite.
         num_computed: Number of gradients computed.
     """
 
@@ -125,7 +126,7 @@ class GradientComputer:
         return grads, micro.decided(self._algo, total.info())
 
     def _update_replay(self, batch: Batch, info: MetricsDict) -> None:
-        """Remove the samples' TD errors from the statistics, and update the priorities in replay with these errors."""
+        """Update the priorities in replay with the TD errors in `info`, and remove these errors from `info`."""
         if self._shards is None:
             self._storage.after_gradients(batch, info)
         errors = info.pop("errors", None)

@@ -69,7 +69,7 @@ class SynchronousCollection(
 class AsynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueueOptions, GradAccumulator.Options,
         GWorkerOptions, Kind):
-    """Collection that runs at the same time as learning, and waits only while the queue between them is full."""
+    """Collection that runs during learning, and waits for it only as `queue_policy` and `on_policy_lag` require."""
 
     title: ClassVar[str] = "asynchronous collection without replay workers"
     chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"
@@ -88,7 +88,7 @@ class AsynchronousCollection(
 
     @property
     def longest_interval(self) -> int:
-        """Number of updates after which workers receive new weights, at most `max_policy_lag` + 1.
+        """Number of updates between new weights for a worker: min(`broadcast_interval`, `max_policy_lag` + 1).
 
         With a larger number, the weights of all workers could become older than `max_policy_lag` before new weights are
         due. All rollouts would be dropped, no update could be made, and the learner would wait forever.

@@ -34,7 +34,7 @@ class Loader:
         staging: Object that copies the observations.
         following: Function that returns the train batch that the learner will probably take next, or None while this
             batch does not exist.
-        now: The clock.
+        now: Function that returns the current time in seconds.
     """
 
     def __init__(self, staging: Staging, following: Callable[[], TrainBatch | None], now: Callable[[], float]) -> None:

@@ -178,7 +178,7 @@ def log_microbatch(number: int, num_samples: int, target: int) -> None:
 
 
 def log_update(microbatch_size: int | None, num_samples: int) -> None:
-    """Log at debug level, if microbatches are used, that the accumulated gradients are being applied."""
+    """If microbatches are used, log at debug level that the accumulated gradients are being applied."""
     if microbatch_size is not None and num_samples:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
@@ -219,14 +219,15 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
 
 
 def _count_samples(batch: BatchOfKind) -> int:
-    """Return the number of samples of all policies in a batch, or in the slices that a `GradAccumulator` received."""
+    """Return the number of samples of all policies in `batch`, which is a batch of data or a `GradAccumulator`."""
     return sum(batch.samples.values())
 
 
 def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
-    """Decide again, if `info` has "skip_remaining", whether to skip a rollout's remaining batches; return `info`.
+    """Return `info` after replacing "skip_remaining", if present, by a decision based on the whole batch.
 
-    `info` contains means over slices, and the mean of the slices' decisions is not a decision.
+    The decision is whether to skip the remaining batches of a rollout. All values in `info` are means over slices, and
+    the mean of the slices' decisions may be neither 0 nor 1. Therefore, the algorithm decides again, from the means.
     """
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
@@ -240,14 +241,17 @@ def _length(batch: BatchOfKind) -> int | None:
 
 
 def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, int]:
-    """Return (axis, start, stop) of slice `part` if a batch is cut into `num_parts` slices of almost equal sizes."""
+    """Return (axis, start, stop) of slice `part` of a batch, which is cut into `num_parts` slices of similar sizes."""
     axis = 0 if _length(batch) is None else 1
     count = batch.action.shape[axis]
     return axis, count * part // num_parts, count * (part + 1) // num_parts
 
 
 def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device | None) -> BatchOfKind:
-    """Return the samples [start, stop) of a batch along `axis`; `rhs` has no time axis and is cut along axis 0."""
+    """Return the samples [start, stop) of a batch along `axis`.
+
+    The initial recurrent memory `rhs` has no time axis, so it is always cut along axis 0.
+    """
     def cut(value: Tensor, axis: int) -> Tensor:
         part = value.narrow(axis, start, stop - start)
         return part if device is None else part.to(device)
@@ -287,13 +291,15 @@ def reason_to_keep_batch(options: object, norm_over: str) -> str:
 def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None] | None) -> int:
     """Return the number of full rollouts in a train batch.
 
-    With synchronous collection, a microbatch consists of whole rounds, and a train batch of whole microbatches.
+    With synchronous collection, each worker collects one rollout per round. A microbatch consists of whole rounds, and
+    a train batch consists of whole microbatches.
 
     Args:
         rollout: Number of env steps in a full rollout.
-        wanted: Least number of env steps in a train batch; None: one round or, in asynchronous collection, one rollout.
-        rounds: None for asynchronous collection. For synchronous collection, a pair: the number of rollouts in a round
-            (one per worker), and the least number of env steps in a microbatch (None without microbatches).
+        wanted: Least number of env steps in a train batch. None: one round with synchronous collection, one rollout
+            with asynchronous collection.
+        rounds: With synchronous collection, the pair (number of rollouts in a round, least number of env steps in a
+            microbatch); the second number is None without microbatches. None with asynchronous collection.
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds per microbatch

@@ -71,7 +71,10 @@ class Placement:
 
     @property
     def _acts_by_itself(self) -> bool:
-        """Whether copies of the gradient worker's actor choose the actions, instead of that actor itself."""
+        """Whether collection has its own actors, which are copies of the gradient worker's actor.
+
+        If the value is False, the gradient worker's actor itself chooses the actions.
+        """
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     @property
@@ -120,7 +123,7 @@ class Placement:
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield a message if workers of `level` request a GPU that they do not use, or use one without a request."""
+        """Yield messages if workers of `level` request a GPU but do not use it, or use a GPU but do not request it."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)

@@ -95,7 +95,7 @@ class ReplaySource:
         """Do nothing, because each sampled batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the current numbers of shards, restarts, batches and stale priorities to `counters`."""
+        """Add the numbers of shards, their restarts, their batches and their stale priority updates to `counters`."""
         shards, states = self._shards, self._shards.states
         counters.restarts += shards.restarts
         counters.workers += len(states)

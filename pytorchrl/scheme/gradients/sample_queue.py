@@ -45,11 +45,11 @@ class TrainBatchBuilder:
 
     @property
     def pending_share(self) -> float:
-        """Share of the next train batch that has already arrived, at least 0 and less than 1."""
+        """Number of steps in the incomplete train batch, as a fraction of the size of a train batch; in [0, 1)."""
         return self._pending_steps / (self._size or 1)
 
     def clear(self) -> None:
-        """Discard the rollouts of the incomplete train batch, but not the old rollouts in the slots."""
+        """Discard the incomplete train batch; keep the stored rollouts, from which old rollouts are drawn."""
         self._pending, self._pending_steps = [], 0
 
     def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:
@@ -326,7 +326,7 @@ class SampleQueue:
         """Discard rollouts that arrive during a drain; `GWorker.drain` then counts their steps as dropped."""
 
     def end_drain(self, deadline: float) -> None:
-        """End a drain: discard all train batches without waiting; the deadline has no effect."""
+        """Discard all train batches at the end of a drain (`GWorker.drain`), without waiting; ignore `deadline`."""
         self.clear()
 
     def may_request(self, num_in_flight: int) -> bool:
@@ -417,7 +417,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Return whether a train batch may be used; before its first use, drop rollouts older than `oldest_version`."""
+        """Drop rollouts older than `oldest_version` from a new train batch; return whether the batch may be used."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True

@@ -28,9 +28,9 @@ class Saved(Protocol):
 def state_of(worker: Saved) -> dict[str, object]:
     """Return the state of a gradient worker for a checkpoint; call `GWorker.drain` first.
 
-    The state contains the replay data, the ledger, the compression errors that the gradient codec will add to later
-    gradients (error feedback), and the incarnation of each collection worker, a number that each replacement
-    of the worker increases by 1. Parameters and optimizers are saved by the update worker; random generators and
+    The state contains the replay data, the ledger, the incarnation of each collection worker (the number increases by 1
+    when the worker is replaced), and the compression errors that the gradient codec will add to later gradients (error
+    feedback). Parameters and optimizers are saved by the update worker; random generators and
     episodes are not saved.
     """
     # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.

@@ -151,7 +151,10 @@ class Staging:
         return Staged(data, offsets, copy)
 
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
-        """Yield the batches unchanged; before each batch, start to copy the next, to shorten waits in `on_device`."""
+        """Yield the batches unchanged, but start to copy them early, so that `on_device` waits less.
+
+        Before a batch is yielded, the copy of the batch after it is started.
+        """
         current = self._begun(next(batches, None))
         while current is not None:
             following = self._begun(next(batches, None))

@@ -59,7 +59,7 @@ class CountedCollector(Counted, Protocol):
 
     @property
     def weights_traffic(self) -> Traffic:
-        """Total messages and bytes of weights that were sent to collection workers."""
+        """Totals over all messages that carried weights to collection workers, such as their number and bytes."""
 
     def take_send_s(self) -> float:
         """Return how many seconds the messages of synchronous rounds spent in transit since the last call."""
@@ -69,7 +69,7 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return how many batches were still waiting after each removal of a batch since the last call."""
+        """Return, for each batch removed since the last `take_levels`, how many others were still waiting then."""
 
 
 class HasStatistics(Protocol):
@@ -169,7 +169,10 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: RolloutHeader) -> None:
-        """Count preempted rollouts; count episodes and their steps separately for preempted and for full rollouts."""
+        """Add the rollout's episodes and their steps to the counters of preempted rollouts or of full rollouts.
+
+        If the rollout was preempted, also count the rollout itself and its env steps.
+        """
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:
             self.counters.full_episodes += len(header.episodes)

@@ -61,8 +61,8 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
     """Return the differences between a saved run and a scheme that would repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ. If the saved run lacks an option of
-    the agent, because an older version of the library saved the run, the option's default is compared.
+    Settings that only affect where and how fast a run executes may differ. If an older
+    version of the library saved the run, an option of the agent may be missing; it then counts as its default.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -101,7 +101,7 @@ def checksum_of(info: Mapping[str, float]) -> int:
 
 
 def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Return an absolute path; raise `ConfigError` for an empty path."""
+    """Make the path in the option `name` absolute; keep None, and raise `ConfigError` for an empty path."""
     if path is None:
         return None
     if not os.fspath(path):
@@ -192,7 +192,7 @@ class Record:
             "runtime; the first event that cannot be repeated raises an error.")
 
         def __post_init__(self) -> None:
-            """Refuse to record a run that is replayed; make paths absolute."""
+            """Make paths absolute; raise `ConfigError` if `record` and `replay` are both given."""
             super().__post_init__()
             for name in ("record", "replay"):
                 object.__setattr__(self, name, _absolute(name, getattr(self, name)))
@@ -242,7 +242,7 @@ class Record:
                               "the same number")
 
     def warning(self) -> str:
-        """Return a warning if the record has no end, or if a replay may produce different results; else return ""."""
+        """Return a warning if the record is incomplete or a replay may produce different results; otherwise, ""."""
         now = _machine()
         other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now
                  if self.machine.get(name) != now[name]]
@@ -305,9 +305,10 @@ def _mapping(value: object) -> dict[str, Json]:
 
 
 def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
-    """Return, for each factory, its options as strings, by name, and the name of its class under the key "class".
+    """Return a description of each factory of the agent, by name of the factory.
 
-    The strings contain no memory addresses. The option `log_dir` is omitted.
+    A description maps the names of options to their values as text, without memory addresses, and "class" to the
+    name of the class that the factory builds. The option `log_dir` is omitted.
     """
     def texts(factory: Factory[object]) -> dict[str, str]:
         options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}

@@ -33,7 +33,7 @@ _TIME_WINDOW = 100
 
 
 class Sample(NamedTuple):
-    """A shard's response to a batch request."""
+    """A shard's response to a request for a batch."""
 
     batch: BatchOfKind
     """A batch from the shard's storage, or None if the shard is empty."""

@@ -30,7 +30,9 @@ FREE = {"num_cpus": 0}
 
 
 class RWorkerSet(WorkerSet[RWorker]):
-    """The replay shards of one gradient worker: a single thread in that worker's process, or several remote workers.
+    """The replay shards of one gradient worker.
+
+    A single shard is a thread of the gradient worker's process; several shards are remote workers.
 
     Args:
         factory: Options of the set, and factories of the agent's parts.

@@ -178,7 +178,10 @@ class RolloutReplay:
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return `ids`, (N,) int64, because a rollout's id is its row: the number of env steps inserted before it."""
+        """Return the row number of each rollout in a batch, (N,) int64, given the `ids` of the batch.
+
+        A rollout's row number is the number of env steps inserted before the rollout. Here, the ids are row numbers.
+        """
         return ids
 
     def reset(self) -> None:

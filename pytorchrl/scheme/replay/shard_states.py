@@ -1,4 +1,4 @@
-"""Share the last known states of replay shards between the collector and learning threads of a gradient worker."""
+"""Share the last known states of replay shards between the collector thread and the learning thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class ShardStates:
     Attributes:
         changed: The argument `changed`. The sampler waits for this event, and then clears it.
         added: Number of env steps in rollouts that shards have added and confirmed; the inserter updates this count.
-        trained: Number of env steps in sampled batches, times the passes over a batch; the sampler updates this count.
+        trained: Number of env steps in sampled batches, where each step counts once per pass over its batch; the
+            sampler updates this count.
         lost: (index, incarnation, error) for each shard that the sampler found to be lost, until the inserter handles
             the loss. The incarnation is the number of earlier losses of the shard.
     """
@@ -113,10 +114,10 @@ class ShardStates:
             return headers
 
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
-        """Stop sampling from a lost shard, and add the loss to `lost`, so that the inserter handles it."""
+        """Stop sampling from a lost shard, and report the loss to the inserter by adding an entry to `lost`."""
         with self._lock:
             if incarnation == self._incarnations[index]:
-                # Late responses of the lost shard have smaller numbers of answers, so `update` ignores them.
+                # Late responses of the lost shard contain a smaller value of `answers`, so `update` ignores them.
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 

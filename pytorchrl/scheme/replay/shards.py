@@ -130,7 +130,8 @@ class Shards:
     def close(self, timeout_s: float) -> None:
         """Stop the shards. The collector thread and the learning thread must have ended.
 
-        Rollouts that no shard confirms within `timeout_s` seconds remain in flight in the ledger.
+        The method waits up to `timeout_s` seconds for the shards to confirm their rollouts. The ledger still counts
+        rollouts without a confirmation as in flight.
         """
         self._inserter.finish(timeout_s)
         for handle in self._handles:
@@ -169,7 +170,10 @@ class Shards:
             "if collection or sampling takes longer")
 
     def _may_request(self, added: int, num_requested: int) -> bool:
-        """Return whether learning has started and one more batch would not exceed `max_replay_ratio`."""
+        """Return whether one more batch may be requested.
+
+        The condition is that learning has started, and that the batch keeps the replay ratio within `max_replay_ratio`.
+        """
         if added < self._learning_starts:
             return False
         if self._max_ratio is None:
@@ -189,7 +193,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last call, how many other batches had arrived when it was taken."""
+        """Return the value of `num_waiting` for each batch that `get` returned since the last call of `take_levels`."""
         return self.sampler.take_levels()
 
     @property
@@ -215,7 +219,7 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Number of further batches that had arrived when the latest batch was taken."""
+        """Number of batches that had arrived from shards but were not taken yet, when the latest batch was taken."""
         return self.sampler.num_waiting
 
     @property
@@ -254,9 +258,9 @@ class Shards:
         return self._supervisor.restarts
 
     def state(self) -> StateDict:
-        """Return the state of all shards after a drain; the contents of a lost shard are None.
+        """Return the state of all shards for a checkpoint; call `drain` first.
 
-        A shard that does not answer within `timeout_s` seconds counts as lost.
+        The contents of a lost shard are None. A shard that does not answer within `timeout_s` seconds counts as lost.
         """
         calls = {index: handle.submit(RWorker.state) for index, handle in enumerate(self._handles)
                  if index not in self._supervisor.gone}

@@ -63,7 +63,14 @@ class Evaluations:
         return self._take(1.0)
 
     def wait(self, timeout_s: float) -> Evaluation | None:
-        """Return the running evaluation when it ends; None if none runs. Raise an error after `timeout_s` seconds."""
+        """Wait until the running evaluation ends, and return its result.
+
+        Return None if no evaluation is running, or if the evaluation was interrupted.
+
+        Raises:
+            WorkerLostError: The evaluation did not end within `timeout_s` seconds or its own time limit, or its worker
+                died and no retries are left.
+        """
         evaluation = None
         while evaluation is None and self._running is not None:
             left = timeout_s if self._deadline is None else max(0.0, self._deadline - self._runtime.now())

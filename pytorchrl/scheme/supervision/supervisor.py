@@ -90,7 +90,7 @@ class Supervisor:
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time when lost, error)
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # by index: number of results of each lost worker
+        self._lives: list[list[int]] = [[] for _ in workers]  # for each worker: number of results between losses
         self._since: dict[int, float] = {}
         self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}
@@ -113,14 +113,17 @@ class Supervisor:
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """Return the seconds since the time limit of a worker's oldest pending call started.
+        """Return the seconds that a worker has spent on its oldest pending call, to be compared with the time limit.
 
-        The time limit starts with the call or, if the worker is still busy with an earlier call, when that call ends.
+        The time starts with the call or, if the worker was still busy with an earlier call, when that call ended.
         """
         return self._runtime.now() - self._since[index]
 
     def awaited(self) -> str:
-        """List the waiting times of pending calls, and lost workers, as in "CWorker 1 (2.5 s), CWorker 2 (lost)"."""
+        """List the workers that have pending calls or are lost, as in "CWorker 1 (2.5 s), CWorker 2 (lost)".
+
+        The seconds are the waiting times of the pending calls.
+        """
         now = self._runtime.now()
         since = {index: f"{now - moment:.1f} s" for index, moment in dict(self._since).items()}
         waits = since | dict.fromkeys(set(self.gone), "lost")

@@ -158,7 +158,7 @@ def _decode_none(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor that shares memory with the array, or with a copy if the array is read-only."""
+    """Return the array as a tensor that shares its memory; copy the array first if it is read-only."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -175,7 +175,10 @@ def _decode_half(half: torch.dtype, arrays: Arrays, dtype: np.dtype, size: int) 
 
 
 def _encode_int8(flat: np.ndarray) -> Arrays:
-    """Encode blocks with one scale per block (Dettmers et al. 2022, 8-bit optimizers): value = int8 * scale."""
+    """Encode the values as int8, with one scale for each block of values: value = int8 * scale.
+
+    See Dettmers et al. 2022, 8-bit optimizers.
+    """
     rows = np.zeros((-(-flat.size // _BLOCK), _BLOCK), np.float32)
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)

@@ -105,7 +105,7 @@ NOT_SENT = Sent()
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Totals over messages of one kind."""
+    """Sums over messages of one kind: their number, their sizes, and the times to encode and decode them."""
 
     messages: int = 0
     raw: int = 0
@@ -204,7 +204,7 @@ class Encoder:
 
     @property
     def needs_link(self) -> bool:
-        """Whether the encoder needs the speed of the connection, because "auto" encodes only if this saves time."""
+        """Whether to call `set_link`: with "auto", the speed determines whether encoding a message saves time."""
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:

@@ -44,11 +44,12 @@ class Peer:
 
 
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
-    """Return the seconds per byte of each worker's link in one direction, including the receiver's time to copy data.
+    """Return the time in seconds that each worker's link takes to transfer one byte in one direction.
 
-    All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
-    result is computed from the difference between probes of two sizes, so it does not include the fixed overhead of a
-    call. The result for a worker that does not answer is 0.0.
+    The time includes the copy of the data by the receiver. All links are measured at the same time, because
+    training uses them at the same time; the workers must be idle. The result is computed from the difference between
+    probes of two sizes, so it does not include the fixed overhead of a call. The result for a worker that does not
+    answer is 0.0.
 
     Args:
         runtime: The runtime of the workers.
@@ -69,7 +70,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return each worker's shortest round-trip time in seconds; make `_REPEATS` probes, or one if a link is slow."""
+    """Probe each worker `_REPEATS` times, or once if any link is slow; return the shortest round trips in seconds."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
         rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])
@@ -77,7 +78,10 @@ def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[
 
 
 def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
-    """Return each worker's round-trip time in seconds, with the time to copy the answer; None without an answer."""
+    """Send a probe of `size` bytes to each worker, and return the round-trip times in seconds.
+
+    A round trip ends when the answer has been copied. The time of a worker that does not answer is None.
+    """
     payload, start = np.ones(size, np.uint8), runtime.now()
     times: list[float | None] = [None] * len(workers)
     pending: dict[Future[np.ndarray], int] = {

@@ -112,7 +112,7 @@ class RolloutHeader:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The answer of a collection worker to one request."""
+    """A rollout with its header: the answer of a collection worker to one request."""
 
     data: Payload
     """`RolloutData` or `MultiRollout` of tensors, numpy arrays or `Packed`."""
@@ -161,7 +161,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The answer of a gradient worker to one request."""
+    """The gradients of one batch, with statistics: the answer of a gradient worker to one request."""
 
     vectors: Payload
     """One flat float32 vector (tensor, array or `Packed`) per parameter group; None if the worker applied the gradients

@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds waited for the answers that no reported working time covers yet (see `seconds_of`).
+        # For each worker: seconds of waiting for answers since the worker last reported a working time (`seconds_of`).
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,7 +125,10 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Exclude from `take_send_s` all waits for past answers that no working time covers yet (see `seconds_of`)."""
+        """Discard the seconds of waiting for answers that `take_send_s` does not count yet.
+
+        The seconds of waiting for a worker count only when the worker next reports a working time.
+        """
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
@@ -189,7 +192,7 @@ class Requests(Generic[R]):
         self._on_replaced(index)
 
     def lose(self, index: int, error: BaseException) -> None:
-        """Handle a worker that another component has found to be lost."""
+        """Discard the pending calls to a worker that the caller found to be lost, and notify the supervisor."""
         if index not in self._supervisor.gone:
             self._lose(index, error)
 

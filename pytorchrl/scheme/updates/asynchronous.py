@@ -125,15 +125,18 @@ class AsynchronousUpdates(RemoteUpdates):
 
     @property
     def _num_needed(self) -> int:
-        """Number of gradients per update: `aggregate`, but at most one per worker that is live or will be replaced."""
+        """Number of gradients per update: `aggregate`, or the number of workers if that is smaller.
+
+        A lost worker is included only if it will be replaced.
+        """
         gone = 0 if self.supervisor.is_replacing else len(self.supervisor.gone)
         return min(self._options.aggregate, len(self._workers) - gone)
 
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # When a recorded run is repeated, each call of `_take_ready` must take the same gradients as before. Their
-            # end is usually marked by the next "update" event; if no update is made, the event "asked" marks the end.
+            # When a recorded run is repeated, each call of `_take_ready` must take the same gradients as before. In
+            # the journal, the event "update" follows the last of these gradients, or "asked" if no update is made.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():
@@ -182,8 +185,8 @@ class AsynchronousUpdates(RemoteUpdates):
     def _update(self) -> None:
         """Apply the mean of the waiting gradients, and plan new requests to their workers.
 
-        Gradients are summed in the order of the workers, so that the sum does not depend on the order of arrival. The
-        new requests have the order of the previous requests.
+        Gradients are summed in the order of the workers' indices, so that the sum does not depend on the order of
+        arrival. The new requests are sent in the order in which the gradients were handled.
         """
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)

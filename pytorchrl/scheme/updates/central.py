@@ -30,7 +30,7 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Compute gradients until one is not empty, and apply this gradient if it is finite; stop early for a drain."""
+        """Compute gradients until one is not empty; apply that one if finite. Stop early if a drain was announced."""
         while not self._step() and not self._local.is_draining:
             pass
 
@@ -89,7 +89,7 @@ class CentralUpdates:
         """Do nothing, because no gradient is in flight between two calls of `step`."""
 
     def forget_weights(self) -> None:
-        """Do nothing, because `step` sends no requests, so no weights have to be sent again."""
+        """Do nothing, because `step` calls the local worker directly, and thus never sends weights."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Do nothing, because the local worker applies the updates and has the newest weights."""

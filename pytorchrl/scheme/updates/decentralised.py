@@ -61,7 +61,7 @@ class DecentralisedUpdates(RemoteUpdates):
 
     @property
     def ranks(self) -> list[int]:
-        """Indices of the workers that form the current group; empty while the group is broken."""
+        """Indices of the workers that form the current group; empty from its breakup until a new group is formed."""
         return [] if self._is_broken else list(self._ranks)
 
     def step(self) -> None:
@@ -104,7 +104,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return self._book(gradients)
 
     def _prepare(self, parameters: Parameters, enough: int) -> None:
-        """Make all ranks collect train batches; when `enough` have finished, signal the others to stop collecting."""
+        """Make each rank collect a train batch. Once `enough` ranks have finished, signal the others to stop early."""
         self._num_prepared += 1
         for index in self._ranks:
             self.in_flight.add(index, self._workers[index].submit(
@@ -117,7 +117,8 @@ class DecentralisedUpdates(RemoteUpdates):
         """Wait until all requests are answered and lost workers are replaced; return the answers in worker order.
 
         Args:
-            enough: Number of answers after which the other workers are signaled to stop collecting.
+            enough: Number of answers after which workers without an answer are signaled to stop collecting; None: no
+                signal.
         """
         answers: dict[int, Any] = {}  # the type of an answer depends on the requested method
         start, num_requests = self._runtime.now(), len(self.in_flight)
@@ -140,7 +141,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return [answers[index] for index in sorted(answers)]
 
     def _book(self, gradients: Sequence[Gradients]) -> bool:
-        """Record an update that all ranks have made or skipped; return whether any gradient had samples."""
+        """Record the update that all ranks have made or skipped; return False if all of their gradients were empty."""
         self._num_lost = self._num_breakups = 0
         gradients = discard_empty(self._statistics, gradients)
         if not gradients:
@@ -181,14 +182,14 @@ class DecentralisedUpdates(RemoteUpdates):
         self._break_group()
 
     def _break_group(self) -> None:
-        """Break up the group and signal its ranks, so that no rank waits for another."""
+        """Break up the group, and signal its ranks to leave it, so that no rank waits for another."""
         if not self._is_broken:
             self._is_broken = True
             for index in self._ranks:
                 self._workers[index].signal(GWorker.leave_group, self._generation)
 
     def _form_new_group(self) -> None:
-        """Form a group of all live workers, which then have the same state."""
+        """Form a group of all live workers, and give all of them the same state."""
         while self._is_broken:
             self._gather()  # wait for replacements
             self._num_breakups = 1 if self._num_lost else self._num_breakups + 1
@@ -254,10 +255,10 @@ class DecentralisedUpdates(RemoteUpdates):
         return answers if len(answers) == len(calls) else None
 
     def _book_aborted(self, was_made: bool) -> None:
-        """Record the env steps of the aborted update as used if the new group has the update, and otherwise as dropped.
+        """Record the env steps of the aborted update as used or as dropped.
 
         Args:
-            was_made: Whether the state that all ranks have loaded contains the update.
+            was_made: Whether the state that all ranks have loaded contains the update, so that its env steps were used.
         """
         aborted, self._aborted = self._aborted, []
         if was_made:
@@ -271,7 +272,7 @@ class DecentralisedUpdates(RemoteUpdates):
     # Drains and saved states
 
     def drain(self, timeout_s: float) -> None:
-        """Drain as `RemoteUpdates` does; all workers then start the next step with new train batches."""
+        """Drain all gradient workers (see `RemoteUpdates`); each starts the next step with a new train batch."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
 
@@ -290,7 +291,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return super()._whole_state()
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
-        """Restore a saved state; the ranks receive the algorithm's state when they form their first group."""
+        """Restore a saved state. Ranks receive the saved state of the algorithm when they form their first group."""
         super().restore(whole, workers)
         self._updates = whole.version
 

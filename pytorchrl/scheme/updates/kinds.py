@@ -71,7 +71,9 @@ def gradient_kind(reader: Reader) -> type[Gradients]:
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Merge the gradient workers' `options` with the keywords in `given`, which select the class of the result.
+    """Return the options of gradients: `options`, merged with the keywords in `given`, which take precedence.
+
+    The keywords also select the class of the returned object: synchronous, asynchronous or decentralised gradients.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

@@ -48,9 +48,9 @@ class Lags:
                 "policy_lag_histogram": binned(self._policy), "grad_lag": summary(self._gradients)}
 
     def of_worker(self, parent: int, worker: int) -> dict[str, float] | None:
-        """Return the summary of the lags of one collection worker's rollouts; None if no lag was counted.
+        """Return summary statistics of the lags of one collection worker's rollouts; None if no lag was counted.
 
-        Lags of data from replay are not counted by worker.
+        Data from replay are left out, because their lags are counted only for all workers together.
 
         Args:
             parent: Index of the gradient worker.

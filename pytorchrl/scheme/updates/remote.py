@@ -42,12 +42,15 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return (weights version, checksum of `info`) for a gradient, else (); a replayed run must give equal numbers."""
+    """Return numbers by which a replayed answer is compared with the recorded one.
+
+    For a gradient, they are (weights version, checksum of `info`). For any other answer, the tuple is empty.
+    """
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
 def _seconds_of(answer: object) -> float | None:
-    """Return the seconds of work and of waits for data, from a gradient's report; None if `answer` has no report."""
+    """Return the seconds of work and waiting that a worker reports with its gradient; None if there is no report."""
     return (sum(answer.report.timings.get("gradients", {}).values())
             if isinstance(answer, Gradients) and answer.report is not None else None)
 
@@ -79,7 +82,7 @@ class RemoteUpdates:
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
-        """Return a reference to the newest `Weights`, for a request; None if the worker already has these weights."""
+        """Return the reference to the newest `Weights`, to send with a request; None if the worker has them already."""
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
@@ -132,7 +135,7 @@ class RemoteUpdates:
         """Do nothing, because the local worker applies the updates and has the newest weights."""
 
     def prepare_drain(self) -> None:
-        """Do nothing, because the caller's own thread makes the updates, so no step has to be interrupted."""
+        """Do nothing: the thread that calls `drain` also calls `step`, so no step is running that must end first."""
 
     def drain(self, timeout_s: float) -> None:
         """Wait for requests in flight, and drain each gradient worker, so that nothing is in flight or queued.
@@ -168,7 +171,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Return True, which is the value for asynchronous gradients; see `UpdateStrategy.is_between_items`."""
+        """Return True, so that no caller waits for all train batches to be used up; see `UpdateStrategy`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

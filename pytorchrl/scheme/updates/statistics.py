@@ -251,14 +251,14 @@ class Statistics:
             self._times.add_step(seconds)
 
     def add_send_s(self, seconds: float) -> None:
-        """Add the transit time of requests and gradients, in seconds, summed over the workers."""
+        """Add `seconds` to the transit time of requests and gradients, which is a total over all workers."""
         with self._lock:
             self._times.add_seconds({"gradients": {"send": seconds}})
 
     # Checkpoints
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
+        """Return the state for a checkpoint, without the ledgers that live gradient workers save themselves."""
         self.request_report()
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
@@ -361,9 +361,10 @@ class Statistics:
             }
 
     def _levels(self, latest: Mapping[int, WorkerCounters]) -> dict[str, int]:
-        """Return the numbers of workers, queued items and pending requests, according to the latest messages.
+        """Return the current numbers of workers, missing workers, queued items and pending requests.
 
-        All workers below a lost gradient worker count as missing.
+        The numbers come from the latest message of each gradient worker. If a gradient worker is lost, its collection
+        workers and shards count as missing, too.
         """
         absent = {index + 1 for index in tuple(self.missing)}
         present = WorkerCounters.merge(counters for worker, counters in latest.items() if worker not in absent)
@@ -397,7 +398,10 @@ class Statistics:
         return rows
 
     def _inference(self, workers: WorkerCounters) -> dict[str, float | None]:
-        """Return the mean size and the mean lag of the batches in which central inference chooses actions."""
+        """Return statistics of central inference, which chooses the actions of several environments as a batch.
+
+        They are the mean number of environments in a batch, and the mean lag of the actor's weights in updates.
+        """
         number = workers.inference_batches
         return {"inference_batch_mean": workers.inference_rows / number if number else None,
                 "inference_lag_mean": workers.inference_lag / number if number else None}
@@ -422,7 +426,8 @@ class Statistics:
     def _named_shards(self) -> list[tuple[str, Mapping[str, object]]]:
         """Return (name, statistics) of each shard.
 
-        The name is the shard's index, or "worker.index" if several gradient workers have shards.
+        The name is the shard's index, such as "2". If several gradient workers have shards, the name begins with the
+        gradient worker's number, as in "1.2".
         """
         places = [(worker, index, shard) for worker, shards in sorted(self._shards.items())
                   for index, shard in enumerate(shards, start=1)]

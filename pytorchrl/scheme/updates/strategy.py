@@ -20,7 +20,7 @@ class UpdateStrategy(Protocol):
         """Make one update and record it."""
 
     def send_requests(self) -> None:
-        """Send requests that the workers can process before `step` is called again."""
+        """Send the next requests now instead of in `step`, so that the workers compute in the meantime."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
@@ -100,7 +100,7 @@ class PendingMoments:
         self._pending: list[dict[str, Moments]] = []
 
     def add(self, gradients: Sequence[Gradients]) -> None:
-        """Add the moments of collected data that arrived with these gradients."""
+        """Add the moments (`Gradients.moments`) that arrived with these gradients."""
         self._pending += [moments for gradient in gradients for moments in gradient.moments]
 
     def take(self) -> tuple[dict[str, Moments], ...]:

@@ -36,7 +36,9 @@ class SynchronousUpdates(RemoteUpdates):
         self._was_lost = True
 
     def _ask(self, submit: Callable[[Handle[GWorker], Weights | None], Future[R]]) -> list[R] | None:
-        """Return every worker's answer, in worker order; None if a worker was lost in the meantime.
+        """Send a request to every worker, and return the answers in the order of the workers.
+
+        If a worker is lost before all answers have arrived, the result is None.
 
         Args:
             submit: Function that submits the request to a worker. Its second argument is a reference to the newest

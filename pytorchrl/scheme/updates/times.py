@@ -29,7 +29,7 @@ class Rates:
         self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(names))])
 
     def add(self, totals: tuple[int, ...]) -> None:
-        """Record the current value of each total in `names`; `metrics` computes rates from the increases."""
+        """Record the current totals, in the order of `names`; `metrics` computes rates from the increases."""
         now = self._now()
         self._totals.append((now, totals))
         while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
@@ -82,11 +82,11 @@ class Times:
         self._operations[name].append(seconds)
 
     def add_step(self, seconds: float) -> None:
-        """Record the seconds of a whole update."""
+        """Record that a whole update took `seconds`, for the mean time in `metrics`."""
         self._operations["step"].append(seconds)
 
     def add_seconds(self, seconds: Seconds) -> None:
-        """Add the seconds of each part of each level's work to the totals."""
+        """Add `seconds` (level of the tree -> part of the level's work -> seconds) to the totals."""
         add_seconds(self._seconds, seconds)
 
     def receive(self, report: Report) -> None:

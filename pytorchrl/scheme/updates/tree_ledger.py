@@ -39,12 +39,22 @@ class TreeLedger:
         self._consumed_before = 0
 
     def report(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
-        """Record the newest snapshot of the ledger of a gradient worker that replaces `incarnation` lost workers."""
+        """Record the newest snapshot of a gradient worker's ledger.
+
+        Args:
+            worker: Index of the gradient worker.
+            incarnation: Number of earlier gradient workers with this index, all of them lost.
+            snapshot: The snapshot, which replaces the previous one of the same worker.
+        """
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
     def receive(self, num_new_steps: int) -> None:
-        """Record that a gradient arrived; its `num_new_steps` new steps (used by no earlier gradient) are in flight."""
+        """Record that a gradient arrived, and count its new steps as in flight.
+
+        Args:
+            num_new_steps: Number of the gradient's steps that were used by no earlier gradient.
+        """
         self._own.move(num_new_steps, "sent", "in_flight")
 
     def consume(self, num_new_steps: int, num_samples: int) -> None:
@@ -58,7 +68,12 @@ class TreeLedger:
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Record that a gradient is dropped, with its `num_new_steps` new steps (used by no earlier gradient)."""
+        """Record that a gradient is dropped, and count its new steps as dropped.
+
+        Args:
+            num_new_steps: Number of the gradient's steps that were used by no earlier gradient.
+            reason: Reason for the drop.
+        """
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
