@@ -144,7 +144,7 @@ def _read_best(directory: Path) -> Rated | None:
 def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> set[Path]:
     """Return the checkpoints to keep: the `num_newest` newest ones, and one per interval of `every` env steps.
 
-    Intervals begin at the multiples of `every`, except 0; the oldest checkpoint of each interval is kept.
+    Each positive multiple of `every` begins an interval. The oldest checkpoint of each interval is kept.
     """
     kept = set(newest_first[:num_newest])
     if every is not None:

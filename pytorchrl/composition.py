@@ -247,7 +247,7 @@ def _factory_without(storage: type[Storage], options: dict[str, OptionValue], wh
 
 
 def _in_users_words(text: str, specs: Iterable[OptionSpec]) -> str:
-    """Replace the option names of environments and storages in an error message with the names in `train`."""
+    """Replace the names of environment and storage options in an error message by the names that `train` uses."""
     for spec in specs:
         if spec.part in ("environments", "storage") and spec.own_name != spec.name:
             text = re.sub(rf"\b{spec.own_name}(?= must\b)|(?<= needs ){spec.own_name}$", spec.name, text)

@@ -105,7 +105,7 @@ def _mapping(value: Mapping[object, object], spaces: Spaces | None) -> object:
 
 
 def _is_special(value: Mapping[object, object]) -> bool:
-    """Return whether a mapping looks like the description of another kind of value, such as a schedule."""
+    """Return whether a mapping has a key that marks a description by `to_json`, for example of a schedule."""
     return FACTORY in value or (len(value) == 1 and next(iter(value)) in _SPECIAL)
 
 
@@ -218,9 +218,10 @@ def mapping(value: object) -> Mapping[str, object]:
 
 
 def code_in(value: object) -> list[str]:
-    """Return the references to code in a description, and the texts of values that cannot be built from it.
+    """Return the values of the keys `__code__` and `__other__` in a description, at any depth.
 
-    They are the values of the keys `__code__` and `__other__`, at any depth.
+    A value of `__code__` is a reference to code. A value of `__other__` is the `repr` of an object that cannot be
+    built from the description.
     """
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]

@@ -273,9 +273,9 @@ class _Recorder(AnyWrapper):
 
 
 def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -> EnvFactory:
-    """Return a factory of a single test environment.
+    """Return a factory of a single test environment, to which `recorder` adds the outermost wrapper.
 
-    Its outermost wrapper is `recorder`, which therefore records observations after frame stacking.
+    With frame stacking, this wrapper therefore records the stacked observations.
     """
     factory = single_environment(agent, lambda env: env, None)
     options: VecEnv.Options = factory.options

@@ -76,7 +76,7 @@ _Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
-    """Return a pair (form, parser) for each form in which a value of the type can be written, such as `NUMBER`.
+    """Return a pair (form, parser) for each form of text, such as "NUMBER", that can be parsed into the type `hint`.
 
     The help shows the forms. The parsers are tried in this order, so the parser of plain text comes last.
     """

@@ -33,9 +33,9 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The rollout with which this number reaches the target is the last rollout of the run. If collection and learning
-        take turns, a further rollout begins only after learning from the last rollout has ended. If the ledger contains
-        more collected steps than the last rollout ended with, the run is therefore done.
+        The first number that reaches the target is remembered; it is the number at the end of the run's last rollout.
+        If collection and learning take turns, a further rollout begins only after learning from the last rollout has
+        ended. The run is therefore done if the ledger contains more collected steps than the remembered number.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)

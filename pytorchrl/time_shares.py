@@ -80,8 +80,8 @@ def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
 
     The levels are, from top to bottom: update, gradients, collection. Each level waits for the next lower one:
 
-    - If the two levels take turns, the parts of both are returned. The lower level's "idle" share is then replaced by
-      max(0, wait - (1 - idle)), where `wait` is the share of time in which the upper level waits.
+    - If the two levels take turns, the parts of both are returned. The lower level's share "idle" is then replaced by
+      max(0, wait - busy): the upper level's share "wait" minus the lower level's busy share, which is 1 - idle.
     - If the two levels run concurrently, only the parts of the slower level are returned. The lower level is the slower
       one if the upper level's waiting share is greater than both 0.1 and the lower level's idle share.
     - With replay shards, "gradients/wait", the wait for batches, is returned in place of the parts of collection.
@@ -118,10 +118,10 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def time_description(candidates: Mapping[str, float]) -> str:
-    """Return a phrase for the total time that is 100 % of the shares, such as "the time of gradient workers".
+    """Return a phrase that says of which time the shares are fractions, such as "the time of gradient workers".
 
     Args:
-        candidates: Result of `critical_parts`: the share of each "level/part".
+        candidates: The shares by "level/part", as returned by `critical_parts`.
     """
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:

@@ -49,8 +49,8 @@ class _Role:
         is_own: Whether the function belongs to this package.
         is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
         kind: Kind of work that the function does; None if the function does the same kind of work as its caller.
-        calls: Kind of work of the foreign functions that this function calls, if its own work is of kind "ours". In all
-            other cases, and if `calls` is None, they do the same kind of work as this function.
+        calls: If this function does work of kind "ours", the kind of work of the foreign functions that it calls.
+            Otherwise, and if `calls` is None, these foreign functions do the same kind of work as this function.
     """
 
     __slots__ = ("calls", "is_foreign", "is_own", "kind")

@@ -91,7 +91,7 @@ def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
 
     Args:
         meanings: The possible meanings of the option's name.
-        homes: Keys of `HOMES` for the kinds of parts whose options are accepted where the user gave the name.
+        homes: Kinds of parts whose options are accepted where the user gave the name, as keys of `HOMES`.
     """
     *others, last = meanings
     here = others[0] if others and last.at else last

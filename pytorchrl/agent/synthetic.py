@@ -230,7 +230,7 @@ class SyntheticStorage(Storage):
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Store the rewards (E,) in `step`; each reward is a step number."""
+        """Store `step.reward`, (E,): the environments return step numbers as rewards."""
         self._rows.append(step.reward)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:

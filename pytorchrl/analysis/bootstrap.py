@@ -132,8 +132,8 @@ def _half_width(drawn: Array, draws: Sequence[Indices], tail: float) -> Array:
 
     Args:
         drawn: The statistic of each resample; shape (resamples, ...).
-        draws: For each array, the indices of the drawn runs, (resamples, runs, tasks). If the arrays are paired, they
-            share one entry.
+        draws: Indices of the drawn runs, (resamples, runs, tasks): one entry for each array of scores, or a single
+            entry for all arrays if they are paired.
         tail: The probability of each of the two tails.
     """
     from scipy import stats

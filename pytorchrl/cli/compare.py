@@ -71,7 +71,7 @@ def _normalized(scores: Mapping[str, Scores], references: Mapping[str, tuple[flo
         references: For each task, by name, the two scores that normalization maps to 0 and to 1.
 
     Raises:
-        ConfigError: `references` names an unknown task, or lacks one of several tasks.
+        ConfigError: `references` names an unknown task, or there are several tasks and `references` lacks one of them.
     """
     tasks = next(iter(scores.values())).tasks
     missing = [task for task in tasks if task not in references]

@@ -95,7 +95,8 @@ def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:
     """Return bars that show how workers spend their time: for each level of the tree, a stacked bar and a legend.
 
     Args:
-        shares: For each level, the share of the workers' time by part of the work; parts below 1 % are not drawn.
+        shares: For each level, a mapping from parts of the work to their shares of the workers' time, in [0, 1]. Parts
+            with a share below 0.01 are not drawn.
     """
     rows = []
     for level, parts in shares.items():

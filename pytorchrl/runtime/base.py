@@ -139,7 +139,7 @@ class Runtime(ABC):
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as a worker. An error of its constructor is the outcome of the first call to it."""
+        """Start `cls(**params)` as a worker; an error of the constructor is the outcome of the worker's first call."""
 
     @abstractmethod
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
@@ -175,7 +175,9 @@ class Runtime(ABC):
         """Stop all workers, threads and processes that this runtime started; closing again has no effect."""
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Return, for each kind of worker, the resources that one worker requests; defaults may be reduced to fit.
+        """Return, for each kind of worker, the resources to request for one worker.
+
+        A runtime may reduce default resources, so that all workers fit on the machines.
 
         Args:
             requests: (name, number of workers, resources of one worker) for each kind of worker.
@@ -186,9 +188,9 @@ class Runtime(ABC):
         return [dict(resources) for _, _, resources in requests]
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return "" unless a worker cannot start for lack of resources.
+        """Return why a worker cannot start for lack of resources; return "" if resources do not prevent its start.
 
-        In this case, return a text with the requested and the free resources.
+        The text names the requested and the free resources.
         """
         return ""
 

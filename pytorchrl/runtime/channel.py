@@ -202,9 +202,10 @@ class Channel:
             yield from self._placed_stored(value.parts, blocks)
 
     def _write(self, head: Head, blocks: list[Block], flags: int) -> None:
-        """Send a packet with `head` and the numbers of received blocks that this process no longer uses.
+        """Send `head`, and tell the other process which of its memory blocks are no longer used here.
 
-        The file descriptors of those `blocks` that the other process has not yet mapped are sent with the packet.
+        Values of the message lie in `blocks`. File descriptors are sent for the blocks that the other process has not
+        mapped yet.
         """
         released = self._take_released()
         try:

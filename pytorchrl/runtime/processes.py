@@ -154,9 +154,9 @@ class ProcessRuntime(Runtime):
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Return the resources of one worker of each kind; refuse requests that exceed this machine's resources.
 
-        The minimum memory of all workers is always checked. Other resources are checked if they are requested
-        explicitly, except "object_store_memory", which is never checked. Nothing is reserved: the workers share the
-        cores, memory and GPUs of this machine.
+        The machine's memory must always suffice for the minimum memory of all workers together. Other resources are
+        checked if they are requested explicitly, except "object_store_memory", which is never checked. Nothing is
+        reserved: the workers share the cores, memory and GPUs of this machine.
         """
         machine = this_machine()
         check_machine(requests, machine, FORKED_WORKER_BYTES)

@@ -190,9 +190,9 @@ class RayRuntime(Runtime):
         return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return why an actor cannot start yet, if it waits for a node with enough free resources; else "".
+        """Return a description of the shortage if an actor waits because no node has enough free resources; else "".
 
-        The text names the resources that the actor requests, and the free resources of the nodes.
+        The description contains the resources that the actor requests, and the free resources of the nodes.
         """
         if self._problem:
             return ""

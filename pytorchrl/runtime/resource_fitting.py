@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-# `room_for` plans for the loss of the largest node. For CPUs and memory, it uses this node only if the node has more
-# than this factor times the amount of all other nodes together. The factor is above 1, because two machines of one type
-# may differ in memory.
+# `room_for` plans for the loss of the largest node. It counts the CPUs or memory of this node only if their amount is
+# more than `_DOMINANCE_FACTOR` times the amount of all other nodes together. The factor is above 1, because two
+# machines of one type may differ in memory.
 _DOMINANCE_FACTOR = 1.2
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Maps a resource's name in requests to Ray's name in the description of a node, if the two names differ."""

@@ -184,7 +184,7 @@ class Schedule:
         thread.start()
 
     def end(self, task: Task) -> None:
-        """End a task by raising `Ended` in it. A waiting task is ended now, the running task when it next waits."""
+        """End a task by raising `Ended` in it: now if the task is waiting, at its next wait if the task is running."""
         task.killed = True
         if task is not self.current:
             task.num_waits += 1
@@ -282,9 +282,9 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task that runs next: the task that is due first, or the driver if it has to raise an exception.
+        """Return the task that runs next: the task that is due first or, if an exception is pending, the driver.
 
-        The driver raises `DeadlockError` and, after Ctrl-C, `KeyboardInterrupt`.
+        The driver then raises the exception: `DeadlockError` if no task can continue, `KeyboardInterrupt` after Ctrl-C.
         """
         try:
             while self._interruption is None or not self._driver.waits_for:
@@ -298,10 +298,11 @@ class Schedule:
         return self._driver
 
     def _take_next(self) -> Task | None:
-        """Remove the earliest entry from the agenda, and advance the clock to its moment, unless the entry is obsolete.
+        """Remove the earliest entry from the agenda. Unless the entry is obsolete, advance the clock to its moment.
 
         Returns:
-            The task that the entry resumes. None if the entry is obsolete, or is a function, which has been called.
+            The task that the entry resumes. If the entry is a function, the function is called, and None is returned.
+            If the entry is obsolete, None is returned.
         """
         if not self._agenda:
             raise DeadlockError(self._describe_waits())
@@ -309,7 +310,7 @@ class Schedule:
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if is_timeout is not None:  # None: a wait that only let other tasks go first does not change the count
+        if is_timeout is not None:  # a wait only to let other tasks go first does not change the count
             self._num_fruitless = self._num_fruitless + 1 if is_timeout else 0
         if not isinstance(entry, tuple):
             entry()

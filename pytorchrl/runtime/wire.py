@@ -85,10 +85,10 @@ class Parts:
 
 
 class StoredValue:
-    """Base class of objects that replace a value in messages; the value itself is stored once for many readers.
+    """Base class of objects that stand for a value in messages. The value itself is stored once, for many readers.
 
     Attributes:
-        structure: Structure of the stored value.
+        structure: Structure of the stored value, as returned by `take_apart`.
     """
 
     structure: Structure
@@ -121,7 +121,7 @@ def _take(value: object, parts: Parts) -> Structure:
 
 
 def _taker_of(kind: type) -> Take:
-    """Return the function that takes apart values of type `kind`; `_take` caches one function per type."""
+    """Return the function with which `_take` divides values of type `kind` into structure and parts."""
     if issubclass(kind, _CONSTANT):
         return _take_constant
     if issubclass(kind, StoredValue):

@@ -124,7 +124,7 @@ class Scheme(Architectures):
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return a mapping, keyword -> ("scheme", keyword), of all keywords; error messages suggest names from it."""
+        """Return all keywords of `Scheme`, each mapped to ("scheme", keyword); error messages suggest similar ones."""
         return known_keywords()
 
     @classmethod
@@ -446,5 +446,5 @@ class Scheme(Architectures):
         return None if self.evaluations is None else self.evaluations.poll()
 
     def wait_evaluation(self, timeout_s: float) -> Evaluation | None:
-        """Return the running evaluation when it ends, or None without one. A failure or a timeout raises an error."""
+        """Wait for the running evaluation and return it; None if none runs. Raise an error on failure or timeout."""
         return None if self.evaluations is None else self.evaluations.wait(timeout_s)

@@ -32,7 +32,7 @@ def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None
 
 
 def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[str, float]) -> Seconds:
-    """Return the seconds of each part of each level (a key of `PARTS`), including a part "idle".
+    """Return the seconds of all parts, by level and part as in `PARTS`, and add a part "idle" to each level.
 
     The idle time of a level is the elapsed time of the level's workers minus the time of the other parts.
 

@@ -143,9 +143,9 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     @property
-    def generator(self) -> torch.Generator:  # a property, to put back numbers that `_uniform` drew in advance
+    def generator(self) -> torch.Generator:
         """Generator of the random numbers for actions."""
-        self._uniform.rewind()
+        self._uniform.rewind()  # put back numbers that were drawn in advance, but are still unused
         return self._generator
 
     @generator.setter

@@ -337,7 +337,7 @@ class ReplayAlgorithm(Algorithm):
         return found
 
     def _losses_with_noise(self, batch: ReplayBatch, noise: NoiseSource) -> Losses:
-        """Return the losses of a batch; they draw noise from `noise` instead of the random generator."""
+        """Return the losses of a batch, computed with noise from `noise` instead of from the random generator."""
         assert self._twin is not None
         self._twin.update_generator = cast("torch.Generator", noise)
         with self._precision():

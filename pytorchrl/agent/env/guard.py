@@ -231,7 +231,7 @@ def _kind(value: object) -> str:
 
 
 def _has_finite_sum(array: np.ndarray) -> bool:
-    """Return whether the sum of an array's values is finite; the values of a small array are squared first.
+    """Return whether the sum of an array's values (for a small array, of their squares) is finite.
 
     If the sum is finite, all values are finite. Otherwise, a value is NaN or infinite, or the sum overflows.
     This check is several times as fast as `np.isfinite`.

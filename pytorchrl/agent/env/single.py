@@ -141,9 +141,9 @@ def _agents_hint(env: object) -> str:
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """If the environment of `spec` needs Box2D, import its module with deprecation warnings turned off.
+    """Import the environment's module with deprecation warnings turned off if the environment needs Box2D.
 
-    If Python turns warnings into errors, Box2D's warnings crash the process.
+    Importing Box2D causes such warnings. If Python turns warnings into errors, these errors crash the process.
     """
     if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
         with warnings.catch_warnings():

@@ -79,7 +79,7 @@ def flatten_action_space(space: AnySpace) -> AnySpace:
 
 
 def action_start(space: AnySpace) -> np.ndarray | None:
-    """Return `start` of a Discrete or MultiDiscrete space, int64 () or (n,); None if it is 0, or for other spaces."""
+    """Return the offset `start` of a Discrete or MultiDiscrete space, int64 () or (n,); None if it is absent or 0."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         return np.asarray(space.start, dtype=np.int64)
     return None

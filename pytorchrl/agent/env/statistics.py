@@ -120,7 +120,7 @@ class Monitor:
             raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
 
     def write(self, episode: Episode, info: Mapping[str, object]) -> None:
-        """Append the row of one episode; a keyword that `info` lacks has an empty field.
+        """Append the row of one episode; the field of a keyword is empty if `info` lacks the keyword.
 
         If the disk is full, the row is lost.
         """

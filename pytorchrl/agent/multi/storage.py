@@ -56,7 +56,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def provides(self) -> DataKind:
-            """Kind of data that the storages provide; if the kinds differ, the one that requires the freshest data."""
+            """Kind of data that the storages provide; of several kinds, the one for which data must be the freshest."""
             return freshest(map(provided_kind, self.policies.values()))
 
         @property
@@ -156,8 +156,8 @@ class MultiAgentStorage(Storage):
         """Start a rollout with the observations and action masks after a reset.
 
         Args:
-            obs: For each policy, a mapping from leaf to observations (C, ...). They have one row for each agent of the
-                policy in each environment.
+            obs: For each policy, a mapping from the leaves of the observation space to arrays (C, ...). Each array has
+                C rows, one for each agent of the policy in each environment.
             mask: For each policy, its action masks (C, n) bool for n actions, or None.
         """
         for policy, storage in self.storages.items():
@@ -204,9 +204,9 @@ class MultiAgentStorage(Storage):
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalize the advantages of each policy whose `advantage_normalization` is "batch", over all workers.
+        """Normalize the advantages of all policies for which the option `advantage_normalization` is "batch".
 
-        `moments` contains the result of `advantage_moments` of each worker.
+        `moments` contains the results of all workers' `advantage_moments`; they are combined for the normalization.
         """
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
@@ -255,7 +255,7 @@ class MultiAgentStorage(Storage):
 
         Args:
             batch: The batch.
-            samples: Two numbers of agents' steps: those in all earlier batches, and those in this batch.
+            samples: Number of agents' steps in all earlier batches, and number of agents' steps in this batch.
             new: The same two numbers without repetitions: a step counts only in the first batch that contains it.
         """
         def share(before: int, count: int) -> int:

@@ -189,7 +189,7 @@ class Storage(Part, Updatable, ABC):
         """Process the results of a gradient computation, such as TD errors for priorities."""
 
     def item_errors(self, batch: BatchOfKind, errors: object) -> object:
-        """Return the errors (B,), one per transition or sequence, that determine priorities; `errors` are TD errors."""
+        """Reduce the TD errors to one error per transition or sequence, (B,), from which the priority is computed."""
         return errors
 
     @abstractmethod

@@ -273,7 +273,7 @@ class StackedColumn(ObservationColumn):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """Number of rows after a row that may need the data of this row: K - 1 for stacks of K frames."""
+        """Number of later rows that may need the data of a row: K - 1 for stacks of K frames."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -381,7 +381,9 @@ class StackedColumn(ObservationColumn):
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store the older frames of stacks as extra frames, except black frames and copies of the frame after them.
+        """Store the older frames of stacks as extra frames, except black frames and repeated frames.
+
+        A repeated frame is equal to the next newer frame of its stack, and gets the same number.
 
         Args:
             stacks: (N, K, pixels).
@@ -389,8 +391,7 @@ class StackedColumn(ObservationColumn):
             owners: (N,) places of the observations that own the stored frames.
 
         Returns:
-            (N, K) numbers of all frames. A black frame has number C, the capacity; a copy of the frame after it has
-            the number of that frame.
+            (N, K) numbers of all frames. A black frame has number C, the capacity.
         """
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest

@@ -212,7 +212,7 @@ class Ring:
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the N observations at `places` (negative for observations without a row), as leaf -> (N, ...)."""
+        """Return the N observations at `places`, as leaf -> (N, ...); the places of extra observations are negative."""
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
@@ -359,7 +359,7 @@ class Ring:
         """Forbid drawing the rows whose frame stacks contain evicted frames, and mark these rows as broken.
 
         Args:
-            rows: (N,) places of the rows to which the links of evicted rows point.
+            rows: (N,) places of the rows that follow the evicted rows in time; evicted rows among these are ignored.
             start: Place of the first evicted row.
             count: Number of evicted rows.
 
@@ -379,10 +379,10 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link, for each environment, the last row of the source's previous rollout to the first row of the new one.
+        """Link, for each environment, the last row of the collector's previous rollout to the first row of the new one.
 
-        An environment is linked only if its first observation in `leaves` equals its last observation in the previous
-        rollout. `rows`, (E,), contains the places of the first rows.
+        An environment is linked only if its first observation in `leaves` equals the observation after the last step
+        of the previous rollout. `rows`, (E,), contains the places of the new rollout's first rows.
 
         Returns:
             (E,) int64, the place of the extra observation that a linked environment no longer needs; 0 if not linked.
@@ -399,7 +399,7 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write a rollout's observations; release their copies, the extra observations at places `previous` (0: none).
+        """Write a rollout's observations; its first rows replace the extra observations at `previous` (0: none).
 
         Returns:
             (K,) int64, the places of the rollout's K final observations (the last observations of episodes).

@@ -48,7 +48,7 @@ class Samples:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def batches(self, order: Tensor, num_parts: int) -> Iterator[Batch]:
-        """Split the rows or sequences at the indices `order` into `num_parts` batches, and return the batches.
+        """Divide the rows or sequences with the indices `order` into `num_parts` batches, and return the batches.
 
         The sizes of the batches differ by at most one.
         """

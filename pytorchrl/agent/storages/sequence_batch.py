@@ -82,8 +82,8 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the n-step return, the discount and the number of rewards of each step that the loss covers.
 
-    `rows` equals `walk.places`, except that 0 replaces each negative place. A negative place is the place of an
-    observation without a row, such as the last observation of an episode.
+    `rows` equals `walk.places`, except that each negative place is replaced by 0. An observation at which no
+    transition begins, such as the last observation of an episode, has a negative place.
 
     Returns:
         Three arrays (L, B), for L steps of B sequences; see `Ring.window` for the formulas.

@@ -44,8 +44,8 @@ class Episode:
     """The windows (sequences of steps, each drawn as a whole) of one episode, found as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode. The `burn_in` steps
-    before the trained steps are the burn-in of the window; near the start of the episode, there are fewer. The last
-    window is the first one whose trained steps include the last step of the episode.
+    before the trained steps are the burn-in of the window; near the start of the episode, there are fewer. The windows
+    end with the first window whose trained steps include the last step of the episode.
 
     If the start of the episode is unknown, the trained steps of window k begin `burn_in` + k * `period` steps after the
     first known step, so that every burn-in is complete.

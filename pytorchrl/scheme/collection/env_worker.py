@@ -125,8 +125,8 @@ class EnvWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and 0, because every step has already been returned to
-            the caller.
+            The number of env steps since the worker was built, and the number of these steps that have not been
+            returned to the caller (always 0).
         """
         if not self._is_closed:
             self._envs.close()

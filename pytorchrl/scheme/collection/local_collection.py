@@ -81,7 +81,7 @@ class LocalCollection:
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Cancel the later collection of the steps that a preempted rollout lacks.
+        """Forget the steps that a preempted rollout lacks, so that they are not collected later.
 
         `deliver` is not called, because no rollout is in flight.
         """

@@ -56,7 +56,7 @@ class ElasticStrategy(Protocol):
         """
 
     def release(self, number: int) -> bool:
-        """From now on, request rollouts only from workers 0 to `number` - 1.
+        """Request rollouts from workers 0 to `number` - 1 only, regardless of earlier calls of `limit`.
 
         Return whether all other workers have delivered the rollouts that were requested from them.
         """

@@ -128,9 +128,9 @@ class Elastic(ABC):
         self._num_asked = min(self._num_asked, number)
 
     def release(self, number: int) -> bool:
-        """From now on, request rollouts from workers 0 to `number` - 1 only.
+        """Request rollouts from workers 0 to `number` - 1 only, regardless of earlier calls of `limit`.
 
-        Return whether the workers with higher indices have delivered all rollouts requested from them.
+        Return whether all other workers have delivered the rollouts that were requested from them.
         """
         self._num_asked = number
         return all(index < number for index in (*self._in_flight.owners(), *self._arrived))

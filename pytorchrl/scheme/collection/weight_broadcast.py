@@ -100,9 +100,9 @@ class WeightBroadcast:
                 self.watch.count("push", self.watch.now() - start)
 
     def take(self, index: int) -> Payload:
-        """Return and detach a reference to the weights attached to the next request to a worker; None without weights.
+        """Return the weights to send with a worker's next request, and detach them; None if none are attached.
 
-        The runtime resolves the reference, so the worker receives the `Weights`.
+        The result is a reference. The runtime resolves this reference, so the worker receives the `Weights`.
         """
         weights, self._attached[index] = self._attached[index], None
         if weights is not None:

@@ -119,7 +119,7 @@ class RoundSource:
         """Do nothing, because each train batch is used only once."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of the queue that users may fill, such as the number of its train batches, to `counters`."""
+        """Add the counts of `by_hand`, the queue for train batches that users add, to `counters`."""
         self._by_hand.count(counters)
 
     def take_times(self) -> Times:
@@ -129,8 +129,8 @@ class RoundSource:
     def take_levels(self) -> tuple[int, ...]:
         """Return how many train batches were waiting at each `take` since the last `take_levels`.
 
-        The numbers are not in the order of the calls. First comes a 0 for each collected round, because rounds do not
-        wait. The other numbers are the lengths of the queue to which users add train batches, at each `take` from it.
+        The result begins with a 0 for each collected round, because a round never waits in a queue. The other numbers
+        are lengths of the queue to which users add train batches, one for each train batch taken from this queue.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
@@ -261,8 +261,8 @@ class BatchSource:
     def next(self) -> Batch:
         """Return the next batch of the current train batch; if no batch is left, load the next train batch first.
 
-        With replay, a train batch that is loaded before learning starts provides no batch. In this case, further train
-        batches are loaded until one provides a batch.
+        With replay, the storage provides no batch before learning starts. Until then, this method keeps loading train
+        batches.
         """
         if isinstance(self._source, ReplaySource) and self._storage.provides.is_kept:
             return cast("Batch", self._source.draw())

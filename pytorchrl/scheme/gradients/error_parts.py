@@ -27,10 +27,10 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Decorate a worker's method so that its errors carry the result of `take_part`, as `error.part`.
+    """Decorate a worker's method so that an error of the method carries the journal's new events, as `error.part`.
 
-    A successful call returns the events of the journal in its result. A failed call has no result, so the error
-    carries the events.
+    A successful call returns these events in its result, but a failed call has no result. The events are the result
+    of `take_part`.
     """
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -33,7 +33,7 @@ from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, 
 from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.untyped import StateDict
 
-# The incarnations of a GWorker's workers start at 64 * (incarnation of the GWorker), so that no number is reused.
+# Each replacement of a GWorker starts its workers' incarnations at a new multiple of 64, so that none is reused.
 _INCARNATIONS = 64
 # Number of seconds that stop() waits for workers to end their current calls; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
@@ -220,10 +220,10 @@ class GWorker(Worker):
     @errors_carry_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
-        """Load the next train batch, unless an unused train batch is already loaded.
+        """Load the next train batch, unless an unused one is already loaded; see `collect_and_grad` for the arguments.
 
-        To normalize advantages over the train batches of all gradient workers, the update worker passes the returned
-        moments to `collect_and_grad`. If this worker collects the rollout itself, `preempt(number)` ends it early.
+        The update worker passes the returned moments to `collect_and_grad`, to normalize advantages over all gradient
+        workers. If this worker itself collects a rollout for the batch, `preempt(number)` ends that rollout early.
 
         Returns:
             The moments of the advantages in the train batch, and new events of the journal; see `take_part`.
@@ -369,7 +369,7 @@ class GWorker(Worker):
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
-        """Set scheduled parameters of the algorithm and the storage; `env_steps` returns the env steps so far."""
+        """Set scheduled parameters to the current values of their schedules; see `CWorker.follow_schedules`."""
         self.local_worker.follow_schedules(env_steps, target_steps)
 
     # Resizes, checkpoints and shutdown
@@ -384,7 +384,7 @@ class GWorker(Worker):
 
     @property
     def is_draining(self) -> bool:
-        """Whether a drain has been announced and is still incomplete."""
+        """Whether a drain (a wait until no data are in flight) has been announced, but is not complete yet."""
         return self.collector.is_draining
 
     def drain(self, number: int, timeout_s: float) -> tuple[int, LedgerSnapshot]:
@@ -435,7 +435,7 @@ class GWorker(Worker):
     def stop(self) -> LedgerSnapshot:
         """Stop collection and all workers below this worker, and return the final ledger.
 
-        In this ledger, the collection workers themselves have counted `collected`. Repeated calls change nothing.
+        The ledger's `collected` is the collection workers' own count of their steps. Repeated calls change nothing.
         """
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)

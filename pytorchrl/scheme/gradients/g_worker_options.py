@@ -34,8 +34,8 @@ class GWorkerOptions(Options):
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return options from which all options of the class `owner` can be read.
+    """Return `collection` if it is an instance of `owner`; otherwise, return an `owner` with default values.
 
-    The result is `collection` if it is an instance of `owner`. Otherwise, it is an `owner` with default values.
+    The caller can therefore read the options that `owner` defines, whatever class of options `collection` has.
     """
     return collection if isinstance(collection, owner) else owner()

@@ -120,7 +120,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             remote_params={"device": options.grad_device, "num_threads": factory.num_threads})
 
     def plan_resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
-        """Set the number and resources of the collection workers of each gradient worker that starts later."""
+        """Set the number and the resources of collection workers for gradient workers that start later."""
         factory: CWorkerSetFactory = self.worker_params["col_workers_factory"]
         self.worker_params["col_workers_factory"] = replace(factory, options=replace(
             factory.options, num_col_workers=num_col_workers,

@@ -69,7 +69,7 @@ class SynchronousCollection(
 class AsynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueueOptions, GradAccumulator.Options,
         GWorkerOptions, Kind):
-    """Collection that runs during learning, and waits for it only as `queue_policy` and `on_policy_lag` require."""
+    """Collection that runs during learning; it pauses only if `queue_policy` or `on_policy_lag` requires a wait."""
 
     title: ClassVar[str] = "asynchronous collection without replay workers"
     chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"

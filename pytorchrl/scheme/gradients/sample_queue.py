@@ -417,7 +417,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Drop rollouts older than `oldest_version` from a new train batch; return whether the batch may be used."""
+        """Remove rollouts of weights older than `oldest_version` from a batch; return whether to use the batch."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True

@@ -153,7 +153,7 @@ class Staging:
     def ahead(self, batches: Iterator[D]) -> Iterator[D]:
         """Yield the batches unchanged, but start to copy them early, so that `on_device` waits less.
 
-        Before a batch is yielded, the copy of the batch after it is started.
+        Before this method yields a batch, it starts to copy the following batch to the device.
         """
         current = self._begun(next(batches, None))
         while current is not None:

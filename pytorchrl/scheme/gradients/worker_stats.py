@@ -59,7 +59,7 @@ class CountedCollector(Counted, Protocol):
 
     @property
     def weights_traffic(self) -> Traffic:
-        """Totals over all messages that carried weights to collection workers, such as their number and bytes."""
+        """Totals, such as the number of bytes, over all messages that carried weights to collection workers."""
 
     def take_send_s(self) -> float:
         """Return how many seconds the messages of synchronous rounds spent in transit since the last call."""
@@ -69,7 +69,7 @@ class CountedSource(Counted, Protocol):
     """A component that provides batches."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch removed since the last `take_levels`, how many others were still waiting then."""
+        """Return the number of batches left in the queue after each removal of a batch since the last `take_levels`."""
 
 
 class HasStatistics(Protocol):
@@ -169,7 +169,7 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: RolloutHeader) -> None:
-        """Add the rollout's episodes and their steps to the counters of preempted rollouts or of full rollouts.
+        """Count the episodes of a rollout and the steps of these episodes, separately for preempted and full rollouts.
 
         If the rollout was preempted, also count the rollout itself and its env steps.
         """

@@ -38,7 +38,8 @@ class RWorkerSet(WorkerSet[RWorker]):
         factory: Options of the set, and factories of the agent's parts.
         index_parent: Index of the gradient worker.
         runtime: Runtime of the remote shards; None: `ThreadRuntime`, which runs each shard in a thread.
-        first_incarnation: Incarnation with which each shard starts; above 0 if the gradient worker is a replacement.
+        first_incarnation: Incarnation number of each new shard; above 0 if the gradient worker is a replacement. Each
+            replacement of a shard has the next number.
     """
 
     kind = "replay shards"

@@ -180,7 +180,7 @@ class RolloutReplay:
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of each rollout in a batch, (N,) int64, given the `ids` of the batch.
 
-        A rollout's row number is the number of env steps inserted before the rollout. Here, the ids are row numbers.
+        A rollout's row number is the number of env steps inserted before the rollout. The ids are these numbers.
         """
         return ids
 

@@ -120,7 +120,7 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return, for each batch taken since the last `take_levels`, how many further batches were waiting then."""
+        """Return, for each batch taken since the last `take_levels`, how many other batches had arrived already."""
         levels, self._levels = tuple(self._levels), []
         return levels
 

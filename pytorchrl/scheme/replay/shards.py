@@ -219,7 +219,7 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Number of batches that had arrived from shards but were not taken yet, when the latest batch was taken."""
+        """Number of further batches that had arrived from shards when the latest batch was taken."""
         return self.sampler.num_waiting
 
     @property
@@ -260,7 +260,8 @@ class Shards:
     def state(self) -> StateDict:
         """Return the state of all shards for a checkpoint; call `drain` first.
 
-        The contents of a lost shard are None. A shard that does not answer within `timeout_s` seconds counts as lost.
+        The contents of a lost shard are None. A shard counts as lost if it does not answer within the constructor's
+        `timeout_s` seconds.
         """
         calls = {index: handle.submit(RWorker.state) for index, handle in enumerate(self._handles)
                  if index not in self._supervisor.gone}

@@ -90,7 +90,7 @@ class Supervisor:
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[tuple[float, str]]] = [deque() for _ in workers]  # (time when lost, error)
         self._fruitless, self._results = [0] * len(workers), [0] * len(workers)
-        self._lives: list[list[int]] = [[] for _ in workers]  # for each worker: number of results between losses
+        self._lives: list[list[int]] = [[] for _ in workers]  # for each worker: number of results before each failure
         self._since: dict[int, float] = {}
         self._longest_s = self._longest_start_s = 0.0
         self._due: dict[int, float] = {}

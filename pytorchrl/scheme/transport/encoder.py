@@ -204,7 +204,7 @@ class Encoder:
 
     @property
     def needs_link(self) -> bool:
-        """Whether to call `set_link`: with "auto", the speed determines whether encoding a message saves time."""
+        """Whether to call `set_link`: with "auto", the encoder decides by the link's speed whether to encode."""
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:

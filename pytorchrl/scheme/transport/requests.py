@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: seconds of waiting for answers since the worker last reported a working time (`seconds_of`).
+        # For each worker: seconds of waiting for all answers after the last answer that reported a working time.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -125,9 +125,9 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Discard the seconds of waiting for answers that `take_send_s` does not count yet.
+        """Forget how long the caller has waited for each worker since the worker last reported a working time.
 
-        The seconds of waiting for a worker count only when the worker next reports a working time.
+        Otherwise, these waits would count as time in transit (see `take_send_s`) at the worker's next report.
         """
         self._asked_s.clear()
 

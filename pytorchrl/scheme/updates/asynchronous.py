@@ -135,8 +135,8 @@ class AsynchronousUpdates(RemoteUpdates):
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # When a recorded run is repeated, each call of `_take_ready` must take the same gradients as before. In
-            # the journal, the event "update" follows the last of these gradients, or "asked" if no update is made.
+            # Mark in the journal where the last call of `_take_ready` ended, because no event "update" marks the end.
+            # When the recorded run is repeated, each call can thus take the same gradients as before.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():
@@ -186,7 +186,7 @@ class AsynchronousUpdates(RemoteUpdates):
         """Apply the mean of the waiting gradients, and plan new requests to their workers.
 
         Gradients are summed in the order of the workers' indices, so that the sum does not depend on the order of
-        arrival. The new requests are sent in the order in which the gradients were handled.
+        arrival. The new requests are sent in the order in which `_handle` accepted the gradients.
         """
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)

@@ -30,7 +30,7 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Compute gradients until one is not empty; apply that one if finite. Stop early if a drain was announced."""
+        """Try to make an update: compute gradients until one is not empty, or `prepare_drain` announces a drain."""
         while not self._step() and not self._local.is_draining:
             pass
 

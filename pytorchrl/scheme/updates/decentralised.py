@@ -272,7 +272,7 @@ class DecentralisedUpdates(RemoteUpdates):
     # Drains and saved states
 
     def drain(self, timeout_s: float) -> None:
-        """Drain all gradient workers (see `RemoteUpdates`); each starts the next step with a new train batch."""
+        """Leave nothing in flight or queued (see `RemoteUpdates.drain`); the next step starts new train batches."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
 

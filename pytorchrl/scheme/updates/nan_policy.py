@@ -24,7 +24,7 @@ class NanPolicy:
     """
 
     def __init__(self) -> None:
-        self._faults: list[str] = []  # causes of the latest skipped updates in a row
+        self._faults: list[str] = []  # causes of the latest consecutive skipped updates
         self._num_in_a_row = 0
 
     def made(self) -> None:

@@ -171,7 +171,7 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Return True, so that no caller waits for all train batches to be used up; see `UpdateStrategy`."""
+        """Return True, so that no caller waits for workers to use up their train batches; see `UpdateStrategy`."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
