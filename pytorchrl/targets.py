@@ -33,9 +33,9 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The first number that reaches the target is remembered; it is the number at the end of the run's last rollout.
-        If collection and learning take turns, a further rollout begins only after learning from the last rollout has
-        ended. The run is therefore done if the ledger contains more collected steps than the remembered number.
+        The rollout that reaches the target is the last one from which the run must learn. If collection and learning
+        take turns, the next rollout begins only after learning from this rollout has ended. More collected steps than
+        at the end of this rollout therefore show that the run is done.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)

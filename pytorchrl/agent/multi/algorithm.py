@@ -95,7 +95,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """Kind of data to learn from; if the policies' kinds differ, the one that needs the freshest data."""
+            """Kind of data to learn from; if policies need different kinds, the kind with the freshest data."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor

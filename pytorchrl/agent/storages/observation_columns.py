@@ -149,8 +149,8 @@ class ObservationColumn(ABC):
 
         Args:
             obs: Observations, (N, ...).
-            places: (N,) int64. The observations belong to no row, so these places are negative.
-            before: (N,) int64, the rows of the observations one step earlier.
+            places: (N,) int64, the negative numbers under which these extra observations are stored.
+            before: (N,) int64, for each episode, the row of the observation one step before the last.
         """
 
     @abstractmethod
@@ -158,7 +158,7 @@ class ObservationColumn(ABC):
         """Return a copy (N, ...) of observations.
 
         Args:
-            places: (N,) int64, the places of the observations.
+            places: (N,) int64, the rows of the observations, or the negative numbers of extra observations.
         """
 
     def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have data to release

@@ -192,7 +192,7 @@ class ProcessGroup:
         self._unshared += moments
 
     def discard(self) -> None:
-        """Discard the unshared moments. Call this method when the data of these moments were discarded."""
+        """Discard the moments of rollouts that `shared` has not sent yet, because the rollouts were discarded, too."""
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
