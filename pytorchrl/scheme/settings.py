@@ -184,7 +184,7 @@ def known_keywords() -> Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of a scheme: one options object for each level."""
+    """All settings of a scheme: one object with the options of collection, one with those of gradients, and so on."""
 
     collection: Collection
     gradients: Gradients

@@ -212,7 +212,7 @@ class Ring:
         return places if self.total <= self.capacity else self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Return N observations as leaf -> (N, ...), given their rows, or the negative numbers of extra observations."""
+        """Return N observations, leaf -> (N, ...), given their rows, or the negative numbers of extra observations."""
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
