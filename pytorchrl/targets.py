@@ -33,9 +33,9 @@ class Target:
     def count(self, collected: int) -> None:
         """Record the number of env steps collected so far.
 
-        The rollout that reaches the target is the last one from which the run must learn. If collection and learning
-        take turns, the next rollout begins only after learning from this rollout has ended. More collected steps than
-        at the end of this rollout therefore show that the run is done.
+        The run must learn from all rollouts up to the one that reaches the target. If collection and learning take
+        turns, the next rollout begins only after that. So the run is done once more steps are collected than there were
+        when the target was reached, and this number of steps is stored.
         """
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)

@@ -168,7 +168,7 @@ class SyntheticAlgorithm(Algorithm):
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Add the gradient to the number of updates, the only parameter.
+        """Increase the only parameter, which counts updates, by the gradient, which is 1.
 
         Raises:
             CallOrderError: `gradients` is None, and `compute_gradients` has not been called yet.
