@@ -53,7 +53,7 @@ def pytest_collection():
 def pytest_collection_finish():
     """Exclude what was collected, a million objects, from garbage collection from now on, and collect less often."""
     gc.freeze()
-    gc.set_threshold(10_000)  # with Python's threshold of 700, collections take 4 % of the time of the tests
+    gc.set_threshold(forkserver.GC_THRESHOLD)
     gc.enable()
 
 

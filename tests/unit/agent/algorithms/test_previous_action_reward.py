@@ -85,6 +85,15 @@ def collect(algorithm, envs, storage, num_rollouts):
     return [*episodes, *running]
 
 
+def expected_at(batch, rows, columns, expected):
+    """Return the results of `reference`, (N, n) and (N, n + 1), for N observations of a batch.
+
+    `expected` contains the results of `reference` for each observation, by the bytes of the observation.
+    """
+    found = [expected[obs.tobytes()] for obs in batch.obs["obs"].numpy()[rows, columns]]
+    return tuple(np.stack(each) for each in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize("transform", [None, "sign"])
@@ -103,14 +112,16 @@ def test_values_of_windows_equal_those_of_whole_episodes(net, autoreset, transfo
     assert (batch.burn_in, PREVIOUS in batch.rhs) == (BURN_IN, False)
     with torch.no_grad():
         values, _ = actor.q.unroll(batch.obs, batch.rhs["q"], batch.done, None, None, batch.previous)
+    seen = []
     for b in range(300):
         trained = np.flatnonzero(batch.valid[:, b])
         last = int(batch.next_row[trained, b].max()) if batch.discount[trained[-1], b] else BURN_IN + trained[-1]
-        for row in range(last + 1):
-            of_row = expected[batch.obs["obs"][row, b].numpy().tobytes()]
-            assert np.array_equal(batch.previous[row, b], of_row[1])
-            if row >= BURN_IN:
-                np.testing.assert_allclose(values[row, b], of_row[0], atol=1e-5)
+        seen += [(row, b) for row in range(last + 1)]
+    rows, columns = np.array(seen).T
+    wanted_values, wanted_previous = expected_at(batch, rows, columns, expected)
+    np.testing.assert_array_equal(batch.previous.numpy()[rows, columns], wanted_previous)
+    after = rows >= BURN_IN
+    np.testing.assert_allclose(values.numpy()[rows[after], columns[after]], wanted_values[after], atol=1e-5)
     assert int((~batch.done.any(0)).sum()) > 50  # many sequences begin within an episode
     assert int((batch.discount > 0).sum()) > 500
 
@@ -129,16 +140,18 @@ def test_values_of_rollouts_equal_those_of_whole_episodes(net, autoreset):
     batch = storage.sample(60)
     with torch.no_grad():
         values, _ = actor.q.unroll(batch.obs, batch.rhs["q"], batch.done, None, None, batch.previous)
-    num_resets = num_finals = 0
+    num_resets, num_finals, seen = 0, 0, []
     for b in np.flatnonzero(batch.ids < 14 * 20):  # exclude the last rollout, whose next steps are unknown
         for row in np.flatnonzero(batch.valid[:, b]):
             to = int(batch.next_row[row, b])
-            for at in (row, to) if batch.discount[row, b] else (row,):
-                of_row = expected[batch.obs["obs"][at, b].numpy().tobytes()]
-                assert np.array_equal(batch.previous[at, b].masked_fill(batch.done[at, b], 0.0), of_row[1])
-                np.testing.assert_allclose(values[at, b], of_row[0], atol=1e-5)
+            seen += [(at, b) for at in ((row, to) if batch.discount[row, b] else (row,))]
             num_resets += bool(row and batch.done[row, b])
             num_finals += not batch.valid[min(to, len(batch.valid) - 1), b]
+    rows, columns = np.array(seen).T
+    wanted_values, wanted_previous = expected_at(batch, rows, columns, expected)
+    shown = batch.previous.masked_fill(batch.done[..., None], 0.0).numpy()
+    np.testing.assert_array_equal(shown[rows, columns], wanted_previous)
+    np.testing.assert_allclose(values.numpy()[rows, columns], wanted_values, atol=1e-5)
     assert num_resets > 50
     assert num_finals > 50
 

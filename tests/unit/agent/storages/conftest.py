@@ -10,6 +10,7 @@ import torch
 
 from pytorchrl.agent.data import ActingStep, Step
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
+from tests.unit.agent.storages.comparison import assert_masks, assert_observations, assert_targets
 
 
 class Row:
@@ -222,15 +223,12 @@ def assert_batch_equals():
     """Return a function that compares a batch with a `PlainReplay`, transition by transition."""
     def check(batch, plain, n_step, gamma):
         resident = plain.resident
-        for b, action in enumerate(batch.action.tolist()):
-            row = resident[action]
-            total, discount, next_obs, next_mask, _ = plain.window(row, n_step, gamma)
-            for name, leaf in row.obs.items():
-                assert torch.equal(batch.obs[name][b], torch.as_tensor(leaf)), (name, action)
-                assert torch.equal(batch.next_obs[name][b], torch.as_tensor(next_obs[name])), (name, action)
-            assert float(batch.ret[b]) == pytest.approx(total, abs=1e-5)
-            assert float(batch.discount[b]) == pytest.approx(discount, abs=1e-6)
-            if row.mask is not None:
-                assert batch.mask[b].tolist() == row.mask.tolist()
-                assert batch.next_mask[b].tolist() == next_mask.tolist()
+        rows, everywhere = [resident[action] for action in batch.action.tolist()], slice(None)
+        returns, discounts, next_obs, next_masks, _ = zip(
+            *(plain.window(row, n_step, gamma) for row in rows), strict=True)
+        assert_observations(batch.obs, everywhere, [row.obs for row in rows])
+        assert_observations(batch.next_obs, everywhere, next_obs)
+        assert_targets(batch, everywhere, returns, discounts)
+        assert_masks(batch.mask, everywhere, [row.mask for row in rows])
+        assert_masks(batch.next_mask, everywhere, next_masks)
     return check

@@ -12,6 +12,7 @@ import torch
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import RolloutSequenceBuffer
 from pytorchrl.errors import ConfigError
+from tests.unit.agent.storages.comparison import assert_masks, assert_observations, assert_targets
 
 STATE, GAMMA = 3, 0.9
 
@@ -63,28 +64,30 @@ def target_of(rows, i, n_step):
             return total, 0.0 if last.terminated else GAMMA**m, last.next_obs, last.next_mask
 
 
-def check_column(batch, b, rows, n_step):
-    expected = observations_of(rows)
-    steps = [i for i, (*_, row) in enumerate(expected) if row is not None and row.valid]
-    assert batch.valid[:, b].nonzero().flatten().tolist() == steps
-    assert float(batch.weight[b]) == 1.0
-    np.testing.assert_array_equal(batch.rhs["q"][b], rows[0].states["q"])
-    for at in range(len(batch.done)):  # after the end of the rollout, its last observation is repeated
-        obs, mask, row = expected[min(at, len(expected) - 1)]
-        for name, leaf in obs.items():
-            assert torch.equal(batch.obs[name][at, b], torch.as_tensor(leaf)), (name, at)
-        assert mask is None or batch.mask[at, b].tolist() == mask.tolist()
-        assert bool(batch.done[at, b]) == bool(at < len(expected) and row is not None and row.valid and row.is_first)
-    for at in steps:
-        row = expected[at][2]
-        total, discount, next_obs, next_mask = target_of(rows, rows.index(row), n_step)
-        assert int(batch.action[at, b]) == row.action
-        assert float(batch.ret[at, b]) == pytest.approx(total, abs=1e-5)
-        assert float(batch.discount[at, b]) == pytest.approx(discount, abs=1e-6)
-        to = int(batch.next_row[at, b])
-        for name, leaf in next_obs.items():
-            assert torch.equal(batch.obs[name][to, b], torch.as_tensor(leaf)), (name, at)
-        assert next_mask is None or batch.mask[to, b].tolist() == next_mask.tolist()
+def check_columns(batch, drawn, n_step):
+    """Compare each column of a batch with the rows of its rollout, which are the elements of `drawn`."""
+    length, seen, trained = len(batch.done), [], []
+    assert batch.weight.tolist() == [1.0] * len(drawn)
+    for b, rows in enumerate(drawn):
+        expected = observations_of(rows)
+        steps = [i for i, (*_, row) in enumerate(expected) if row is not None and row.valid]
+        assert batch.valid[:, b].nonzero().flatten().tolist() == steps
+        np.testing.assert_array_equal(batch.rhs["q"][b], rows[0].states["q"])
+        is_first = [bool(row is not None and row.valid and row.is_first) for *_, row in expected]
+        assert batch.done[:, b].tolist() == is_first + [False] * (length - len(expected))
+        # After the end of the rollout, its last observation is repeated.
+        seen += [(at, b, *expected[min(at, len(expected) - 1)][:2]) for at in range(length)]
+        trained += [(at, b, expected[at][2].action, *target_of(rows, rows.index(expected[at][2]), n_step))
+                    for at in steps]
+    steps, columns, obs, masks = zip(*seen, strict=True)
+    assert_observations(batch.obs, (steps, columns), obs)
+    assert_masks(batch.mask, (steps, columns), masks)
+    steps, columns, actions, returns, discounts, next_obs, next_masks = zip(*trained, strict=True)
+    assert batch.action[steps, columns].tolist() == list(actions)
+    assert_targets(batch, (steps, columns), returns, discounts)
+    following = batch.next_row[steps, columns].numpy(), columns
+    assert_observations(batch.obs, following, next_obs)
+    assert_masks(batch.mask, following, next_masks)
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 9])
@@ -123,9 +126,8 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
         batch = storage.sample(1 if turn % 4 else 30)
         starts = {one.first + e * one.num_steps: rows for one in kept for e, rows in enumerate(one.columns)}
         drawn = [starts[start] for start in batch.ids.tolist()]
-        for b, rows in enumerate(drawn):
-            check_column(batch, b, rows, n_step)
-            num_extra += len(observations_of(rows)) - len(rows) - 1
+        check_columns(batch, drawn, n_step)
+        num_extra += sum(len(observations_of(rows)) - len(rows) - 1 for rows in drawn)
         # The batch has all valid transitions of a rollout, from all environments, once for each time it was sampled.
         actions = [row.action for rows in drawn for row in rows if row.valid]
         assert sorted(batch.action[batch.valid].tolist()) == sorted(actions)

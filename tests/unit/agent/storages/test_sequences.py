@@ -12,6 +12,7 @@ import torch
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import SequenceBuffer
 from pytorchrl.errors import ConfigError
+from tests.unit.agent.storages.comparison import assert_masks, assert_observations, assert_targets
 
 STATE = 3
 GAMMA = 0.9
@@ -137,39 +138,41 @@ def check_batch(batch, plain, rule, frames):
     length, n_step, burn_in = rule["length"], rule["n_step"], batch.burn_in
     assert batch.done.shape[0] == burn_in + length + n_step
     assert batch.num_samples == int(batch.valid.sum())
-    for b in np.unique(batch.ids.numpy(), return_index=True)[1]:
-        start = int(batch.action[0, b])
-        rows, num_warm = expected[start]
+    valid, done, next_row = (getattr(batch, name).numpy() for name in ("valid", "done", "next_row"))
+    seen, trained = [], []  # (step, column, row of the reference) of all steps, and of the steps after the burn-in
+    for b in np.unique(batch.ids.numpy(), return_index=True)[1].tolist():
+        rows, num_warm = expected[int(batch.action[0, b])]
         first = burn_in - num_warm
-        assert batch.valid[:, b].tolist() == [i < len(rows) - num_warm for i in range(length)]
-        for i, row in enumerate(rows):
-            for name, leaf in row.obs.items():
-                assert torch.equal(batch.obs[name][first + i, b], torch.as_tensor(leaf)), (name, start, i)
-            assert bool(batch.done[first + i, b]) == bool(row.is_first)
-            if row.mask is not None:
-                assert batch.mask[first + i, b].tolist() == row.mask.tolist()
-        assert not batch.done[:first, b].any()
-        assert not batch.done[first + len(rows):, b].any()
+        assert valid[:, b].tolist() == [i < len(rows) - num_warm for i in range(length)]
+        assert done[:, b].tolist() == (
+            [False] * first + [bool(row.is_first) for row in rows] + [False] * (len(done) - first - len(rows)))
         if rows[0].is_first:
             assert not batch.rhs["q"][b].any()
         else:
             np.testing.assert_array_equal(batch.rhs["q"][b], rows[0].states["q"])
             assert first == 0
-        for i, row in enumerate(rows[num_warm:]):
-            total, discount, next_obs, next_mask, m = plain.window(row, n_step, GAMMA)
-            assert int(batch.action[i, b]) == row.action
-            assert float(batch.ret[i, b]) == pytest.approx(total, abs=1e-5)
-            assert float(batch.discount[i, b]) == pytest.approx(discount, abs=1e-6)
-            at = int(batch.next_row[i, b])
-            assert at == burn_in + i + m
-            for name, leaf in next_obs.items():
-                assert torch.equal(batch.obs[name][at, b], torch.as_tensor(leaf)), (name, start, i)
-            if next_mask is not None:
-                assert batch.mask[at, b].tolist() == next_mask.tolist()
-        assert int(batch.next_row[:, b].max()) < len(batch.done)
+        seen += [(first + i, b, row) for i, row in enumerate(rows)]
+        trained += [(i, b, row) for i, row in enumerate(rows[num_warm:])]
+    windows = [plain.window(row, n_step, GAMMA) for *_, row in trained]
+    following = [burn_in + i + num_steps for (i, *_), (*_, num_steps) in zip(trained, windows, strict=True)]
+    assert_rows(batch, *zip(*seen, strict=True))
+    steps, columns, rows = zip(*trained, strict=True)
+    returns, discounts, next_obs, next_masks, _ = zip(*windows, strict=True)
+    assert batch.action.numpy()[steps, columns].tolist() == [row.action for row in rows]
+    assert next_row[steps, columns].tolist() == following
+    assert_targets(batch, (steps, columns), returns, discounts)
+    assert_observations(batch.obs, (following, columns), next_obs)
+    assert_masks(batch.mask, (following, columns), next_masks)
+    assert next_row.max() < len(done)
     if not frames:
         assert len(expected) > 0
     return {int(start) for start in batch.action[0]}, set(expected)
+
+
+def assert_rows(batch, steps, columns, rows):
+    """Assert that a batch has the observations and masks of the list `rows` at the given steps and columns."""
+    assert_observations(batch.obs, (steps, columns), [row.obs for row in rows])
+    assert_masks(batch.mask, (steps, columns), [row.mask for row in rows])
 
 
 RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "burn_in": 7, "period": 3, "n_step": 4},
