@@ -80,6 +80,11 @@ def errors_of(name):
     return [error for algorithm in ALGORITHMS if (error := error_of(algorithm, name))]
 
 
+@cache
+def all_options():
+    return {name for algorithm in ALGORITHMS for name in known_names(algorithm)}
+
+
 def suggested(name):
     """Return the options that some error for `name` suggests."""
     hints = [hint for error in errors_of(name) for hint in re.findall(r"did you mean (.*)|; give (\w+) of ", error)]
@@ -96,9 +101,8 @@ def test_there_is_a_page_for_each_library():
 
 @pytest.mark.parametrize(("page", "theirs", "ours"), list(translations()), ids=str)
 def test_a_translated_name_is_an_option_that_the_error_suggests(page, theirs, ours):
-    options = {name for algorithm in ALGORITHMS for name in known_names(algorithm)}
     assert ours
-    assert set(ours) <= options
+    assert set(ours) <= all_options()
     for name in set(theirs) - set(ours):
         assert suggested(name), name
         assert suggested(name) & set(ours), (name, suggested(name))
