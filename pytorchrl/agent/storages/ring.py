@@ -23,6 +23,7 @@ from pytorchrl.agent.storages.observation_columns import (
     StackedColumn,
     write_rows,
 )
+from pytorchrl.agent.storages.stacked_frames import num_stacked_frames
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.saved_files import saved_int
 from pytorchrl.untyped import StateDict
@@ -71,6 +72,9 @@ class _Head:
     """Place of the extra observation after this step; 0 if `final_obs` contains the observation after it."""
     done: np.ndarray
     """Whether the observation after this step is the first of an episode."""
+    after: bytes | None = None
+    """`done` and the observations after this step, as bytes. None for stacks (their older frames may be evicted), if
+    one of the observations is not an extra one, or after loading a state."""
 
 
 class Ring:
@@ -130,15 +134,13 @@ class Ring:
         rows = np.arange(start, start + count)
         if start + count > self.capacity:
             rows %= self.capacity
-        heads = -1 - self.extras.take(num_envs)
+        previous, are_reused = self._previous(self._heads.pop(source, None), leaves, done[0], rows[::num_steps])
+        heads = previous if are_reused else -1 - self.extras.take(num_envs)
         places = np.empty((num_steps + 1, num_envs), np.int64)
         places[:-1], places[-1] = rows.reshape(num_envs, num_steps).T, heads
-        before = self._heads.pop(source, None)
-        if before is None or len(before.ids) != num_envs:
-            previous = np.zeros(num_envs, dtype=np.int64)
-        else:
-            previous = self._continued(before, leaves, done[0], places[0])
         finals = self._write_observations(leaves, rollout, places, previous)
+        if not are_reused:
+            self._release(previous[previous < 0])
         link = places[1:]
         if len(finals):
             link = link.copy()
@@ -155,7 +157,9 @@ class Ring:
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
-        self._heads[source] = _Head(np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy())
+        self._heads[source] = _Head(
+            np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(),
+            None if self._has_stacks or not heads.all() else _bytes(leaves, done[-1], -1))
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
         return Inserted(rows, broken, previous < 0)
@@ -325,7 +329,7 @@ class Ring:
     def _allocate(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray], done: np.ndarray) -> None:
         layout = {}
         for name, leaf in leaves.items():
-            num_frames = _num_frames(leaf, done, self._stacked_frames)
+            num_frames = num_stacked_frames(leaf, done, self._stacked_frames)
             layout[name] = (leaf.shape[2:], leaf.dtype.str, num_frames)
         if (self._stacked_frames or 1) > 1 and all(num_frames == 1 for *_, num_frames in layout.values()):
             raise ConfigError(f"stacked_frames={self._stacked_frames} needs observations with three axes, got "
@@ -340,6 +344,7 @@ class Ring:
 
     def _make_leaves(self, layout: dict[str, tuple[tuple[int, ...], str, int]]) -> None:
         self._layout, self._expected = layout, {}
+        self._has_stacks = any(num_frames > 1 for *_, num_frames in layout.values())
         self.observations = {
             name: PlainColumn(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
             else StackedColumn(self.capacity, tuple(shape), np.dtype(dtype), num_frames)
@@ -377,6 +382,21 @@ class Ring:
             rows = self.columns["link"][rows]
             rows = rows[rows >= 0]
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
+
+    def _previous(
+        self, head: _Head | None, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray,
+    ) -> tuple[np.ndarray, bool]:
+        """Link environments to the collector's previous rollout; see `_continued`, which handles the rare cases.
+
+        Returns:
+            The result of `_continued`, and whether the last observations of the new rollout take these places.
+        """
+        if head is None or len(head.ids) != len(rows):
+            return np.zeros(len(rows), dtype=np.int64), False
+        if head.after is None or head.after != _bytes(leaves, done, 0) or head.ids[0] < self.first:
+            return self._continued(head, leaves, done, rows), False
+        self.columns["link"][head.ids % self.capacity] = rows
+        return head.places, True
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Link, for each environment, the last row of the collector's previous rollout to the first row of the new one.
@@ -416,7 +436,6 @@ class Ring:
                 last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
                 everything = np.ones((len(t), *leaves[name].shape[2:]), np.bool_)
                 leaf.write_finals(everything if last is None else last.numpy(), finals, places[t, e])
-        self._release(previous[previous < 0])
         return finals
 
     def _release(self, extras: np.ndarray) -> None:
@@ -426,25 +445,6 @@ class Ring:
             self.extras.release(-1 - extras)
 
 
-def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
-    """Return the number of frames stacked in each observation; 1 if observations are to be stored unchanged.
-
-    Raises:
-        ConfigError: The observations are not stacks of `wanted` frames.
-    """
-    if leaf.ndim != 5 or wanted == 1:
-        return 1
-    num_frames, channels = wanted or leaf.shape[2], leaf.shape[2]
-    if channels % num_frames:
-        raise ConfigError(f"stacked_frames must divide the {channels} channels of images, got {num_frames}")
-    if wanted is None and (leaf.dtype != np.uint8 or num_frames < 2):
-        return 1
-    size = channels // num_frames
-    goes_on = ~done[1:]
-    moved_on = (leaf[1:, :, :-size] == leaf[:-1, :, size:]).all(axis=(2, 3, 4))
-    if wanted is None:
-        return num_frames if goes_on.any() and moved_on[goes_on].mean() > 0.5 else 1
-    if goes_on.any() and not moved_on[goes_on].any():
-        raise ConfigError(f"stacked_frames={wanted}, but stacks do not shift by one frame per step; "
-                          "leave stacked_frames out")
-    return num_frames
+def _bytes(leaves: dict[str, np.ndarray], done: np.ndarray, step: int) -> bytes:
+    """Return `done` (E,) and the observations (T+1, E, ...) of one step as bytes, to compare all at once."""
+    return b"".join([done.tobytes(), *[leaf[step].tobytes() for leaf in leaves.values()]])
