@@ -129,8 +129,9 @@ class RoundSource:
     def take_levels(self) -> tuple[int, ...]:
         """Return how many train batches were waiting at each `take` since the last `take_levels`.
 
-        The result begins with a 0 for each collected round, because a round never waits in a queue. The other numbers
-        are lengths of the queue to which users add train batches, one for each train batch taken from this queue.
+        The result begins with a 0 for each collected round, because a round never waits in a queue. Users can also add
+        train batches to a queue by hand; the other numbers are the lengths of this queue, one number for each train
+        batch that was taken from it.
         """
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
