@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # For each worker: the total seconds that the caller has waited for this worker since its last answer that reported
+        # For each worker: the total seconds that the caller has waited for the worker since the worker last reported
         # a working time.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-
 import numpy as np
+import pytest
 import torch
 
 from tests.unit.agent.algorithms.replay_agents import act, make, make_batch, update
@@ -19,6 +19,17 @@ def test_gaussian_noise_is_independent_per_dimension_and_clipped():
     algorithm.update_algorithm_parameter("noise_std", 50.0)
     assert set(np.abs(act(algorithm, 5)).reshape(-1).round(3)) >= {1.0}
     assert np.abs(act(algorithm, 5)).max() == 1.0
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("noise", ["gaussian", "ou"])
+def test_noisy_actions_of_numpy_and_of_torch_stay_within_the_bounds(noise, is_small):
+    algorithm = make("ddpg", start_steps=0, noise=noise, **{"ou_sigma": 50.0} if noise == "ou" else {"noise_std": 50.0})
+    if not is_small:
+        algorithm._small = None  # a policy with many units is not computed in NumPy
+    actions = act(algorithm, 20)
+    assert np.abs(actions).max() == 1.0
+    assert (np.abs(actions) < 1.0).any()
 
 
 def test_td3_updates_policy_and_targets_at_every_second_update():
