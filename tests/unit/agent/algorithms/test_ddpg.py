@@ -21,15 +21,13 @@ def test_gaussian_noise_is_independent_per_dimension_and_clipped():
     assert np.abs(act(algorithm, 5)).max() == 1.0
 
 
-@pytest.mark.parametrize("is_small", [True, False])
-@pytest.mark.parametrize("noise", ["gaussian", "ou"])
-def test_noisy_actions_of_numpy_and_of_torch_stay_within_the_bounds(noise, is_small):
-    algorithm = make("ddpg", start_steps=0, noise=noise, **{"ou_sigma": 50.0} if noise == "ou" else {"noise_std": 50.0})
-    if not is_small:
-        algorithm._small = None  # a policy with many units is not computed in NumPy
-    actions = act(algorithm, 20)
-    assert np.abs(actions).max() == 1.0
-    assert (np.abs(actions) < 1.0).any()
+@pytest.mark.parametrize("options", [{"noise_std": 50.0}, {"noise": "ou", "ou_sigma": 50.0}], ids=["gaussian", "ou"])
+def test_noisy_actions_of_torch_stay_within_the_bounds(options):
+    algorithm = make("ddpg", start_steps=0, **options)
+    algorithm.choose_small = lambda obs, deterministic: None  # the test above covers small policies
+    actions = np.abs(act(algorithm, 20))
+    assert actions.max() == 1.0
+    assert (actions < 1.0).any()
 
 
 def test_td3_updates_policy_and_targets_at_every_second_update():
