@@ -52,6 +52,28 @@ def test_steps_equal_torch(kind, make):
     torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
+def has_subnormal(tensor):
+    return bool(((tensor != 0) & (tensor.abs() < torch.finfo(torch.float32).tiny)).any())
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_moments_of_zero_gradients_become_zero_instead_of_subnormal(kind):
+    """Subnormal moments would make steps many times slower on Intel processors, but would not change parameters."""
+    mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
+    optimizer, other = make_optimizer(kind, mine, SETTINGS), NAMED[kind]([theirs], lr=0.01)
+    for index in range(1500):
+        gradient = gradients(1)[0]
+        if index > 10:
+            gradient[25:] = 0
+        optimizer.step(mine, gradient, lr=0.01, scale=1.0)
+        theirs.grad = gradient.clone()
+        other.step()
+        assert not any(map(has_subnormal, optimizer.moments.values())), index
+    assert any(map(has_subnormal, other.state[theirs].values()))
+    assert all((moment[:25] != 0).all() for moment in optimizer.moments.values())
+    torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_sgd_without_momentum_has_no_state():
     mine, optimizer = torch.ones(2), FlatOptimizer("sgd", torch.ones(2), dataclasses.replace(SETTINGS, momentum=0.0))
     optimizer.step(mine, torch.tensor([1.0, -2.0]), lr=0.5, scale=0.5)
