@@ -15,7 +15,6 @@ from pytorchrl.errors import ConfigError
 
 _GLOBAL_DRAWS = threading.RLock()
 _NO_NUMBERS = np.zeros(0, dtype=np.float32)
-_BLOCK = 256
 _DRAWS = ("generator", "update_generator", "noise")
 """Keys of an algorithm's state whose values determine the algorithm's random numbers."""
 
@@ -79,14 +78,20 @@ class UniformDraws:
     The numbers are the same as without blocks.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
-        """Draw from `generator`; call `rewind` before other code uses or saves the generator."""
-        self._generator = generator
+    def __init__(self, generator: torch.Generator, dtype: torch.dtype = torch.float32, block: int = 256) -> None:
+        """Draw from `generator`; call `rewind` before other code uses or saves the generator.
+
+        Args:
+            generator: A CPU generator.
+            dtype: `torch.float32` or `torch.float64`.
+            block: Number of numbers in a block; a call of `take` for at least an eighth of them gets its own block.
+        """
+        self._generator, self._dtype, self._size = generator, dtype, block
         self._block, self._used = _NO_NUMBERS, 0
         self._state_before = generator.get_state()  # the state of the generator before the block
 
     def take(self, count: int) -> np.ndarray:
-        """Return the next `count` numbers in [0, 1), (count,) float32."""
+        """Return the next `count` numbers in [0, 1), (count,), in the dtype of this object."""
         block, start = self._block, self._used
         if start + count > len(block):
             block, start = self._next_block(count), 0
@@ -97,14 +102,14 @@ class UniformDraws:
         """Put the unused numbers back: set the generator to its state directly after the last number taken."""
         if self._used < len(self._block):
             self._generator.set_state(self._state_before)
-            torch.rand(self._used, generator=self._generator)
+            torch.rand(self._used, dtype=self._dtype, generator=self._generator)
         self._block, self._used = _NO_NUMBERS, 0
 
     def _next_block(self, count: int) -> np.ndarray:
         self.rewind()
         self._state_before = self._generator.get_state()
-        size = _BLOCK if count < _BLOCK // 8 else count
-        self._block = torch.rand(size, generator=self._generator).numpy()
+        size = self._size if count < self._size // 8 else count
+        self._block = torch.rand(size, dtype=self._dtype, generator=self._generator).numpy()
         return self._block
 
 

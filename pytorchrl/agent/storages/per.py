@@ -176,7 +176,7 @@ class PERBuffer(ReplayBuffer):
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw rows by priority, with importance weights; see `ReplayBuffer`."""
-        share = torch.rand(count, dtype=torch.float64, generator=self.generator).numpy()
+        share = self._uniform.take(count)
         if self.options.stratified:
             share = (np.arange(count) + share) / count
         rows = self.priority_sums.find_prefix(share * self.priority_sums.total)

@@ -14,6 +14,7 @@ from pytorchrl.agent.contracts import check_draw
 from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.saved_files import saved_int
@@ -21,6 +22,8 @@ from pytorchrl.untyped import StateDict
 
 ERROR = "error"
 """Name in `RolloutData.other` of the absolute TD errors that the collector computed, (T, E) float32."""
+_BLOCK = 4096
+"""Number of random numbers that are drawn at once; see `UniformDraws`."""
 
 
 class ReplayBuffer(Storage):
@@ -82,6 +85,17 @@ class ReplayBuffer(Storage):
                     f"{options.rollout_size}; raise size to {options.rollout_size * num_envs} or more, or lower "
                     "rollout_size")
         return super().contradiction(agent)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """CPU generator of all random draws; see `Storage`."""
+        self._uniform.rewind()  # put back numbers that were drawn in advance, but are still unused
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator) -> None:
+        # float64, because the 2^24 float32 numbers in [0, 1) are too few to draw from millions of rows equally often
+        self._generator, self._uniform = generator, UniformDraws(generator, torch.float64, _BLOCK)
 
     @property
     def rollout_size(self) -> int:
@@ -289,7 +303,7 @@ class ReplayBuffer(Storage):
     # Helpers
 
     def _integers(self, low: int, high: int, count: int) -> np.ndarray:
-        return torch.randint(low, high, (count,), generator=self.generator).numpy()
+        return low + (self._uniform.take(count) * (high - low)).astype(np.int64)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)

@@ -36,11 +36,13 @@ def test_torch_generator_does_not_change_the_global_one():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_draws_in_blocks_equal_separate_draws():
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float32, 256), (torch.float64, 100)])
+def test_draws_in_blocks_equal_separate_draws(dtype, block):
     generator, separate = torch_generator(5), torch_generator(5)
-    draws = UniformDraws(generator)
+    draws = UniformDraws(generator, dtype, block)
     for number, count in enumerate([1, 3, 20, 0, 200, 31, 32, 33, 500, 1] * 5):
-        np.testing.assert_array_equal(draws.take(count), torch.rand(count, generator=separate).numpy())
+        drawn = draws.take(count)
+        np.testing.assert_array_equal(drawn, torch.rand(count, dtype=dtype, generator=separate).numpy(), strict=True)
         if number % 7 == 6:
             draws.rewind()
             assert torch.equal(generator.get_state(), separate.get_state())
