@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -65,7 +64,7 @@ class Stopwatch:
         self.within = 0.0
         """Seconds of finished parts within the running part."""
         self.seconds: dict[str, float] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: dict[str, int] = {}
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
@@ -76,7 +75,7 @@ class Stopwatch:
     def count(self, part: str, seconds: float) -> None:
         """Add seconds that the caller has measured to the total of `part`, and increase the count of `part` by 1."""
         self.add(part, seconds)
-        self.counts[part] += 1
+        self.counts[part] = self.counts.get(part, 0) + 1
 
     def take(self) -> Times:
         """Return, for each part that ended since the last call, how often it ended and how many seconds it took in all.
@@ -111,9 +110,9 @@ class _Block:
     def __exit__(self, *error: object) -> None:
         watch, part = self._watch, self._part
         took = watch.now() - self._start
-        seconds = max(0.0, took - watch.within)
+        seconds = took - watch.within if took > watch.within else 0.0
         watch.seconds[part] = watch.seconds.get(part, 0.0) + seconds
-        watch.counts[part] += 1
+        watch.counts[part] = watch.counts.get(part, 0) + 1
         watch.within = self._before + took
         if watch.on_part_end is not None:
             watch.on_part_end(part, seconds)

@@ -34,7 +34,6 @@ from pytorchrl.errors import ConfigError
 EPSILON_PER_WORKER_HELP = (
     "Give each collector its own constant epsilon: 0.4 for the first collector, smaller for each later one.")
 _EPSILON = "epsilon"
-_NOBODY = np.zeros(0, dtype=np.bool_)
 
 
 def ladder_epsilon(index: int, num_collectors: int) -> float:
@@ -163,15 +162,15 @@ class DQN(ReplayAlgorithm):
         if small is None or inputs is None or len(inputs) > small.max_rows:
             return None
         num_envs, epsilon = len(inputs), self._epsilon(deterministic)
-        explores, random = _NOBODY, None
-        if epsilon:
-            explores = self._uniform.take(num_envs) < epsilon
-            if num_exploring := np.count_nonzero(explores):
-                random = self._uniform.take(num_envs * self.actor.num_actions).reshape(num_envs, -1).argmax(-1)
-                if num_exploring == num_envs:
-                    return ActingStep(random, random, {}, {})
-        best = small(normalized(self.actor, inputs)).argmax(-1)
-        action = best if random is None else np.where(explores, random, best)
+        draws = self._uniform.take(num_envs) if epsilon else None
+        # In most steps, no environment explores. For few numbers, `min` is faster than a comparison of arrays.
+        if draws is None or min(draws.tolist()) >= epsilon:
+            action = small(normalized(self.actor, inputs)).argmax(-1)
+            return ActingStep(action, action, {}, {})
+        explores = draws < epsilon
+        action = self._uniform.take(num_envs * self.actor.num_actions).reshape(num_envs, -1).argmax(-1)
+        if not explores.all():
+            action = np.where(explores, action, small(normalized(self.actor, inputs)).argmax(-1))
         return ActingStep(action, action, {}, {})
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:

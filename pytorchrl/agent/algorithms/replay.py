@@ -264,7 +264,8 @@ class ReplayAlgorithm(Algorithm):
         self._gradients = gradients
         if norms:
             self._known_norms = gradients, norms
-        return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors.detach().cpu()}
+        errors = errors if errors.is_cpu else errors.cpu()
+        return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors}
 
     def example_batch(self, shape: BatchShape) -> ReplayBatch:
         """Return a batch of zeros with random actions, to measure the time of a gradient."""
@@ -297,7 +298,7 @@ class ReplayAlgorithm(Algorithm):
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
         return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
-                errors)
+                errors.detach())
 
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],

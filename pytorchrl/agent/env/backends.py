@@ -274,25 +274,30 @@ class InProcessVectorEnv(SyncVectorEnv):
     Attributes:
         info_keys: Keys of `info` that `step` returns; None means all keys. `final_info` always contains all keys.
             Fewer keys save time: returning all four keys of a MuJoCo environment doubles the overhead of a step.
+        no_end: (E,) bool, all False. If no episode ends in a step, `step` returns this array as `terminations` and as
+            `truncations`.
     """
 
     info_keys: tuple[str, ...] | None = None
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
+        self.no_end = np.zeros(self.num_envs, dtype=np.bool_)
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
 
     def step(self, actions: Action) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
-        """Step all environments; the next step overwrites the returned observations."""
+        """Step all environments; the next step overwrites the returned observations and rewards."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP or not isinstance(self._observations, np.ndarray):
             return super().step(actions)
         rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
         infos: Info = {}
+        has_end = False
         for index, env in enumerate(self.envs):
             observation, rewards[index], terminated, truncated, info = env.step(actions[index])
             if terminated or truncated:
+                has_end = True
                 infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, index)
                 observation, info = env.reset()
             self._observations[index] = observation
@@ -301,7 +306,9 @@ class InProcessVectorEnv(SyncVectorEnv):
                 info = {key: info[key] for key in self.info_keys if key in info}
             if info:
                 infos = self._add_info(infos, info, index)
-        return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
+        if not has_end:
+            return self._observations, rewards, self.no_end, self.no_end, infos
+        return self._observations, rewards, terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
         """Return a copy of the latest observation of environment `index`.

@@ -16,6 +16,8 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.saved_files import open_regular
 
 _LONGEST_HEADER = 1 << 16
+_MAX_PENDING = 256
+"""Number of steps after which their rewards are added to the returns, to limit memory."""
 
 
 class EpisodeStatistics:
@@ -31,6 +33,8 @@ class EpisodeStatistics:
         self, num_envs: int, monitor: Monitor | None = None, now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
+        # Rewards that `_returns` does not contain yet, one list for each step. An addition at each step would be slow.
+        self._pending: list[list[float]] = []
         self._num_steps = 0
         # For each environment, the number of steps that are not part of the running episode: steps before the episode,
         # and invalid steps. The length of the episode is `_num_steps` minus this number.
@@ -41,6 +45,7 @@ class EpisodeStatistics:
 
     def reset(self) -> None:
         """Discard all running episodes."""
+        self._pending = []
         self._returns[:] = 0.0
         self._num_before[:] = self._num_steps
 
@@ -52,11 +57,16 @@ class EpisodeStatistics:
             valid: (E,) bool, false for steps that are not transitions, such as resets; None if all are transitions.
         """
         self._num_steps += 1
-        if valid is None:
-            self._returns += reward
-        else:
-            self._returns += np.where(valid, reward, 0)
+        if valid is not None:
+            reward = np.where(valid, reward, 0)
             self._num_before += ~valid
+        self._pending.append(reward.tolist())
+        if len(self._pending) == _MAX_PENDING:
+            self._add_pending()
+
+    def _add_pending(self) -> None:
+        self._returns += np.sum(self._pending, axis=0)
+        self._pending = []
 
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
@@ -68,6 +78,7 @@ class EpisodeStatistics:
             terminated: (E,) bool, whether the episode was terminated, not truncated.
             keywords_of: Function from the index of an environment to the `info` of the last step of its episode.
         """
+        self._add_pending()
         seconds = self._now() - self._start
         episodes = []
         for index in np.flatnonzero(ended).tolist():
@@ -81,6 +92,7 @@ class EpisodeStatistics:
 
     def discard(self, ended: np.ndarray) -> None:
         """Discard the running episode of each environment where the (E,) bool mask `ended` is True."""
+        self._add_pending()
         self._returns[ended] = 0.0
         self._num_before[ended] = self._num_steps
 

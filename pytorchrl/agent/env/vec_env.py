@@ -225,7 +225,7 @@ class VecEnv(Part):
         self._lives: np.ndarray | None = None
         # These arrays are never written to, so all steps in which no episode ends can return them.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
-        self._none = np.zeros(self.num_envs, dtype=np.bool_)
+        self._none: np.ndarray = getattr(self.vector, "no_end", np.zeros(self.num_envs, dtype=np.bool_))
 
     @property
     def raw_spaces(self) -> RawSpaces | Mapping[str, RawSpaces]:
@@ -282,9 +282,10 @@ class VecEnv(Part):
         if self._num_steps == 0:
             self._check_first_step(observations, reward, terminated, truncated)
         self._num_steps += 1
-        done = terminated | truncated
-        if self._autoreset.pending or self._lives is not None or np.count_nonzero(done):
-            return self._resolve(done, observations, reward, terminated, truncated, info)
+        may_end = terminated is not self._none or truncated is not self._none
+        if (self._autoreset.pending or self._lives is not None
+                or (may_end and np.count_nonzero(terminated | truncated))):
+            return self._resolve(terminated | truncated, observations, reward, terminated, truncated, info)
         self._statistics.add(reward)
         if self._transform is not None:
             reward = self._transform(reward)

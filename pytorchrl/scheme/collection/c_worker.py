@@ -88,7 +88,7 @@ class RolloutBuilder:
 
     def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
               elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int) -> Rollout:
-        """Take the steps out of the storage, count them, and return them as a rollout.
+        """Take the steps out of the storage, count them, and return them as a rollout; call within `torch.no_grad()`.
 
         Args:
             version: Version of the oldest weights with which the steps were collected.
@@ -114,12 +114,11 @@ class RolloutBuilder:
                 check_finite({**part.obs, "reward": part.reward}, what)
                 if part.final_index.shape[0]:
                     check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
-            with torch.no_grad():
-                with watch.part("inference"):
-                    self._algo.finish_rollout(data)
-                    if self._finds_errors:
-                        self.storage.add_errors(data)
-                moments = cast("dict[str, Moments]", self._algo.moments_of(data, self._running))
+            with watch.part("inference"):
+                self._algo.finish_rollout(data)
+                if self._finds_errors:
+                    self.storage.add_errors(data)
+            moments = cast("dict[str, Moments]", self._algo.moments_of(data, self._running))
         agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
         sent = NOT_SENT
         if self._encoder is not None:
@@ -295,11 +294,12 @@ class CWorker(Worker):
                 self.set_weights(weights)
         self._builder.sequence += 1
         version = self.version
-        episodes, preempted = self._fill_storage(watch, num_steps)
-        return self._builder.build(
-            version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
-            traffic={WEIGHTS: self.take_weights_traffic()},
-            envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
+        with torch.no_grad():
+            episodes, preempted = self._fill_storage(watch, num_steps)
+            return self._builder.build(
+                version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
+                traffic={WEIGHTS: self.take_weights_traffic()},
+                envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
     def _fill_storage(self, watch: Stopwatch, num_steps: int | None) -> tuple[list[Episode], bool]:
         """Step the environments until the rollout has the requested length, or is preempted or interrupted.
@@ -316,25 +316,24 @@ class CWorker(Worker):
             storage.start(*first)
             self._reset_pending = False
         acting_s = stepping_s = 0.0
-        with torch.inference_mode():
-            while not storage.full and storage.num_steps != num_steps:
-                sequence, min_steps = self._preemption
-                if self._interrupted or (
-                        num_steps is None and sequence == self._builder.sequence and storage.num_steps >= min_steps):
-                    break
-                obs, rhs, done, mask = storage.current()
-                start = now()
-                acting = algo.acting_step(obs, rhs, done, mask=mask)
-                acted = now()
-                step = envs.step(acting.clipped_action)
-                if point is not None:
-                    point("step")
-                stepped = now()
-                acting_s += acted - start
-                stepping_s += stepped - acted
-                storage.insert_transition(acting, step)
-                if step.episodes:
-                    episodes.extend(step.episodes)
+        while not storage.full and storage.num_steps != num_steps:
+            sequence, min_steps = self._preemption
+            if self._interrupted or (
+                    num_steps is None and sequence == self._builder.sequence and storage.num_steps >= min_steps):
+                break
+            obs, rhs, done, mask = storage.current()
+            start = now()
+            acting = algo.acting_step(obs, rhs, done, mask=mask)
+            acted = now()
+            step = envs.step(acting.clipped_action)
+            if point is not None:
+                point("step")
+            stepped = now()
+            acting_s += acted - start
+            stepping_s += stepped - acted
+            storage.insert_transition(acting, step)
+            if step.episodes:
+                episodes.extend(step.episodes)
         watch.add("inference", acting_s)
         watch.add("environment", stepping_s)
         return episodes, not storage.full and storage.num_steps != num_steps

@@ -107,9 +107,10 @@ class _Stream:
     def take(self, actor: CWorker) -> Rollout:
         """Return the steps in the storage as a rollout, and start the next rollout."""
         assert self._version is not None, "a rollout has at least one step"
-        rollout = self.builder.build(
-            self._version, self._episodes, self._watch, preempted=not self.is_full, elapsed_s=None,
-            traffic={WEIGHTS: actor.take_weights_traffic()}, envs_restarted=self._envs_restarted)
+        with torch.no_grad():
+            rollout = self.builder.build(
+                self._version, self._episodes, self._watch, preempted=not self.is_full, elapsed_s=None,
+                traffic={WEIGHTS: actor.take_weights_traffic()}, envs_restarted=self._envs_restarted)
         self._begin()
         return rollout
 

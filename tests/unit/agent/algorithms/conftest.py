@@ -148,8 +148,8 @@ def traced_only(monkeypatch):
     compile_ = torch.compile
 
     @functools.wraps(compile_)
-    def trace(function, *, fullgraph, options):
-        return compile_(function, fullgraph=fullgraph, backend="eager",
+    def trace(function, *, fullgraph, dynamic, options):
+        return compile_(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager",
                         options={"guard_filter_fn": options["guard_filter_fn"]})
     monkeypatch.setattr(torch, "compile", trace)
 

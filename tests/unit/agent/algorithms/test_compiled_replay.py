@@ -125,13 +125,12 @@ def test_compiling_with_memory_is_refused():
     assert "compile=True needs an actor without memory" in DQN.contradiction(agent)
 
 
-def test_a_graph_belongs_to_a_layout_of_the_batch_and_to_the_training_modes(monkeypatch):
+def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_modes(monkeypatch):
     graphs = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, leaves, *args: graphs.append(0) or function)
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, resized, *args: graphs.append(0) or function)
     algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
     batch = make_batch(False)
-    for other, count in ((batch, 0), (batch, 1), (batch, 1), (rows(batch, 5), 1), (rows(batch, 5), 1),
-                         (rows(batch, 1), 1), (rows(batch, 1), 2),
+    for other, count in ((batch, 0), (batch, 1), (batch, 1), (rows(batch, 5), 1), (rows(batch, 5), 2), (batch, 2),
                          (dataclasses.replace(batch, ret=batch.ret.double()), 3)):
         algorithm.compute_gradients(other)
         assert len(graphs) == count
