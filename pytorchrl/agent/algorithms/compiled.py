@@ -111,7 +111,7 @@ class CompiledLosses:
         tensors = (batch.obs, batch.action, batch.ret, batch.discount, batch.next_obs, batch.weight, batch.mask,
                    batch.next_mask)
         leaves = [*batch.obs.values(), *batch.next_obs.values(), *tensors[1:4], *tensors[5:]]
-        key = (due, len(batch.ret), _layout(leaves), _modes(self._modules))
+        key = (due, batch.ret.shape[0], _layout(leaves), _modes(self._modules))
         if key not in self._graphs:
             def gradients(tensors: Fields, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
                 obs, action, ret, discount, next_obs, weight, mask, next_mask = tensors

@@ -165,13 +165,20 @@ class DQN(ReplayAlgorithm):
         draws = self._uniform.take(num_envs) if epsilon else None
         # In most steps, no environment explores. For few numbers, `min` is faster than a comparison of arrays.
         if draws is None or min(draws.tolist()) >= epsilon:
-            action = small(normalized(self.actor, inputs)).argmax(-1)
+            action = self._best(small, inputs)
             return ActingStep(action, action, {}, {})
         explores = draws < epsilon
         action = self._uniform.take(num_envs * self.actor.num_actions).reshape(num_envs, -1).argmax(-1)
         if not explores.all():
-            action = np.where(explores, action, small(normalized(self.actor, inputs)).argmax(-1))
+            action = np.where(explores, action, self._best(small, inputs))
         return ActingStep(action, action, {}, {})
+
+    def _best(self, small: SmallNetwork, inputs: np.ndarray) -> np.ndarray:
+        """Return the actions (E,) with the largest values, for observations (E, ...)."""
+        values = normalized(self.actor, inputs)
+        if len(values) == 1:  # NumPy adds two vectors faster than a vector and a matrix
+            return small(values[0]).argmax(-1, keepdims=True)
+        return small(values).argmax(-1)
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
         """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.

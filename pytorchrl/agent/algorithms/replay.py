@@ -253,7 +253,7 @@ class ReplayAlgorithm(Algorithm):
                 checked.
         """
         due = tuple([name for name in self.groups if not self.applies_at_once or self.is_due(name)])
-        if self._compiled is not None and (len(batch.ret), due) in self._plans:
+        if self._compiled is not None and (batch.ret.shape[0], due) in self._plans:
             gradients, measured, errors = self._compiled_gradients(self._compiled, batch, due)
         else:
             gradients, measured, errors = self._uncompiled_gradients(batch, due)
@@ -294,7 +294,7 @@ class ReplayAlgorithm(Algorithm):
         losses = {name: loss for name, loss in losses.items() if name in due}
         self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
         if recorder is not None:
-            self._plans[len(batch.ret), due] = recorder.shapes, self._names
+            self._plans[batch.ret.shape[0], due] = recorder.shapes, self._names
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
         return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
@@ -304,7 +304,7 @@ class ReplayAlgorithm(Algorithm):
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the result of `_uncompiled_gradients`, with the norms of the gradients appended to the losses."""
-        shapes, self._names = self._plans[len(batch.ret), due]
+        shapes, self._names = self._plans[batch.ret.shape[0], due]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
             self._twin = copy.copy(self)

@@ -199,7 +199,7 @@ class ReplayBuffer(Storage):
         return ReplayBatch(
             obs=self._tensors(ring.take(rows)),
             action=self._tensor(ring.columns["action"][rows]),
-            ret=self._tensor(window.ret.astype(np.float32)),
+            ret=self._tensor(window.ret.astype(np.float32, copy=False)),
             discount=self._tensor(window.discount.astype(np.float32)),
             next_obs=self._tensors(ring.take(following)),
             weight=self._tensor(weight.astype(np.float32, copy=False)),

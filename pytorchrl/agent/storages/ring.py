@@ -55,7 +55,7 @@ class Window(NamedTuple):
     last: np.ndarray
     """(B,) int64, place of the last row of each transition."""
     ret: np.ndarray
-    """(B,) float64, discounted sum of the m <= n rewards."""
+    """(B,) float64, or float32 if n = 1; discounted sum of the m <= n rewards."""
     discount: np.ndarray
     """(B,) float64, gamma^m, or 0 after a termination."""
     num_steps: np.ndarray
@@ -230,10 +230,10 @@ class Ring:
         r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, and its discount is gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
-        ret = column["reward"][rows].astype(np.float64)
-        num_steps = np.ones(len(rows), dtype=np.int64)
+        ret, num_steps = column["reward"][rows], np.ones(len(rows), dtype=np.int64)
         if n_step == 1:
             return Window(rows, ret, np.where(column["terminated"][rows], 0.0, gamma), num_steps)
+        ret = ret.astype(np.float64)
         last, running = rows.copy(), np.arange(len(rows))
         for k in range(1, n_step):
             at = last[running]

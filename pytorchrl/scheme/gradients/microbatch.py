@@ -30,6 +30,7 @@ from pytorchrl.untyped import BatchOfKind, UserPart
 
 REDUCTIONS = ("mean", "sum")
 NORM_OVER = ("batch", "microbatch")
+_CPU = torch.device("cpu")
 
 logger = get_logger(__name__)
 
@@ -203,7 +204,7 @@ def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | Non
         counters.backward_passes += 1
         if staging is not None:
             batch = staging.on_device(batch)
-        elif algo.device.type != "cpu":  # batches from replay are in host memory
+        elif algo.device != _CPU:  # batches from replay are in host memory
             batch = map_tensors(batch, lambda tensor: tensor.to(algo.device))
         gradients, info = algo.compute_gradients(batch)
         return gradients, info
