@@ -23,6 +23,7 @@ from pytorchrl.agent.storages.observation_columns import (
     StackedColumn,
     write_rows,
 )
+from pytorchrl.agent.storages.rollout_columns import MASK, RolloutReader
 from pytorchrl.agent.storages.stacked_frames import num_stacked_frames
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.saved_files import saved_int
@@ -31,8 +32,6 @@ from pytorchrl.untyped import StateDict
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 _DTYPES = {"reward": np.float32, "link": np.int64} | dict.fromkeys(
     ("terminated", "truncated", "valid", "drawable", "broken", "used"), np.bool_)
-MASK = "mask"
-"""Name of the column of action masks; columns of observations are called `obs/<leaf>`."""
 
 
 class Inserted(NamedTuple):
@@ -92,6 +91,7 @@ class Ring:
         """
         self.capacity = capacity
         self._stacked_frames, self._in_sequences = stacked_frames, in_sequences
+        self._reader = RolloutReader(in_sequences)
         self.first = self.total = 0
         self.num_drawable = 0
         self.observations: dict[str, ObservationColumn] = {}
@@ -119,8 +119,8 @@ class Ring:
             ConfigError: The rollout has more rows than the ring.
             ValueError: The columns of the rollout differ from those of the first rollout.
         """
-        leaves, columns = self._parts(rollout)
-        (num_steps, num_envs), done = columns["reward"].shape, rollout.done.numpy()
+        (leaves, columns, done), are_known = self._reader.read(rollout)
+        num_envs, num_steps = columns["reward"].shape
         count = num_steps * num_envs
         if count > self.capacity:
             raise ConfigError(
@@ -128,7 +128,8 @@ class Ring:
                 f"{self.capacity}; raise size or lower rollout_size")
         if not self.columns:
             self._allocate(leaves, columns, done)
-        self._check(leaves, columns)
+        if not (are_known and self._expected):
+            self._check(leaves, columns)
         broken = self.evict(self.total + count - self.capacity - self.first)
         start = self.total % self.capacity
         rows = np.arange(start, start + count)
@@ -146,8 +147,8 @@ class Ring:
             link = link.copy()
             link[tuple(rollout.final_index.numpy().T)] = finals
         drawable = np.zeros_like(columns["valid"]) if self._in_sequences else columns["valid"]
-        for name, values in {**columns, "link": link, "drawable": drawable}.items():
-            write_rows(self.columns[name], start, values.swapaxes(0, 1))
+        for name, values in {**columns, "link": link.T, "drawable": drawable}.items():
+            write_rows(self.columns[name], start, values)
         for name in ("broken", "used"):
             self.columns[name][rows] = False
         num_valid = int(np.count_nonzero(columns["valid"]))
@@ -314,17 +315,6 @@ class Ring:
                         and np.all((head.ids >= 0) & (head.ids < self.total))
                         and np.all((-num_extras <= head.places) & (head.places <= 0)) for head in heads)):
             raise ValueError("the saved replay contradicts itself: its counts, columns and links do not fit together")
-
-    def _parts(self, rollout: RolloutData) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the observations (T+1, E, ...) and the other columns (T, E, ...) of a rollout, as arrays."""
-        leaves = {f"obs/{name}": leaf.numpy() for name, leaf in rollout.obs.items()}
-        if rollout.mask is not None:
-            leaves[MASK] = rollout.mask.numpy()
-        columns = {name: getattr(rollout, name).numpy() for name in (
-            "action", "reward", "terminated", "truncated", "valid")}
-        if self._in_sequences:
-            columns["done"] = rollout.done[:-1].numpy()
-        return leaves, columns
 
     def _allocate(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray], done: np.ndarray) -> None:
         layout = {}
