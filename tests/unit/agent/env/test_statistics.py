@@ -36,6 +36,19 @@ def test_returns_sum_all_rewards_and_lengths_count_all_steps(autoreset):
     assert all(b.seconds >= a.seconds >= 0 for a, b in itertools.pairwise(episodes))
 
 
+def test_returns_of_long_episodes_sum_all_rewards():
+    statistics = EpisodeStatistics(2)
+    rewards = np.random.default_rng(0).normal(size=(600, 2))
+    for reward in rewards:
+        statistics.add(reward)
+    one = np.array([True, False])
+    first, = statistics.finish(one, one, lambda index: {})
+    statistics.add(rewards[0])
+    second, = statistics.finish(~one, one, lambda index: {})
+    assert first.env_return == pytest.approx(rewards[:, 0].sum())
+    assert second.env_return == pytest.approx(rewards[:, 1].sum() + rewards[0, 1])
+
+
 def test_statistics_of_a_native_vector_match_its_rows():
     steps = play(VecEnv.create_factory("CartPole-v1", vec_env_size=3)(seed=0), 150)
     episodes = [episode for step in steps for episode in step.episodes]
