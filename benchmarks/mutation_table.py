@@ -95,7 +95,7 @@ _STORAGES = [
          ("all(map(operator.is_, sources, kept))", "sources[-4] is kept[-4]"),
          ("(sources, views) if is_repeated else None", "sources, views")),
     *_of("agent/storages/replay.py", "agent/storages/test_replay.py",
-         ("self._uniform.rewind()  # put back", "pass  # put back"),
+         ("return self._uniform.generator", "return self._uniform._generator"),
          ("(self._uniform.take(count) * (high - low))", "(self._uniform.take(count) * (high - low - 1))")),
     *_of("agent/storages/samples.py", "agent/storages/test_on_policy.py",
          ('leaves["mask"] = leaves["mask"] | ~valid.unsqueeze(-1)', "pass"),

@@ -79,7 +79,7 @@ class UniformDraws:
     """
 
     def __init__(self, generator: torch.Generator, dtype: torch.dtype = torch.float32, block: int = 256) -> None:
-        """Draw from `generator`; call `rewind` before other code uses or saves the generator.
+        """Draw from `generator`; other code must use or save this generator only through the property `generator`.
 
         Args:
             generator: A CPU generator.
@@ -89,6 +89,12 @@ class UniformDraws:
         self._generator, self._dtype, self._size = generator, dtype, block
         self._block, self._used = _NO_NUMBERS, 0
         self._state_before = generator.get_state()  # the state of the generator before the block
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The generator, after putting back the numbers that were drawn in advance but are still unused."""
+        self.rewind()
+        return self._generator
 
     def take(self, count: int) -> np.ndarray:
         """Return the next `count` numbers in [0, 1), (count,), in the dtype of this object."""

@@ -144,12 +144,11 @@ class DQN(ReplayAlgorithm):
     @property
     def generator(self) -> torch.Generator:
         """Generator of the random numbers for actions."""
-        self._uniform.rewind()  # put back numbers that were drawn in advance, but are still unused
-        return self._generator
+        return self._uniform.generator
 
     @generator.setter
     def generator(self, generator: torch.Generator) -> None:
-        self._generator, self._uniform = generator, UniformDraws(generator)
+        self._uniform = UniformDraws(generator)
 
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
         """Choose actions; see `ReplayAlgorithm`."""

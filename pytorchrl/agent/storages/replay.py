@@ -89,13 +89,12 @@ class ReplayBuffer(Storage):
     @property
     def generator(self) -> torch.Generator:
         """CPU generator of all random draws; see `Storage`."""
-        self._uniform.rewind()  # put back numbers that were drawn in advance, but are still unused
-        return self._generator
+        return self._uniform.generator
 
     @generator.setter
     def generator(self, generator: torch.Generator) -> None:
         # float64, because the 2^24 float32 numbers in [0, 1) are too few to draw from millions of rows equally often
-        self._generator, self._uniform = generator, UniformDraws(generator, torch.float64, _BLOCK)
+        self._uniform = UniformDraws(generator, torch.float64, _BLOCK)
 
     @property
     def rollout_size(self) -> int:
