@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "collection": ("environment", "inference", "store", "encode", "decode", "send"),
@@ -94,6 +98,24 @@ class Stopwatch:
         """Return a context manager that adds the time of its `with` block to `part`."""
         return _Block(self, part)
 
+    def call(self, part: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function, add its time to `part`, and return its result; this is faster than a `with` block."""
+        start, before, self.within = self.now(), self.within, 0.0
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.end(part, start, before)
+
+    def end(self, part: str, start: float, before: float) -> None:
+        """Add the time since `start` to `part`, except the seconds in `within`; `before`: `within` of the outer part."""
+        took = self.now() - start
+        seconds = took - self.within if took > self.within else 0.0
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        self.counts[part] = self.counts.get(part, 0) + 1
+        self.within = before + took
+        if self.on_part_end is not None:
+            self.on_part_end(part, seconds)
+
 
 class _Block:
     """A context manager that times a part of a thread's work; it is twice as fast as a `contextmanager` generator."""
@@ -108,11 +130,4 @@ class _Block:
         self._start, self._before, watch.within = watch.now(), watch.within, 0.0
 
     def __exit__(self, *error: object) -> None:
-        watch, part = self._watch, self._part
-        took = watch.now() - self._start
-        seconds = took - watch.within if took > watch.within else 0.0
-        watch.seconds[part] = watch.seconds.get(part, 0.0) + seconds
-        watch.counts[part] = watch.counts.get(part, 0) + 1
-        watch.within = self._before + took
-        if watch.on_part_end is not None:
-            watch.on_part_end(part, seconds)
+        self._watch.end(self._part, self._start, self._before)

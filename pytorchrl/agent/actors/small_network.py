@@ -13,8 +13,9 @@ from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.actors.trunk import Trunk
 from pytorchrl.agent.data import OBS_LEAF
 
+_ZERO = np.zeros((), np.float32)  # for a comparison, NumPy would first have to convert the number 0.0 to an array
 _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
+    "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, _ZERO, out=out),
 }
 _MAX_PRODUCTS = 2**18
 """Largest number of multiplications in one layer, over all rows, for which NumPy is used.

@@ -253,9 +253,10 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     Raises:
         NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
-    arrays = {key: leaf if isinstance(leaf, np.ndarray) else leaf.numpy() for key, leaf in leaves.items()}
-    suspects = {key: array for key, array in arrays.items() if array.dtype.kind == "f" and not _has_finite_sum(array)}
-    for key, array in suspects.items():
+    for key, leaf in leaves.items():
+        array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
+        if array.dtype.kind != "f" or _has_finite_sum(array):
+            continue
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             position = tuple(bad[0].tolist())

@@ -67,7 +67,8 @@ class RolloutBuilder:
     def __init__(self, algo: Algorithm, storage: UserPart, place: tuple[int, int, int], now: Callable[[], float], *,
                  encoder: Encoder | None, finds_errors: bool) -> None:
         self.storage, self._algo, self._now, self._encoder = storage, algo, now, encoder
-        self._index_parent, self._index_worker, self.incarnation = place
+        index_parent, self._index_worker, self.incarnation = place
+        self._where = collection_worker(index_parent, self._index_worker)
         self._finds_errors = finds_errors
         self.sequence = self.collected_steps = self.delivered_steps = 0
         self._running = dict[str, np.ndarray]()  # discounted returns of the environments, for the reward normalizers
@@ -108,9 +109,8 @@ class RolloutBuilder:
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
         if num_env_steps:
-            where = collection_worker(self._index_parent, self._index_worker)
             for policy, part in data.parts.items():
-                what = f"{where}, policy {policy!r}" if policy else where
+                what = f"{self._where}, policy {policy!r}" if policy else self._where
                 check_finite({**part.obs, "reward": part.reward}, what)
                 if part.final_index.shape[0]:
                     check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)

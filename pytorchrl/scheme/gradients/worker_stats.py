@@ -36,8 +36,7 @@ def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Conc
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @functools.wraps(method)
         def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            with self.stats.watch.part(part):
-                return method(self, *args, **kwargs)
+            return self.stats.watch.call(part, method, self, *args, **kwargs)
 
         return call
 
