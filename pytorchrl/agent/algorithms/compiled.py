@@ -68,8 +68,8 @@ class CompiledGradient:
                 loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
                 vector = _flat_gradient(loss, self._params)
                 return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
-            compiled = _compile_graph(gradient, [leaf for leaf in leaves if leaf is not None], tensors, values, weights)
-            self._graphs[key] = recorded(compiled, weights.device)
+            device, resized = weights.device, [leaf for leaf in leaves if leaf is not None]
+            self._graphs[key] = recorded(_compile_graph(gradient, device, resized, tensors, values, weights), device)
         return self._graphs[key](tensors, values, weights)
 
 
@@ -126,8 +126,8 @@ class CompiledLosses:
                 values = [value.detach() for value in (*losses.values(), *measures.values())]
                 norms = [torch.linalg.vector_norm(vector) for vector in vectors]
                 return vectors, torch.stack([*values, *norms]), errors.detach()
-            compiled = _compile_graph(gradients, [], tensors, draws)
-            self._graphs[key] = recorded(compiled, batch.ret.device)
+            device = batch.ret.device
+            self._graphs[key] = recorded(_compile_graph(gradients, device, [], tensors, draws), device)
         return self._graphs[key](tensors, draws)
 
 
@@ -188,12 +188,13 @@ def _modes(modules: Iterable[nn.Module]) -> Hashable:
     return tuple([module.training for module in modules])
 
 
-def _compile_graph(function: Callable[P, R], resized: Sequence[Tensor], *args: P.args,
+def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequence[Tensor], *args: P.args,
                    **kwargs: P.kwargs) -> Callable[P, R]:
     """Compile a function into a single graph for arguments with the same layout as `args`.
 
     Args:
         function: Function to compile.
+        device: Device of the tensors in `args`.
         resized: The tensors in `args` whose first axis may have a different size in later calls. Without any, the graph
             is faster, because it need not look up sizes.
         *args: Example arguments of the function.
@@ -217,6 +218,8 @@ def _compile_graph(function: Callable[P, R], resized: Sequence[Tensor], *args: P
     options = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
         "cpp.use_decompose_tanh": True,
+        # On CPUs, let C++ code instead of Python call the kernels, which saves 2 to 3 % of an update of SAC.
+        "cpp_wrapper": device.type == "cpu",
         "size_asserts": False,  # not needed, because `_layout` chooses a graph that fits the arguments
     }
     unguarded = torch.compile(function, fullgraph=True, dynamic=is_dynamic, options={

@@ -127,7 +127,7 @@ def test_compiling_with_memory_is_refused():
 
 def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_modes(monkeypatch):
     graphs = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, resized, *args: graphs.append(0) or function)
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: graphs.append(0) or function)
     algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
     batch = make_batch(False)
     for other, count in ((batch, 0), (batch, 1), (batch, 1), (rows(batch, 5), 1), (rows(batch, 5), 2), (batch, 2),
@@ -141,7 +141,7 @@ def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_m
 
 def test_graphs_leave_out_groups_that_are_not_due(monkeypatch):
     graphs = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, leaves, *args: graphs.append(0) or function)
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: graphs.append(0) or function)
     compiling, plain = (make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, compile=flag)
                         for flag in (True, False))
     compiling.applies_at_once = plain.applies_at_once = True
