@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from pytorchrl.agent.noise import NoiseSource, standard_normal
@@ -31,14 +30,16 @@ def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
     return low + 0.5 * (high - low) * (torch.tanh(outputs) + 1)
 
 
-def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return the log-density (...,) of tanh(u), where u, mean and log_std are (..., D).
+def squashed_log_prob(noise: Tensor, u: Tensor, log_std: Tensor) -> Tensor:
+    """Return the log-density (...,) of tanh(u), where u = mean + exp(log_std) * noise; all arguments are (..., D).
 
     The log-density is log N(u) - log(1 - tanh(u)^2), summed over the D dimensions. The logarithm of 1 - tanh(u)^2 is
-    computed as 2 (log 2 - u - softplus(-2u)), which is accurate even for large |u|.
+    computed as 2 (log 2 - |u| - log(1 + exp(-2 |u|))), which is accurate even for large |u|.
     """
-    normal = -0.5 * ((u - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TWO_PI
-    return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
+    size = u.abs()
+    # `log(1 + x)` is faster than `log1p(x)`. Its rounding error, at most 6e-8, is small compared to the other terms.
+    log_slope = 2 * (math.log(2) - size - (1 + (-2 * size).exp()).log())
+    return -(0.5 * noise.square() + log_std + _HALF_LOG_TWO_PI + log_slope).sum(-1)
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> Tensor:
@@ -48,5 +49,6 @@ def squashed_draw(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> tuple[Tensor, Tensor]:
     """Draw actions (..., D); return them and their log-densities (...,), both differentiable in mean and log_std."""
-    u = squashed_draw(mean, log_std, generator)
-    return torch.tanh(u), squashed_log_prob(u, mean, log_std)
+    noise = standard_normal(mean, generator)
+    u = mean + log_std.exp() * noise
+    return torch.tanh(u), squashed_log_prob(noise, u, log_std)

@@ -234,9 +234,13 @@ def test_noisy_layer_shares_factorized_noise_among_rows():
 # ---- policies for Box action spaces
 
 
+def log_density(u, mean, log_std):
+    return squashed_log_prob((u - mean) / log_std.exp(), u, log_std)
+
+
 def test_squashed_log_probability_has_known_values():
     def log_prob(u, mean, log_std):
-        return float(squashed_log_prob(*(torch.tensor([value], dtype=torch.float64) for value in (u, mean, log_std))))
+        return float(log_density(*(torch.tensor([value], dtype=torch.float64) for value in (u, mean, log_std))))
 
     assert log_prob(0.7, 0.3, -0.5) == pytest.approx(-0.181861, abs=1e-6)
     normal = -0.5 * math.log(2 * math.pi)
@@ -245,15 +249,34 @@ def test_squashed_log_probability_has_known_values():
 
 def test_squashed_density_integrates_to_one():
     u = torch.linspace(-12, 12, 200_001, dtype=torch.float64).unsqueeze(-1)
-    density = squashed_log_prob(u, torch.tensor([0.4], dtype=torch.float64),
-                                torch.tensor([-0.3], dtype=torch.float64)).exp()
+    density = log_density(u, torch.tensor([0.4], dtype=torch.float64), torch.tensor([-0.3], dtype=torch.float64)).exp()
     assert float(torch.trapezoid(density, torch.tanh(u[:, 0]))) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_squashed_sample_returns_its_log_probability():
     mean, log_std = torch.randn(6, 2, generator=_generator()), torch.full((6, 2), -1.0)
     action, logp = squashed_sample(mean, log_std, _generator(3))
-    torch.testing.assert_close(logp, squashed_log_prob(torch.atanh(action), mean, log_std), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(logp, log_density(torch.atanh(action), mean, log_std), rtol=1e-3, atol=1e-4)
+
+
+def test_squashed_sample_has_the_values_and_gradients_of_the_distribution_in_torch():
+    def gradients(sample):
+        mean = torch.linspace(-8, 8, 34).reshape(17, 2).requires_grad_()  # row 8 contains values close to 0
+        log_std = torch.linspace(-3, 1, 34).reshape(17, 2).requires_grad_()
+        action, logp = sample(mean, log_std)
+        (logp.sum() + (action * torch.arange(2.0)).sum()).backward()
+        return logp.detach(), mean.grad, log_std.grad
+
+    def of_torch(mean, log_std):
+        noise = torch.empty(mean.shape).normal_(generator=_generator(3))
+        transform = torch.distributions.TanhTransform(cache_size=1)
+        distribution = torch.distributions.TransformedDistribution(
+            torch.distributions.Normal(mean, log_std.exp()), transform)
+        action = transform(mean + log_std.exp() * noise)
+        return action, distribution.log_prob(action).sum(-1)
+
+    torch.testing.assert_close(gradients(lambda mean, log_std: squashed_sample(mean, log_std, _generator(3))),
+                               gradients(of_torch), rtol=1e-4, atol=1e-4)
 
 
 def test_log_std_is_bounded_by_clip_or_tanh():
