@@ -107,7 +107,13 @@ class Stopwatch:
             self.end(part, start, before)
 
     def end(self, part: str, start: float, before: float) -> None:
-        """Add the time since `start` to `part`, except the seconds in `within`; `before`: `within` of the outer part."""
+        """End a block of `part`: add the time since `start`, except the seconds in `within`.
+
+        Args:
+            part: Name of the part.
+            start: Time at the start of the block.
+            before: Value of `within` at the start of the block.
+        """
         took = self.now() - start
         seconds = took - self.within if took > self.within else 0.0
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds

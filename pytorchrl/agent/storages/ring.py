@@ -154,15 +154,14 @@ class Ring:
         self.columns["broken"][written] = self.columns["used"][written] = False
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
-        after = None if self._has_stacks else _bytes(leaves, done[-1], -1)
         if len(finals):
             shown = link[-1] == heads  # false if an environment's last step ends an episode and so links to `finals`
             self._release(heads[~shown])
             heads = np.where(shown, heads, 0)
-            after = after if shown.all() else None
         start, self.total = self.total, self.total + count
         self._heads[source] = _Head(
-            np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(), after)
+            np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(),
+            None if self._has_stacks or (len(finals) and not heads.all()) else _bytes(leaves, done[-1], -1))
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
         return Inserted(rows, broken, previous < 0)
