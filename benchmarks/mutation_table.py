@@ -38,7 +38,7 @@ def _of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str])
 _STORAGES = [
     *_of("agent/storages/ring.py",
          "agent/storages/test_ring.py agent/storages/test_replay.py agent/storages/test_replay_of_environments.py",
-         ('for name in ("broken", "used"):', 'for name in ("broken",):'),
+         ('self.columns["broken"][written] = self.columns["used"][written] =', 'self.columns["broken"][written] ='),
          ("shown = link[-1] == heads", "shown = link[-1] != heads"),
          ("gamma**k * column", "gamma**(k - 1) * column"),
          ('np.where(column["terminated"][last], 0.0, gamma**num_steps)', "gamma**num_steps"),
@@ -50,8 +50,9 @@ _STORAGES = [
          ("return Inserted(rows, broken, previous < 0)", "return Inserted(rows, broken, previous >= 0)"),
          ("if not are_reused:", "if False:"),
          (" or head.ids[0] < self.first:", ":"),
-         ("None if self._has_stacks or not heads.all() else", "None if self._has_stacks else"),
-         ("None if self._has_stacks or not heads.all() else", "None if not heads.all() else"),
+         ("None if self._has_stacks or (len(finals) and not heads.all()) else", "None if self._has_stacks else"),
+         ("None if self._has_stacks or (len(finals) and not heads.all()) else",
+          "None if len(finals) and not heads.all() else"),
          ("head.after != _bytes(leaves, done, 0)", "head.after[1:] != _bytes(leaves, done, 0)[1:]")),
     *_of("agent/storages/sequences.py", "agent/storages/test_sequences.py",
          ("self._trained_from(k) + steps <= self.num_steps", "self._trained_from(k) + steps < self.num_steps"),
@@ -160,6 +161,11 @@ _ALGORITHMS = [
 ]
 
 _ACTORS = [
+    *_of("agent/actors/squashed.py", "agent/actors/test_replay_actors.py -k squashed",
+         ("size = u.abs()", "size = u"),
+         ("log_std + _HALF_LOG_TWO_PI + log_slope", "_HALF_LOG_TWO_PI + log_slope")),
+    *_of("scheme/timing.py", "scheme/test_timing.py",
+         ("self.end(part, start, before)", "self.end(part, start, 0.0)")),
     *_of("agent/actors/distributions.py", "agent/actors/test_distributions.py",
          (".view(shape) & present", ".view(shape)"),
          ("-(log_probs.exp() * log_probs).sum(-1)", "-log_probs.sum(-1)"),

@@ -40,6 +40,27 @@ def took(level):
     return {part: seconds for part, seconds in level.items() if seconds}
 
 
+def test_calls_are_timed_like_blocks():
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+
+    def work(seconds, inner=0.0, *, raises=False):
+        now[0] += seconds
+        if inner:
+            watch.call("inner", work, inner)
+        if raises:
+            raise ValueError
+        return seconds
+
+    with watch.part("outer"):
+        assert watch.call("middle", work, 1.0, 2.0) == 1.0
+        now[0] += 4
+        with pytest.raises(ValueError):
+            watch.call("middle", work, 8.0, raises=True)
+    assert watch.seconds == {"outer": 4, "middle": 9, "inner": 2}
+    assert watch.counts == {"outer": 1, "middle": 2, "inner": 1}
+
+
 def test_a_nested_part_interrupts_the_outer_one():
     now = [0.0]
     booked = []

@@ -245,6 +245,7 @@ def test_squashed_log_probability_has_known_values():
     assert log_prob(0.7, 0.3, -0.5) == pytest.approx(-0.181861, abs=1e-6)
     normal = -0.5 * math.log(2 * math.pi)
     assert normal - log_prob(20.0, 20.0, 0.0) == pytest.approx(-38.61, abs=0.01)
+    assert normal - log_prob(-400.0, -400.0, 0.0) == pytest.approx(-798.61, abs=0.01)
 
 
 def test_squashed_density_integrates_to_one():
