@@ -49,13 +49,13 @@ def test_calls_are_timed_like_blocks():
         if inner:
             watch.call("inner", work, inner)
         if raises:
-            raise ValueError
+            raise ValueError("broken")
         return seconds
 
     with watch.part("outer"):
         assert watch.call("middle", work, 1.0, 2.0) == 1.0
         now[0] += 4
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="broken"):
             watch.call("middle", work, 8.0, raises=True)
     assert watch.seconds == {"outer": 4, "middle": 9, "inner": 2}
     assert watch.counts == {"outer": 1, "middle": 2, "inner": 1}
