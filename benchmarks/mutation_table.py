@@ -161,6 +161,8 @@ _ALGORITHMS = [
 ]
 
 _ACTORS = [
+    *_of("agent/env/backends.py", "agent/env/test_backends.py -k checked_like",
+         ("int(space.start + space.n)", "int(space.n)")),
     *_of("agent/actors/squashed.py", "agent/actors/test_replay_actors.py -k squashed",
          ("size = u.abs()", "size = u"),
          ("log_std + _HALF_LOG_TWO_PI + log_slope", "_HALF_LOG_TWO_PI + log_slope")),

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.spaces import MultiDiscrete
+from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
@@ -182,6 +182,21 @@ def _speed_up_action_check(envs: AnyVectorEnv) -> None:
     space.contains = contains  # type: ignore[method-assign,assignment]
 
 
+class _QuickContains:
+    """Replacement for `contains` of a Discrete space, which is ten times as fast for actions of type int64.
+
+    Gymnasium's environments call `contains` at every step. For an action of another type, `Discrete.contains` is used.
+    """
+
+    def __init__(self, space: Discrete) -> None:
+        self._space, self._low, self._end = space, int(space.start), int(space.start + space.n)
+
+    def __call__(self, action: object) -> bool:
+        if type(action) is np.int64:
+            return self._low <= int(action) < self._end
+        return Discrete.contains(self._space, action)
+
+
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
     check_main_guard("backend='async'")
     restarts = blueprint.restarts
@@ -286,6 +301,9 @@ class InProcessVectorEnv(SyncVectorEnv):
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
+            space = getattr(env.unwrapped, "action_space", None)
+            if type(space) is Discrete and space.dtype == np.int64:
+                space.contains = _QuickContains(space)  # type: ignore[method-assign,assignment]
 
     def step(self, actions: Action) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments; the next step overwrites the returned observations and rewards."""
