@@ -63,7 +63,7 @@ class WholeState:
     """The algorithm's `state_dict()`."""
 
 
-@dataclass(slots=True)  # not frozen, because that would make creation five times as slow
+@dataclass(frozen=True, slots=True)
 class RolloutHeader:
     """Everything that is known about a rollout besides its data: its source, its size and its statistics."""
 
@@ -159,7 +159,7 @@ class Report:
     """Number of queued train batches (with shards: waiting batches) after each removal."""
 
 
-@dataclass(slots=True)  # not frozen, because that would make creation five times as slow
+@dataclass(frozen=True, slots=True)
 class Gradients:
     """The gradients of one batch, with statistics: the answer of a gradient worker to one request."""
 
@@ -203,7 +203,7 @@ class Gradients:
     def __post_init__(self) -> None:
         """If `samples` is empty (the agent has a single policy), set the entry `""` of `samples` to `num_samples`."""
         if not self.samples:
-            self.samples = {"": self.num_samples}
+            object.__setattr__(self, "samples", {"": self.num_samples})
 
     @property
     def has_policies(self) -> bool:
