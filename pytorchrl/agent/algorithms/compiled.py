@@ -218,7 +218,7 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
     options = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
         "cpp.use_decompose_tanh": True,
-        # On CPUs, let C++ code instead of Python call the kernels, which saves 2 to 3 % of an update of SAC.
+        # On CPUs, let C++ code instead of Python call the kernels, which makes training with SAC 7 % faster.
         "cpp_wrapper": device.type == "cpu",
         "size_asserts": False,  # not needed, because `_layout` chooses a graph that fits the arguments
     }

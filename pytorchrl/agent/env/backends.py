@@ -154,7 +154,7 @@ def _build_native(
         raise ConfigError(
             f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} supports only {mode.value}; "
             "use backend='sync'")
-    _speed_up_action_check(envs)
+    _speed_up_action_check(envs.unwrapped.action_space)
     return envs, mode
 
 
@@ -165,12 +165,14 @@ def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
         raise EnvError(f"{where}: {problem}")
 
 
-def _speed_up_action_check(envs: AnyVectorEnv) -> None:
-    """Replace `contains` of a batched Discrete action space with a function that is three times as fast.
+def _speed_up_action_check(space: object) -> None:
+    """Replace `contains` of a Discrete action space, single or batched, with a faster function.
 
-    Gymnasium's vector environments call `contains` at every step, and this call takes a tenth of the step's time.
+    Gymnasium's environments call `contains` at every step. The replacement is three times as fast for a batched space,
+    and ten times for a single one.
     """
-    space = envs.unwrapped.action_space
+    if type(space) is Discrete and space.dtype == np.int64:
+        space.contains = _QuickContains(space)  # type: ignore[method-assign,assignment]
     if type(space) is not MultiDiscrete or space.nvec.ndim != 1:
         return
     low, end = space.start, space.start + space.nvec
@@ -183,9 +185,9 @@ def _speed_up_action_check(envs: AnyVectorEnv) -> None:
 
 
 class _QuickContains:
-    """Replacement for `contains` of a Discrete space, which is ten times as fast for actions of type int64.
+    """Replacement for `contains` of a Discrete space, for actions of type int64; others use `Discrete.contains`.
 
-    Gymnasium's environments call `contains` at every step. For an action of another type, `Discrete.contains` is used.
+    Unlike a nested function, an instance of this class can be pickled with the space of an environment.
     """
 
     def __init__(self, space: Discrete) -> None:
@@ -301,9 +303,7 @@ class InProcessVectorEnv(SyncVectorEnv):
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
-            space = getattr(env.unwrapped, "action_space", None)
-            if type(space) is Discrete and space.dtype == np.int64:
-                space.contains = _QuickContains(space)  # type: ignore[method-assign,assignment]
+            _speed_up_action_check(getattr(env.unwrapped, "action_space", None))
 
     def step(self, actions: Action) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments; the next step overwrites the returned observations and rewards."""
