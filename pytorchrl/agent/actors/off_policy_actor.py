@@ -197,7 +197,7 @@ class OffPolicyActor(ReplayActor):
         if self.is_deterministic:
             return torch.tanh(outputs).view(-1, *self.low.shape)
         mean, log_std = self._gaussian(outputs)
-        u = mean if deterministic else squashed_draw(mean, log_std, generator)
+        u = mean if deterministic else squashed_draw(mean, log_std, generator)[0]
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:

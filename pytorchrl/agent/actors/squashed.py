@@ -42,13 +42,13 @@ def squashed_log_prob(noise: Tensor, u: Tensor, log_std: Tensor) -> Tensor:
     return -(0.5 * noise.square() + log_std + _HALF_LOG_TWO_PI + log_slope).sum(-1)
 
 
-def squashed_draw(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> Tensor:
-    """Draw u (..., D), differentiable in mean and log_std (..., D); the action is tanh(u)."""
-    return mean + log_std.exp() * standard_normal(mean, generator)
+def squashed_draw(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> tuple[Tensor, Tensor]:
+    """Draw u (..., D), differentiable in mean and log_std (..., D); return u and its noise. The action is tanh(u)."""
+    noise = standard_normal(mean, generator)
+    return mean + log_std.exp() * noise, noise
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, generator: NoiseSource | None) -> tuple[Tensor, Tensor]:
     """Draw actions (..., D); return them and their log-densities (...,), both differentiable in mean and log_std."""
-    noise = standard_normal(mean, generator)
-    u = mean + log_std.exp() * noise
+    u, noise = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(noise, u, log_std)
