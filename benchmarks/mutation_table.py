@@ -198,7 +198,7 @@ _ENVIRONMENTS = [
          ("np.where(done[:, None], reset_info[MASK_LEAF], info[MASK_LEAF])", "reset_info[MASK_LEAF]")),
     *_of("agent/env/statistics.py", "agent/env/test_statistics.py",
          ("reward = np.where(valid, reward, 0)", "pass"),
-         ("self._returns += np.sum(self._pending, axis=0)", "self._returns = np.sum(self._pending, axis=0)"),
+         ("self._returns += np.add.reduce(", "self._returns = np.add.reduce("),
          ("self._num_before[ended] = self._num_steps", "pass"),
          ("self._num_before += ~valid", "pass"),
          ("self._returns[ended] = 0.0", "pass")),

@@ -76,12 +76,12 @@ class SameStep:
             raise EnvError(
                 "expected info['final_obs'] from a vector environment in SAME_STEP mode after the end of an episode, "
                 f"got none; info has {sorted(info)}")
-        index = np.flatnonzero(done)
+        index = done.nonzero()[0]
         final = info["final_obs"]
         # Gymnasium returns an object array with None where no episode ended. ALE returns a whole batch, in which only
         # the rows of ended episodes are valid.
         if isinstance(final, np.ndarray) and final.dtype == object:
-            rows = [final[i] for i in index]
+            rows = [final[i] for i in index.tolist()]
             final_obs = self._reader.read_rows(rows)
             final_mask = self._reader.mask_rows(rows)
         else:
@@ -125,7 +125,7 @@ class MaskedReset:
 
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Reset the environments whose episodes ended, and convert the step; see `Autoreset`."""
-        index = np.flatnonzero(done)
+        index = done.nonzero()[0]
         # Indexing with an array copies the rows, so the vector environment may overwrite `observations` when it resets.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
         mask = self._reader.mask(observations)

@@ -88,7 +88,8 @@ class GuardedEnv(AnyWrapper):
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
         if result[2] or result[3]:  # copy the observation, because the next episode may reuse its memory
-            return copy.deepcopy(result[0]), *result[1:]
+            first = result[0]
+            return first.copy() if type(first) is np.ndarray else copy.deepcopy(first), *result[1:]
         return result
 
     def close(self) -> None:
@@ -208,10 +209,12 @@ def observation_problem(space: AnySpace, observation: Observation, name: str = "
 
 def _array_problem(space: AnySpace, observation: Observation, name: str) -> str | None:
     array, dtype = np.asarray(observation), space.dtype
+    if array.dtype == dtype and array.shape == space.shape:
+        return None
     expected = f"{name}: expected {dtype} {space.shape}, got {array.dtype} {array.shape}"
     if array.shape != space.shape:
         return f"{expected}; correct the observation, or the declared space"
-    if array.dtype == dtype or (isinstance(space, spaces.Discrete) and np.issubdtype(array.dtype, np.integer)):
+    if isinstance(space, spaces.Discrete) and np.issubdtype(array.dtype, np.integer):
         return None
     if np.issubdtype(dtype, np.floating) and (
             (np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)) or array.dtype == np.bool_):

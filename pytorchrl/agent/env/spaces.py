@@ -158,7 +158,7 @@ class ObservationReader:
         """Return K observations of single environments as leaves: each leaf becomes an array (K, ...)."""
         leaves = {}
         for path, name, convert in self._leaves:
-            array = np.stack([np.asarray(part_at(row, path)) for row in rows])
+            array = np.array([part_at(row, path) for row in rows])
             dtype = self.space[name].dtype
             array = array if convert is None else convert(array)
             leaves[name] = array if array.dtype == dtype else array.astype(dtype)

@@ -65,8 +65,9 @@ class EpisodeStatistics:
             self._add_pending()
 
     def _add_pending(self) -> None:
-        self._returns += np.sum(self._pending, axis=0)
-        self._pending = []
+        if self._pending:
+            self._returns += np.add.reduce(np.array(self._pending, np.float64), axis=0)
+            self._pending = []
 
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
@@ -81,7 +82,7 @@ class EpisodeStatistics:
         self._add_pending()
         seconds = self._now() - self._start
         episodes = []
-        for index in np.flatnonzero(ended).tolist():
+        for index in ended.nonzero()[0].tolist():
             length = self._num_steps - int(self._num_before[index])
             episode = Episode(float(self._returns[index]), length, seconds, index, bool(terminated[index]))
             episodes.append(episode)

@@ -282,10 +282,11 @@ class VecEnv(Part):
         if self._num_steps == 0:
             self._check_first_step(observations, reward, terminated, truncated)
         self._num_steps += 1
-        may_end = terminated is not self._none or truncated is not self._none
-        if (self._autoreset.pending or self._lives is not None
-                or (may_end and np.count_nonzero(terminated | truncated))):
-            return self._resolve(terminated | truncated, observations, reward, terminated, truncated, info)
+        is_special = self._autoreset.pending or self._lives is not None
+        if is_special or terminated is not self._none or truncated is not self._none:
+            done = terminated | truncated
+            if is_special or np.count_nonzero(done):
+                return self._resolve(done, observations, reward, terminated, truncated, info)
         self._statistics.add(reward)
         if self._transform is not None:
             reward = self._transform(reward)
