@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import SupportsIndex
+from operator import itemgetter
+from typing import NamedTuple, SupportsIndex
 
 from pytorchrl.errors import PyTorchRLError
 from pytorchrl.saved_files import saved_int
@@ -39,8 +39,7 @@ class DropReason(str, Enum):
     """`target_kl` ended the passes over a rollout before the first pass was complete."""
 
 
-@dataclass(frozen=True)
-class LedgerSnapshot:
+class LedgerSnapshot(NamedTuple):
     """Numbers of env steps in flight, queued, consumed and so on, at one point in time."""
 
     collected: int = 0
@@ -54,7 +53,7 @@ class LedgerSnapshot:
     sent: int = 0
     """Steps whose gradients were sent. The receiver counts these steps as in flight, and later as consumed or
     dropped."""
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = {}
 
     @classmethod
     def from_saved(cls, *, dropped: Mapping[str, SupportsIndex], **places: SupportsIndex) -> LedgerSnapshot:
@@ -76,6 +75,10 @@ class LedgerSnapshot:
             raise LedgerError(f"{self.imbalance} of {self.collected} env steps are in no place: {self}")
         return self
 
+    def saved(self) -> dict[str, object]:
+        """Return all counts as a checkpoint stores them; see `from_saved`."""
+        return {**self._asdict(), "dropped": dict(self.dropped)}
+
     def to_dict(self) -> dict[str, int | dict[str, int]]:
         """Return the counts by place, with an entry in `dropped` for every reason."""
         dropped = {reason.value: self.dropped.get(reason.value, 0) for reason in DropReason}
@@ -84,12 +87,16 @@ class LedgerSnapshot:
                 "evicted": self.evicted, "dropped": dropped}
 
 
+_PLACES = LedgerSnapshot._fields[:-1]
+_counts_of = itemgetter(*_PLACES)
+
+
 class Ledger:
     """Ledger of one worker. It is thread-safe: each move is atomic, so every snapshot balances."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: Counter[str] = Counter()
+        self._places = dict.fromkeys(_PLACES, 0)
         self._dropped: Counter[str] = Counter()
         self._latest: LedgerSnapshot | None = None  # snapshot of the current counts; None after a change
 
@@ -142,11 +149,11 @@ class Ledger:
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
         """Replace all counts with the counts of a snapshot."""
-        places = {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
+        places = snapshot._asdict()
         with self._lock:
             self._latest = None
             self._dropped = Counter(places.pop("dropped"))
-            self._places = Counter(places)
+            self._places = places
 
     def snapshot(self, collected: int | None = None) -> LedgerSnapshot:
         """Return the current counts.
@@ -157,8 +164,8 @@ class Ledger:
         """
         with self._lock:
             if self._latest is None:
-                self._latest = LedgerSnapshot(dropped=dict(self._dropped), **self._places)
-            return self._latest if collected is None else replace(self._latest, collected=collected)
+                self._latest = LedgerSnapshot._make((*_counts_of(self._places), dict(self._dropped)))
+            return self._latest if collected is None else self._latest._replace(collected=collected)
 
 
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from _signal import getsignal  # type: ignore[import-not-found] # `signal.getsignal` also looks for an enum member: slow
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -48,7 +49,7 @@ def undivided(call: Callable[[], R]) -> R:
     """
     if _DELAY.is_active or threading.get_ident() != threading.main_thread().ident:
         return call()
-    handler = signal.getsignal(signal.SIGINT)
+    handler = getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, _DELAY)
     elif handler is not _DELAY:
@@ -66,5 +67,5 @@ def undivided(call: Callable[[], R]) -> R:
 
 def interrupt_as_usual() -> None:
     """If `undivided` has replaced Python's default handler of SIGINT, restore it until the next call of `undivided`."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _DELAY:
+    if threading.current_thread() is threading.main_thread() and getsignal(signal.SIGINT) is _DELAY:
         signal.signal(signal.SIGINT, signal.default_int_handler)

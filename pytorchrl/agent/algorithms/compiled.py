@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -24,6 +25,8 @@ Fields = tuple[Any, ...]
 """Values of the first ten fields of `Batch`, in order."""
 Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
+
+_is_training = operator.attrgetter("training")
 
 
 class CompiledGradient:
@@ -185,7 +188,7 @@ def _layout(leaves: Iterable[Tensor | None]) -> Hashable:
 
 def _modes(modules: Iterable[nn.Module]) -> Hashable:
     """Return a key of the modules' modes (training or evaluation); each compiled graph is valid for only one key."""
-    return tuple([module.training for module in modules])
+    return tuple(map(_is_training, modules))
 
 
 def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequence[Tensor], *args: P.args,

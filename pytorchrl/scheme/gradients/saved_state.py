@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -35,6 +34,6 @@ def state_of(worker: Saved) -> dict[str, object]:
     """
     # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.
     shards = None if worker.shards is None else worker.shards.state()
-    return {"ledger": asdict(worker.ledger.snapshot()), "storage": worker.storage.state_dict(), "shards": shards,
+    return {"ledger": worker.ledger.snapshot().saved(), "storage": worker.storage.state_dict(), "shards": shards,
             "remainders": {place: torch.from_numpy(array.copy()) for place, array in worker.encoder.kept.items()},
             "incarnations": worker.col_workers.incarnations}

@@ -36,7 +36,12 @@ def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Conc
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @functools.wraps(method)
         def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return self.stats.watch.call(part, method, self, *args, **kwargs)
+            watch = self.stats.watch
+            start, before, watch.within = watch.now(), watch.within, 0.0
+            try:  # a `with` block takes twice as long
+                return method(self, *args, **kwargs)
+            finally:
+                watch.end(part, start, before)
 
         return call
 
@@ -147,20 +152,23 @@ class WorkerStats:
         self._drawn_lags.append(np.stack([sent - collected, version - collected], axis=1))
 
     def _add(self, header: RolloutHeader) -> None:
-        self._episodes.extend(header.episodes)
+        counters = self.counters
         if header.moments:
             self.moments.append(header.moments)
         add_seconds(self._timings, {"collection": header.timings})
         self._num_rollouts += 1
-        self.counters.collected_in_use += header.num_env_steps
-        self.counters.env_steps_by_worker[header.worker] += header.num_env_steps
-        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # the worker's total so far
-        self.counters.envs_restarted = sum(self._envs_restarted.values())
-        self.counters.bytes_raw += header.sent.raw
-        self.counters.bytes_sent += header.sent.sent
-        self.counters.rollouts += 1
-        self._count_preemption(header)
+        counters.collected_in_use += header.num_env_steps
+        counters.env_steps_by_worker[header.worker] += header.num_env_steps
+        if header.envs_restarted:
+            self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # the worker's total so far
+            counters.envs_restarted = sum(self._envs_restarted.values())
+        counters.rollouts += 1
+        if header.episodes or header.preempted:
+            self._episodes.extend(header.episodes)
+            self._count_preemption(header)
         if header.sent is not NOT_SENT:
+            counters.bytes_raw += header.sent.raw
+            counters.bytes_sent += header.sent.sent
             self.traffic[DATA] += Traffic.of(header.sent)
         for kind, traffic in header.traffic.items():
             self.traffic[kind] += traffic

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TypedDict
 
 from pytorchrl.errors import CheckpointError
@@ -135,7 +134,7 @@ class TreeLedger:
         with self._lock:
             lost = [snapshot for (worker, incarnation), snapshot in self._snapshots.items()
                     if incarnation != self._incarnations[worker]]
-            return {"own": asdict(self._own.snapshot()), "lost": asdict(merge(lost, LedgerSnapshot()))}
+            return {"own": self._own.snapshot().saved(), "lost": merge(lost, LedgerSnapshot()).saved()}
 
     def restore(self, own: LedgerSnapshot, lost: LedgerSnapshot, live: Mapping[int, LedgerSnapshot]) -> None:
         """Restore a saved state.

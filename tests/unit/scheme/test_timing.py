@@ -12,6 +12,7 @@ from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.timing import PARTS, Stopwatch, add_seconds, with_idle
 
 COSTS = {"start": 0, "message": 0.25, "step": 0.5, "grad": 2.0, "update": 0.25}
@@ -40,23 +41,31 @@ def took(level):
     return {part: seconds for part, seconds in level.items() if seconds}
 
 
-def test_calls_are_timed_like_blocks():
+def test_timed_methods_are_timed_like_blocks():
     now = [0.0]
-    watch = Stopwatch(lambda: now[0])
 
-    def work(seconds, inner=0.0, *, raises=False):
-        now[0] += seconds
-        if inner:
-            watch.call("inner", work, inner)
-        if raises:
-            raise ValueError("broken")
-        return seconds
+    class Part:
+        stats = WorkerStats(lambda: now[0])
 
+        @timed("middle")
+        def work(self, seconds, inner=0.0, *, raises=False):
+            now[0] += seconds
+            if inner:
+                self.work_inside(inner)
+            if raises:
+                raise ValueError("broken")
+            return seconds
+
+        @timed("inner")
+        def work_inside(self, seconds):
+            now[0] += seconds
+
+    part, watch = Part(), Part.stats.watch
     with watch.part("outer"):
-        assert watch.call("middle", work, 1.0, 2.0) == 1.0
+        assert part.work(1.0, 2.0) == 1.0
         now[0] += 4
         with pytest.raises(ValueError, match="broken"):
-            watch.call("middle", work, 8.0, raises=True)
+            part.work(8.0, raises=True)
     assert watch.seconds == {"outer": 4, "middle": 9, "inner": 2}
     assert watch.counts == {"outer": 1, "middle": 2, "inner": 1}
 
