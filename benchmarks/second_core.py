@@ -1,6 +1,6 @@
 """Compare training on one core with forms that use two cores: worker processes, threads of a product, or both.
 
-    python benchmarks/second_core.py [--tasks cartpole,dqn,sac,r2d2] [--forms one,worker,threads] [--pairs 5]
+    python benchmarks/second_core.py [--tasks cartpole,pong,dqn,sac,r2d2] [--forms one,worker,threads] [--pairs 5]
                                      [--seconds 10]
     python benchmarks/second_core.py --score-steps 100000 [--tasks cartpole,dqn,r2d2] [--forms ...] [--seeds 3]
                                      [--episodes 100]
@@ -15,8 +15,8 @@ The forms are:
   this process, which applies each gradient when it arrives (`grad_communication="asynchronous"`);
 - `learners3`: the same with three gradient workers, so that both cores are busy while a worker waits for its weights.
 
-The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), DQN on
-CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 and, as `pendulum`, on Pendulum-v1 (an
+The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), PPO on Pong
+(the same sizes, the Nature CNN, and bfloat16 if it is faster on this processor), DQN on CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 and, as `pendulum`, on Pendulum-v1 (an
 update of 256 per env step), and R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it.
 In each form, the ratio of updates to env steps is the same. DQN's worker sends rollouts of 64 steps. The gradient
 workers of SAC share the 1,000 env steps before the first update, so that all forms make the same number of updates.
@@ -49,6 +49,7 @@ def make(task: str, form: str, seed: int = 1) -> Any:
     """Return the scheme of one task and form."""
     import pytorchrl
     from pytorchrl import GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv, VTraceBuffer
+    from pytorchrl.envs import atari_factory
 
     settings: dict[str, Any] = {"seed": seed, "num_threads": 2 if form == "threads" else 1}
     has_worker = form in ("worker", "ahead")
@@ -67,6 +68,12 @@ def make(task: str, form: str, seed: int = 1) -> Any:
             algorithm.create_factory(num_epochs=4, num_mini_batch=4, compile=True),
             OnPolicyActor.create_factory(envs.observation_space, envs.action_space), storage.create_factory(128), envs,
             **settings)
+    if task == "pong":
+        envs = atari_factory("ALE/Pong-v5", 8)
+        return Scheme(
+            pytorchrl.PPO.create_factory(num_epochs=4, num_mini_batch=4, compile=True, mixed_precision="auto"),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(128),
+            envs, **settings)
     if task == "dqn":
         envs = VecEnv.create_factory("CartPole-v1")
         return Scheme(

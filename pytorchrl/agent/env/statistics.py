@@ -17,7 +17,7 @@ from pytorchrl.saved_files import open_regular
 
 _LONGEST_HEADER = 1 << 16
 _MAX_PENDING = 256
-"""Number of steps after which their rewards are added to the returns, to limit memory."""
+"""Largest number of steps whose rewards have not been added to the returns yet."""
 
 
 class EpisodeStatistics:
@@ -33,8 +33,10 @@ class EpisodeStatistics:
         self, num_envs: int, monitor: Monitor | None = None, now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
-        # Rewards that `_returns` does not contain yet, one list for each step. An addition at each step would be slow.
-        self._pending: list[list[float]] = []
+        # Rewards that `_returns` does not contain yet, one row for each step. An addition at each step would be slow.
+        self._rewards = np.zeros((_MAX_PENDING, num_envs), dtype=np.float64)
+        self._rows = list(self._rewards)  # an index into a list is several times as fast as an index into an array
+        self._num_pending = 0
         self._num_steps = 0
         # For each environment, the number of steps that are not part of the running episode: steps before the episode,
         # and invalid steps. The length of the episode is `_num_steps` minus this number.
@@ -45,7 +47,7 @@ class EpisodeStatistics:
 
     def reset(self) -> None:
         """Discard all running episodes."""
-        self._pending = []
+        self._num_pending = 0
         self._returns[:] = 0.0
         self._num_before[:] = self._num_steps
 
@@ -60,14 +62,15 @@ class EpisodeStatistics:
         if valid is not None:
             reward = np.where(valid, reward, 0)
             self._num_before += ~valid
-        self._pending.append(reward.tolist())
-        if len(self._pending) == _MAX_PENDING:
+        self._rows[self._num_pending][...] = reward
+        self._num_pending += 1
+        if self._num_pending == _MAX_PENDING:
             self._add_pending()
 
     def _add_pending(self) -> None:
-        if self._pending:
-            self._returns += np.add.reduce(np.array(self._pending, np.float64), axis=0)
-            self._pending = []
+        if self._num_pending:
+            self._returns += np.add.reduce(self._rewards[:self._num_pending], axis=0)
+            self._num_pending = 0
 
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
