@@ -16,7 +16,9 @@ from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
 _NOISE_STEPS = 64
-"""Number of steps for which one call of the generator draws noise."""
+"""Least number of steps for which one call of the generator draws noise."""
+_NOISE_ROWS = 512
+"""Least number of rows of noise, one row for each environment and step, that one call of the generator draws."""
 
 
 class SmallPolicy:
@@ -86,7 +88,8 @@ class SmallPolicy:
     def _draw(self, num_envs: int, num_outputs: int, generator: torch.Generator) -> np.ndarray:
         """Return the noise of one step, (E, n) for n network outputs, or (n,) for a single environment."""
         if not self._noise or len(self._noise[-1]) != num_envs:
-            noise = torch.empty(_NOISE_STEPS, num_envs, num_outputs)  # many steps at once, because each draw is slow
+            # Noise for many steps is drawn at once, because each draw is slow.
+            noise = torch.empty(max(_NOISE_STEPS, _NOISE_ROWS // num_envs), num_envs, num_outputs)
             if self._log_std is None:
                 noise.exponential_(generator=generator).log_().neg_()
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,9 +139,10 @@ class ObservationReader:
             else:
                 self.readings.append(_reading(path, leaf, keep_float64))
         self._leaves: list[tuple[Path, str, Conversion | None]] = [
-            (leaf.path, leaf.name, None if leaf.is_unchanged else functools.partial(_convert, leaf))
-            for leaf in self.readings]
-        self.is_plain = isinstance(space, LEAF_SPACES) and self._leaves[0][2] is None
+            (leaf.path, leaf.name, _conversion(leaf)) for leaf in self.readings]
+        is_single = isinstance(space, LEAF_SPACES)
+        self._convert_single = self._leaves[0][2] if is_single else None
+        self.is_plain = is_single and self._convert_single is None
         """Whether `read` returns `{"obs": observations}` without any conversion."""
         self.has_mask = self.mask_path is not None
 
@@ -148,6 +150,8 @@ class ObservationReader:
         """Return the batched observations of a vector environment as leaves: each leaf is an array (E, ...)."""
         if self.is_plain:
             return {OBS_LEAF: observations}
+        if self._convert_single is not None:
+            return {OBS_LEAF: self._convert_single(observations)}
         leaves = {}
         for path, name, convert in self._leaves:
             array = part_at(observations, path)
@@ -249,6 +253,18 @@ def _reading(path: Path, space: AnySpace, keep_float64: bool) -> LeafReading:
     return LeafReading(
         path, _name(path), start=action_start(space), is_narrowed=space.dtype == np.float64 and not keep_float64,
         has_channels_last=_has_channels_last(space))
+
+
+_to_float32 = operator.methodcaller("astype", np.dtype(np.float32))
+
+
+def _conversion(leaf: LeafReading) -> Conversion | None:
+    """Return the function that converts the batched observations of a leaf; None if they need no conversion."""
+    if leaf.is_unchanged:
+        return None
+    if leaf.start is None and not leaf.has_channels_last:  # the most common conversion, so it gets a faster function
+        return _to_float32
+    return functools.partial(_convert, leaf)
 
 
 def _convert(leaf: LeafReading, array: np.ndarray) -> np.ndarray:
