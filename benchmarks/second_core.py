@@ -16,10 +16,11 @@ The forms are:
 - `learners3`: the same with three gradient workers, so that both cores are busy while a worker waits for its weights.
 
 The tasks are PPO and APPO on CartPole-v1 (8 environments x 128 steps, 4 epochs x 4 minibatches of 256), PPO on Pong
-(the same sizes, the Nature CNN, and bfloat16 if it is faster on this processor), DQN on CartPole-v1 (an update of 64 transitions per 4 env steps), SAC on HalfCheetah-v5 and, as `pendulum`, on Pendulum-v1 (an
-update of 256 per env step), and R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it.
-In each form, the ratio of updates to env steps is the same. DQN's worker sends rollouts of 64 steps. The gradient
-workers of SAC share the 1,000 env steps before the first update, so that all forms make the same number of updates.
+(the same sizes, the Nature CNN, and bfloat16 if it is faster on this processor), DQN on CartPole-v1 (an update of 64
+transitions per 4 env steps), SAC on HalfCheetah-v5 and, as `pendulum`, on Pendulum-v1 (an update of 256 per env step),
+and R2D2 on CartPole-v1 with its preset. Updates are compiled if the algorithm supports it. In each form, the ratio of
+updates to env steps is the same. DQN's worker sends rollouts of 64 steps. The gradient workers of SAC share the 1,000
+env steps before the first update, so that all forms make the same number of updates.
 
 Each measurement runs in its own process, without start-up and compilation; the forms alternate. For each form, the
 script prints env steps and updates per second, the ratio to `one` in the same round, and the lags of data and gradients
